@@ -1,0 +1,1 @@
+"""Mechanisms, their events and their accounting; imports no other room."""

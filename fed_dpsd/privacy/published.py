@@ -1,0 +1,55 @@
+"""The papers' own privacy formulas, evaluated literally. None of these numbers is a guarantee.
+
+Imported only where results are written or shown, so a published number never steers a run.
+"""
+
+import math
+
+from scipy.optimize import minimize_scalar
+
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+
+
+def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
+    """What the method's paper would print for `queries` answers; `inf` where it claims nothing."""
+    if isinstance(mechanism, NormalizedGradient):
+        return theorem_1(
+            mechanism.bound, mechanism.noise_multiplier, mechanism.num_classes, queries, delta
+        )
+    if isinstance(mechanism, TopKRandomizedResponse):
+        return theorem_2(mechanism.epsilon_per_answer)
+    return math.inf
+
+
+def theorem_1(
+    bound: float, noise_multiplier: float, num_classes: int, queries: int, delta: float
+) -> float:
+    """Theorem 1 of arXiv 2601.19090, minimised over q > 1.
+
+    It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so it is too small by
+    about 1 / beta^2 in its first term.
+
+    Args:
+        bound: beta.
+        noise_multiplier: sigma.
+        num_classes: c.
+        queries: b * T.
+        delta: failure probability.
+    """
+    slope = 2 * bound**2 * num_classes * queries / noise_multiplier**2
+
+    def at(log_excess: float) -> float:
+        q = 1 + math.exp(log_excess)
+        return slope * q + math.log((q - 1) / q) - math.log(q * delta) / (q - 1)
+
+    return float(minimize_scalar(at, bounds=(-20, 40), method="bounded").fun)
+
+
+def theorem_2(epsilon_per_answer: float) -> float:
+    """Theorem 2 of arXiv 2601.19090: epsilon overall, whatever the number of queries.
+
+    It counts one response; one training record may change all of them.
+    """
+    return epsilon_per_answer

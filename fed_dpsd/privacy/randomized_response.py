@@ -1,0 +1,88 @@
+"""Label-sensitive answers: top-k randomised response (arXiv 2601.19090, Eq. 5 and Alg. 2)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from dp_accounting import DpEvent, RandomizedResponseDpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.mechanism import NoiseAt, Relation, Trust, Unit, Values, check_k, top_k
+
+
+@dataclass(frozen=True)
+class TopKRandomizedResponse:
+    """The teacher's class, randomised among the student's k most probable classes.
+
+    Let I be the student's top k (public) and r the teacher's class. r in I is returned with
+    probability e^eps0 / (e^eps0 + k - 1) and each other member with 1 / (e^eps0 + k - 1); r
+    outside I returns a uniform member. Alg. 2's k = |I| is used; Eq. 5 as printed divides by the
+    number of classes and could leave I.
+
+    Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
+    member, so replacing r within I is the worst case). N responses compose: one changed training
+    record may change its teacher and so all N of them. The published claim of eps0 overall is the
+    loss of a single response.
+
+    Args:
+        num_classes: K, >= 2.
+        epsilon_per_answer: eps0, >= 0.
+        k: size of I, 2 <= k <= K.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "label"
+    input: ClassVar[Literal["probabilities"]] = "probabilities"
+    noise_at: ClassVar[NoiseAt] = "client"
+    trust: ClassVar[Trust] = "nobody"
+    num_classes: int
+    epsilon_per_answer: float
+    k: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon_per_answer < math.inf:
+            raise ValueError(
+                f"epsilon_per_answer={self.epsilon_per_answer} must be a finite number >= 0"
+            )
+        check_k(self.k, self.num_classes)
+
+    @property
+    def lie_probability(self) -> float:
+        """Probability of each single class of I other than the true one."""
+        truth = math.exp(-self.epsilon_per_answer)
+        return truth / (1 + (self.k - 1) * truth)
+
+    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+        """The law of the response: (B, K) probabilities, zero outside I.
+
+        A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
+        """
+        sensitive_valid = np.isfinite(sensitive_value).all(axis=1)
+        sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
+        members = top_k(predictions, self.k)
+        inside = members[np.arange(len(members)), sensitive_class] & sensitive_valid
+        law = np.where(inside[:, None], self.lie_probability, 1 / self.k) * members
+        law[inside, sensitive_class[inside]] = 1 - (self.k - 1) * self.lie_probability
+        return law
+
+    def noise(
+        self, value: Values, predictions: Values, rng: np.random.Generator
+    ) -> NDArray[np.uint8]:
+        """Draw one class from each row of the law; (B, K) one-hot uint8."""
+        cumulative = np.cumsum(value, axis=1)
+        draw = rng.random((len(value), 1)) * cumulative[:, -1:]
+        answer = (draw >= cumulative).sum(axis=1)
+        return np.eye(self.num_classes, dtype=np.uint8)[answer]
+
+    def sensitivity(self, unit: Unit, relation: Relation) -> float:
+        """Log-ratio bound of one response, the same for every unit and relation."""
+        return self.epsilon_per_answer
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """k-ary randomised response; its noise parameter is the probability of a uniform redraw."""
+        return RandomizedResponseDpEvent(
+            noise_parameter=self.k * self.lie_probability, num_buckets=self.k
+        )

@@ -1,0 +1,349 @@
+"""One schema, two doors: `fed-dpsd run KEY=VALUE ...` and Flower's `--run-config`.
+
+Hydra composes conf/; what it yields is bound to frozen dataclasses whose fields are the keys of the
+YAML files. Every problem found is reported at once, before any data is read.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import json
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+FLAT_KEYS = ("num_clients", "out", "overrides")
+
+
+class UserError(Exception):
+    """What the user can mend: the message names the field, its value and the remedy."""
+
+
+class ConfigError(UserError):
+    """Everything that is wrong with a configuration, one problem a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """conf/data: where images come from. `path` (a parquet folder) wins over `hub`."""
+
+    name: str
+    hub: str | None
+    path: str | None
+    image_column: str
+    label_column: str
+    shape: tuple[int, ...]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:
+            raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
+        if self.shape[1] < 8 or self.shape[1] % 4:
+            raise ValueError(f"shape={list(self.shape)}: the size must be a multiple of 4, >= 8")
+        require(self, num_classes=2)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """conf/model: architectures (models/classifiers.py) and widths (channels of the first layer)."""
+
+    teacher: str
+    teacher_width: int
+    student: str
+    student_width: int
+    generator_width: int
+
+    def __post_init__(self) -> None:
+        require(self, teacher_width=1, student_width=1, generator_width=1)
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """How a client trains its teacher: `epochs`, but at least `min_steps` steps."""
+
+    seed: int
+    epochs: int
+    min_steps: int
+    batch_size: int
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        require(self, seed=0, epochs=0, min_steps=1, batch_size=1)
+        require_positive(self, "learning_rate")
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """The part of conf/privacy that every mechanism has; the rest are the mechanism's fields.
+
+    `budget` caps the record-level (add_remove) epsilon a client spends; null means no cap.
+    """
+
+    delta: float
+    epsilon_stated: float | None
+    budget: float | None
+    mechanism: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        if self.budget is not None and not self.budget >= 0:
+            raise ValueError(f"budget={self.budget} must be >= 0, or null for no cap")
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """conf/federation: deadlines, and whether exact diagnostics may be asked for."""
+
+    simulation: bool
+    node_timeout_seconds: float
+    round_timeout_seconds: float
+
+    def __post_init__(self) -> None:
+        require_positive(self, "node_timeout_seconds", "round_timeout_seconds")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole experiment. `method`, `partition` and `privacy.mechanism` are bound by their rooms."""
+
+    num_clients: int
+    seed: int
+    rounds: int
+    queries_per_round: int
+    device: str
+    threads_client: int
+    threads_server: int
+    out: str
+    cache: str
+    run_folder: str
+    data: DataConfig
+    model: ModelConfig
+    teacher: TeacherConfig
+    privacy: PrivacyConfig
+    federation: FederationConfig
+    method: Mapping[str, Any]
+    partition: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self, num_clients=1, seed=0, rounds=1, queries_per_round=1)
+        require(self, threads_client=1, threads_server=1)
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device={self.device!r} must be auto, cpu or cuda")
+
+
+def require(instance: Any, **minimum: int) -> None:
+    """Raise ValueError for the first field below its minimum."""
+    for name, least in minimum.items():
+        if getattr(instance, name) < least:
+            raise ValueError(f"{name}={getattr(instance, name)} must be >= {least}")
+
+
+def require_positive(instance: Any, *names: str) -> None:
+    """Raise ValueError for the first field that is not a finite number above 0."""
+    for name in names:
+        if not 0 < getattr(instance, name) < float("inf"):
+            raise ValueError(f"{name}={getattr(instance, name)} must be a finite number > 0")
+
+
+def conf_folder() -> Path:
+    """The folder of YAML files: inside an installed wheel, else beside the package."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_app" / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose conf/ with Hydra `overrides` into plain dictionaries.
+
+    Raises:
+        ConfigError: an override has wrong syntax, names an unknown key, or an unknown choice.
+    """
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            composed = hydra.compose("config", overrides=list(overrides))
+        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError([_explain(str(error), overrides)]) from None
+
+
+def _explain(message: str, overrides: Sequence[str]) -> str:
+    """Hydra's complaint as one line, with the nearest key that exists."""
+    choice = re.search(r"Could not find '([\w]+)/(.+?)'", message)
+    if choice:
+        group, name = choice.groups()
+        names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+        return f"{group}={name} is unknown; choose one of: {', '.join(names)}"
+    unknown = re.search(r"Could not override '([^']+)'", message)
+    if unknown:
+        key = unknown.group(1)
+        near = difflib.get_close_matches(key, _flat_keys(compose([])), n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "; conf/ lists the keys"
+        return f"override '{key}' is not a configuration key{hint}"
+    first_line = message.strip().splitlines()[0]
+    return f"overrides {' '.join(overrides)!r}: {first_line}; write KEY=VALUE, as in rounds=10"
+
+
+def _flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in tree.items():
+        keys.append(prefix + key)
+        if isinstance(value, Mapping):
+            keys += _flat_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def split_overrides(text: str) -> list[str]:
+    """Split a string of overrides at blanks outside Hydra's quotes and brackets, keeping both.
+
+    >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
+    ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
+    """
+    tokens, token, quote, depth, escaped = [], "", "", 0, False
+    for character in text:
+        if not quote and depth == 0 and character.isspace():
+            tokens.append(token)
+            token = ""
+            continue
+        token += character
+        if quote:
+            quote = "" if character == quote and not escaped else quote
+        elif character in "'\"" and not escaped:
+            quote = character
+        else:
+            depth += (character in "[{(") - (character in ")}]")
+        escaped = character == "\\" and not escaped
+    if quote or depth > 0:
+        raise ConfigError([f"overrides={text!r}: a quote or bracket is not closed"])
+    return [token for token in [*tokens, token] if token]
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Compose what `flwr run --run-config` gave: flat keys, and one string of overrides.
+
+    "" means "not given". Flower checks no types, so they are checked here and in `bind`.
+
+    Raises:
+        ConfigError: a flat key of a wrong type, or one that stands in `overrides` too.
+    """
+    problems = []
+    text = run_config.get("overrides", "")
+    if not isinstance(text, str):
+        raise ConfigError([f'overrides={text!r} must be a string, as in overrides="rounds=10"'])
+    overrides = split_overrides(text)
+    raw = compose(overrides)
+    for key in FLAT_KEYS[:2]:
+        value = run_config.get(key, "")
+        if value == "":
+            continue
+        if any(override.split("=")[0].lstrip("+") == key for override in overrides):
+            problems.append(f"{key} is given twice, flat and in overrides; keep one of them")
+        raw[key] = value
+    if problems:
+        raise ConfigError(problems)
+    return raw
+
+
+class Binder:
+    """Turns mappings into frozen dataclasses and collects every problem on the way."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
+        """An instance of dataclass `cls` from `values`, or None after recording problems.
+
+        Keys must be `cls`'s fields, types must fit the annotations (an int is a float; nothing else
+        is converted), and `cls` itself may raise ValueError for a value out of range.
+        """
+        before = len(self.problems)
+        hints = typing.get_type_hints(cls)
+        fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for key in sorted(set(values) - set(fields)):
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            self.problems.append(f"{where}{key}={values[key]!r} is not a key of {where[:-1]}{hint}")
+        arguments = {}
+        for name, field in fields.items():
+            if name in values:
+                arguments[name] = self._convert(values[name], hints[name], where + name)
+            elif field.default is dataclasses.MISSING:
+                self.problems.append(f"{where}{name} is missing")
+        if len(self.problems) > before:
+            return None
+        try:
+            return cls(**arguments)
+        except ValueError as error:
+            self.problems.append(f"{where}{error}")
+            return None
+
+    def _convert(self, value: Any, hint: Any, where: str) -> Any:
+        """`value` as the type `hint`, or a recorded problem."""
+        if dataclasses.is_dataclass(hint):
+            return self.bind(typing.cast(type, hint), value, f"{where}.")
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin in (types.UnionType, typing.Union):
+            if value is None and type(None) in arguments:
+                return None
+            return self._convert(value, arguments[0], where)
+        if origin is tuple and isinstance(value, list):
+            return tuple(self._convert(item, arguments[0], where) for item in value)
+        if origin is typing.Literal or hint is typing.Any:
+            return value
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        expected = origin or hint
+        if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
+            return value
+        kinds = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+        wanted = kinds.get(expected, "a group of keys" if expected is Mapping else "a list")
+        self.problems.append(f"{where}={value!r} must be {wanted}")
+        return None
+
+    def locate(self, package: str, path: Any, where: str) -> type | None:
+        """The class `MODULE.CLASS` inside our own `package`, or None after recording a problem."""
+        if isinstance(path, str) and re.fullmatch(r"[a-z_0-9]+\.[A-Za-z0-9]+", path):
+            module, name = path.split(".")
+            try:
+                return typing.cast(type, getattr(importlib.import_module(f"{package}.{module}"), name))
+            except (ImportError, AttributeError):
+                pass
+        self.problems.append(f"{where}={path!r} is not a MODULE.CLASS inside {package}")
+        return None
+
+    def finish(self) -> None:
+        """Raise ConfigError with everything that was recorded."""
+        if self.problems:
+            raise ConfigError(self.problems)
+
+
+def split_privacy(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Move the mechanism's own keys of conf/privacy below `mechanism`."""
+    own = {f.name for f in dataclasses.fields(PrivacyConfig)} - {"mechanism"}
+    common = {key: value for key, value in raw.items() if key in own}
+    rest = {key: value for key, value in raw.items() if key not in own}
+    return {**common, "mechanism": rest}
+
+
+def to_json(config: Config) -> str:
+    """The whole configuration as JSON, in conf/'s layout; `json.loads` and bind give it back."""
+    raw = dataclasses.asdict(config)
+    mechanism = raw["privacy"].pop("mechanism")
+    raw["privacy"].update(mechanism)
+    return json.dumps(raw, sort_keys=True)

@@ -1,0 +1,28 @@
+"""Keyed random streams: every draw has a generator of its own, and none is shared or carried.
+
+A stream is a function of (seed, purpose, client, query_id) only, so the same run gives the same bits
+whatever engine hosts a client, in whatever order clients answer, and after a resume.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Random streams of one run, from its public `seed`."""
+
+    seed: int
+
+    def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> np.random.Generator:
+        """A fresh NumPy generator for `purpose`; equal arguments give equal draws."""
+        key = [self.seed, zlib.crc32(purpose.encode()), client, query_id]
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+
+    def torch(self, purpose: str, client: int = 0, query_id: int = 0) -> torch.Generator:
+        """A fresh torch CPU generator for `purpose`; equal arguments give equal draws."""
+        seed = self.numpy(purpose, client, query_id).integers(2**63)
+        return torch.Generator().manual_seed(int(seed))

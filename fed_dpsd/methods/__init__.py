@@ -1,0 +1,1 @@
+"""Distillation methods: one paper, one file, server and client halves together."""

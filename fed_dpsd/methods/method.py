@@ -1,0 +1,180 @@
+"""What a method is, and what it may see of the federation and of a site."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.config import Config
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.generators import Generator
+from fed_dpsd.privacy.mechanism import Mechanism, Relation, Unit
+from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class World:
+    """What is public: shapes, sizes, the mechanism's parameters, and perhaps a test split."""
+
+    image_shape: tuple[int, ...]
+    num_classes: int
+    rounds: int
+    queries_per_round: int
+    mechanism: Mechanism
+    make_student: Callable[[torch.Generator], nn.Module]
+    make_generator: Callable[[int, torch.Generator], nn.Module]
+    device: torch.device
+    test: Split | None = None
+
+    @classmethod
+    def of(cls, config: Config, mechanism: Mechanism, test: Split | None = None) -> "World":
+        """The public side of an experiment."""
+        shape, model = config.data.shape, config.model
+
+        def student() -> nn.Module:
+            return CLASSIFIERS[model.student](shape, config.data.num_classes, model.student_width)
+
+        def generator(latent_size: int, rng: torch.Generator) -> nn.Module:
+            made = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
+            made.start()
+            return made.to(device)
+
+        device = config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        return cls(
+            image_shape=shape,
+            num_classes=config.data.num_classes,
+            rounds=config.rounds,
+            queries_per_round=config.queries_per_round,
+            mechanism=mechanism,
+            make_student=lambda rng: initialise(student, rng).to(device),
+            make_generator=generator,
+            device=torch.device(device),
+            test=test,
+        )
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One stage of a plan: `queries` answers of `mechanism`."""
+
+    mechanism: Mechanism
+    queries: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one client will be charged, stage by stage."""
+
+    stages: tuple[Charge, ...]
+
+    @property
+    def queries(self) -> int:
+        """N, over all stages."""
+        return sum(stage.queries for stage in self.stages)
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """The composed event for one unit and relation."""
+        return ComposedDpEvent(
+            [SelfComposedDpEvent(s.mechanism.event(unit, relation), s.queries) for s in self.stages]
+        )
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Answered samples of one round, all of it public.
+
+    Args:
+        images: (B, C, H, W) uint8, as they were sent.
+        predictions: (B, K) float32, the student's, as they were sent.
+        labels: (B, K) float32, noisy soft labels.
+    """
+
+    images: NDArray[np.uint8]
+    predictions: NDArray[np.float32]
+    labels: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class State:
+    """All a server needs to go on after `round`: named tensors, and the bank, a part a round."""
+
+    round: int
+    tensors: dict[str, torch.Tensor]
+    bank: Sequence[Bank]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a server yields after each round: the state to resume from, the student, what to log."""
+
+    state: State
+    student: nn.Module
+    metrics: dict[str, float] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+class Federation(Protocol):
+    """The clients, whatever engine hosts them."""
+
+    def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
+        """Every client's own answer; only for answers that are no secret (DP teachers, weights)."""
+
+    def total(self, ask: Ask) -> Total:
+        """The sum of the answers, with the server's share of the noise already added."""
+
+
+class Site(Protocol):
+    """One client, as the client half of a method sees it."""
+
+    mechanism: Mechanism
+
+    def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """The teacher's (B, K) probabilities: private, never to leave but through `release`."""
+
+    def release(
+        self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask
+    ) -> Answer | Refusal:
+        """The only way out: bound, charge the ledger, draw the noise."""
+
+
+class Method(Protocol):
+    """A paper: what it will cost, its server half and its client half."""
+
+    def plan(self, world: World) -> Plan:
+        """What one client will be charged, from public facts only."""
+
+    def server(
+        self, federation: Federation, world: World, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """The algorithm box from top to bottom, one yield a round."""
+
+    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+        """A client's answer to one ask."""
+
+
+def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
+    """Bytes to float pixels in [0, 1] on `device`."""
+    return torch.from_numpy(np.ascontiguousarray(images)).to(device).float() / 255
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module, images: NDArray[np.uint8], device: torch.device, batch_size: int = 1024
+) -> NDArray[np.float32]:
+    """(B, K) float32 softmax probabilities of a classifier on (B, C, H, W) uint8 images."""
+    model.eval()
+    parts = [
+        model(to_unit(images[start : start + batch_size], device)).softmax(1).cpu().numpy()
+        for start in range(0, len(images), batch_size)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,48 @@
+"""The generator: latent vectors to images in [0, 1]."""
+
+import torch
+from torch import nn
+
+
+CONTRAST = 3.0
+
+
+class Generator(nn.Module):
+    """Up-sampling generator of data-free distillation (as in Fast-Datafree and DENSE).
+
+    A normalisation before the sigmoid starts it at high contrast: without it, an untrained
+    generator draws grey images only.
+
+    Args:
+        shape: (C, size, size) of the images, size a multiple of 4.
+        latent_size: length of a latent vector.
+        width: channels before the last convolution.
+    """
+
+    def __init__(self, shape: tuple[int, ...], latent_size: int, width: int) -> None:
+        super().__init__()
+        channels, size, _ = shape
+        self.project = nn.Linear(latent_size, 2 * width * (size // 4) ** 2)
+        self.small = (2 * width, size // 4, size // 4)
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(2 * width),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.LeakyReLU(0.2),
+            nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(width, channels, 3, padding=1),
+            nn.BatchNorm2d(channels),
+            nn.Sigmoid(),
+        )
+
+    def start(self) -> None:
+        """Set the contrast of an untrained generator."""
+        self.layers[-2].weight.data.fill_(CONTRAST)
+
+    def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        """(B, latent_size) to (B, C, H, W) in [0, 1]."""
+        return self.layers(self.project(latents).unflatten(1, self.small))

@@ -1,0 +1,212 @@
+"""The console script `fed-dpsd`: the last line of stdout is data, everything else goes to stderr."""
+
+import contextlib
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fed_dpsd.config import ConfigError, UserError, compose
+from fed_dpsd.methods.method import World
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime import doctor as health
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime import simulation
+from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.runtime.site import load_data, shares
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+privacy_app = typer.Typer(no_args_is_help=True, help="What a run would cost, before it is spent.")
+app.add_typer(privacy_app, name="privacy")
+console = Console(stderr=True, highlight=False)
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Hydra overrides, such as rounds=10 data=mnist.")
+]
+
+
+class Engine(StrEnum):
+    """Where the clients live."""
+
+    local = "local"
+    flower = "flower"
+
+
+def main() -> None:
+    """Run the command line; anything the user can mend is one line, and the exit code is 1."""
+    try:
+        app()
+    except (UserError, ProtocolError) as error:
+        problems = error.problems if isinstance(error, ConfigError) else (runs.one_line(error),)
+        for problem in problems:
+            console.print(f"error: {problem}", style="red", markup=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def run(
+    overrides: Overrides = None,
+    engine: Annotated[Engine, typer.Option(help="In this process, or a Flower simulation.")] = (
+        Engine.local
+    ),
+    nodes: Annotated[
+        int | None, typer.Option(help="Simulated nodes with --engine flower; default: one each.")
+    ] = None,
+) -> None:
+    """Run one experiment. The last line of stdout is the run folder."""
+    experiment = set_up(compose(overrides or []), Path.cwd())
+    if nodes is not None and (engine is Engine.local or nodes < 1):
+        raise UserError(f"--nodes {nodes}: it must be >= 1 and goes with --engine flower")
+    if engine is Engine.local:
+        folder = runs.new_run_folder(experiment)
+        _finish(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
+        return
+    shares(experiment)  # what the data does not allow is said before Flower starts
+    folder = runs.name_run_folder(experiment)
+    absolute = [
+        *(overrides or []),
+        *(f'{key}="{value}"' for key, value in _absolute_paths(experiment, folder).items()),
+    ]
+    clients = nodes or experiment.config.num_clients
+    _finish(
+        experiment,
+        folder,
+        lambda progress: simulation.simulate(experiment, absolute, folder, clients, progress),
+    )
+
+
+@app.command()
+def resume(
+    run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+) -> None:
+    """Go on from a run's last checkpoint, in this process, whatever engine it started on."""
+    folder = run_folder.absolute()
+    experiment = runs.open_run_folder(folder)
+    _finish(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
+
+
+def _run_local(experiment: Experiment, folder: Path, progress: runs.Progress) -> dict[str, Any]:
+    try:
+        federation = LocalFederation(experiment, folder)
+    except UserError as error:
+        runs.write_failure(experiment, folder, LocalFederation.engine, error)
+        raise
+    return runs.run(experiment, federation, folder, progress)
+
+
+def _finish(
+    experiment: Experiment, folder: Path, work: Callable[[runs.Progress], dict[str, Any]]
+) -> None:
+    """Do the work under a progress display; say the result, and always the run folder."""
+    try:
+        with _progress(experiment) as progress:
+            summary = work(progress)
+        console.print(runs.result_line(experiment, summary), soft_wrap=True)
+    except (UserError, ProtocolError):
+        raise
+    except Exception as error:
+        (folder / "error.log").write_text(traceback.format_exc())
+        raise UserError(f"{runs.one_line(error)} (traceback: {folder}/error.log)") from error
+    finally:
+        if folder.exists():
+            print(folder, flush=True)
+
+
+def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:
+    """Overrides that make the simulation write and read where this command would."""
+    config = experiment.config
+    paths = {"run_folder": str(folder), "cache": config.cache, "out": config.out}
+    if config.data.path is not None:
+        paths["data.path"] = config.data.path
+    return paths
+
+
+@contextlib.contextmanager
+def _progress(experiment: Experiment) -> Iterator[runs.Progress]:
+    """A bar on a terminal, plain lines elsewhere."""
+    if not console.is_terminal:
+        yield lambda line: console.print(runs.round_text(line), soft_wrap=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training the teachers", total=experiment.config.rounds)
+
+        def show(line: Mapping[str, Any]) -> None:
+            bar.update(task, completed=line["round"], description=runs.round_text(line))
+
+        yield show
+
+
+@app.command()
+def data(overrides: Overrides = None) -> None:
+    """Show split sizes, class counts per simulated client, and a picture of the partition."""
+    experiment = set_up(compose(overrides or []), Path.cwd())
+    config = experiment.config
+    loaded = load_data(config.data, config.cache)
+    console.print(
+        f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
+        f"{config.data.num_classes} classes, shape {list(config.data.shape)}; "
+        f"partition {experiment.partition.name}, {config.num_clients} clients"
+    )
+    table = Table("client", "records", *(str(c) for c in range(config.data.num_classes)), "share")
+    parts = shares(experiment)
+    largest = max(len(part) for part in parts)
+    for client, part in enumerate(parts):
+        labels = loaded.train.labels[part]
+        counts = np.bincount(labels, minlength=config.data.num_classes)
+        bar = "█" * max(1, round(24 * len(part) / largest))
+        table.add_row(str(client), f"{len(part):,}", *(_cell(n, counts) for n in counts), bar)
+    Console(highlight=False).print(table)
+
+
+def _cell(count: int, counts: np.ndarray) -> str:
+    """A class count, the darker the larger its part of the client's records."""
+    shade = " ░▒▓█"[min(4, int(np.ceil(4 * count / max(1, counts.max()))))]
+    return f"{shade} {count:,}"
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is wrong with this machine for a run, and how to mend it."""
+    table = Table("check", "state", "remedy")
+    checks = health.examine()
+    for check in checks:
+        table.add_row(check.name, ("ok: " if check.good else "BAD: ") + check.state, check.remedy)
+    Console(highlight=False).print(table)
+    if not all(check.good for check in checks):
+        raise typer.Exit(1)
+
+
+@privacy_app.command()
+def plan(
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Print noise, number of queries, the published epsilon and every proven one."""
+    experiment = set_up(compose(overrides or []), Path.cwd())
+    world = World.of(experiment.config, experiment.mechanism)
+    planned = experiment.method.plan(world)
+    card = runs.privacy_card(experiment, planned, None)
+    if as_json:
+        print(json.dumps({"queries_per_client": planned.queries, "privacy": card}))
+        return
+    out = Console(highlight=False)
+    out.print(f"{experiment.mechanism}", markup=False, soft_wrap=True)
+    out.print(f"queries per client: {planned.queries:,}")
+    stated = card["epsilon_stated"]
+    out.print(f"epsilon stated by the paper: {'none' if stated is None else stated}")
+    out.print(f"epsilon published (no guarantee): {card['epsilon_published']}")
+    for unit, relation in runs.UNITS_AND_RELATIONS:
+        out.print(f"epsilon proven: {runs.proven(experiment, planned.queries, unit, relation)}")
+    out.print(f"notes: {', '.join(runs.NOTES)}")
+    if card["reason"]:
+        out.print(f"reason: {card['reason']}")

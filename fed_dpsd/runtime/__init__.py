@@ -1,0 +1,1 @@
+"""How an experiment is set up, run, checkpointed and hosted."""

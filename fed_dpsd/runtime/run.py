@@ -1,0 +1,335 @@
+"""The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
+
+import datetime
+import functools
+import json
+import math
+import platform
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torchvision.utils import save_image
+
+from fed_dpsd import __version__
+from fed_dpsd.config import UserError
+from fed_dpsd.methods.method import Bank, Plan, Round, World, predict, to_unit
+from fed_dpsd.privacy.accounting import UNITS_AND_RELATIONS, prove
+from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, Relation, Unit
+from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.runtime import checkpoint
+from fed_dpsd.runtime.checkpoint import write_atomically
+from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.federation import HostedFederation
+from fed_dpsd.runtime.ledger import FileLedger
+from fed_dpsd.runtime.site import load_data
+from fed_dpsd.streams import Streams
+
+NOTES = ("seeded noise", "per run")
+MEANINGFUL_EPSILON = 10.0
+_LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def name_run_folder(experiment: Experiment) -> Path:
+    """Where a new run goes: `run_folder`, or a new name below `out`."""
+    config = experiment.config
+    if config.run_folder:
+        return Path(config.run_folder)
+    when = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    what = f"{_method_name(experiment)}-{config.data.name}-seed{config.seed}"
+    return Path(config.out) / f"{when}-{what}-{secrets.token_hex(2)}"
+
+
+def new_run_folder(experiment: Experiment) -> Path:
+    """Create the run folder with its configuration; an existing one is never overwritten.
+
+    Raises:
+        UserError: the folder exists, or cannot be written.
+    """
+    folder = name_run_folder(experiment)
+    try:
+        folder.mkdir(parents=True)
+        write_atomically(
+            folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
+        )
+        versions = {library: metadata.version(library) for library in _LIBRARIES}
+        versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
+        _write_json(folder / "versions.json", versions)
+    except OSError as error:
+        if folder.is_dir() and isinstance(error, FileExistsError):
+            raise UserError(f"run_folder={folder} exists already; choose another") from None
+        raise UserError(
+            f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
+        ) from None
+    return folder
+
+
+def open_run_folder(folder: Path) -> Experiment:
+    """The experiment of an existing run folder.
+
+    Raises:
+        UserError: it is no run folder, or its configuration cannot be read.
+    """
+    path = folder / "config.yaml"
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "it is not YAML"
+        raise UserError(f"{folder} is not a run folder: {path}: {reason}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{folder} is not a run folder: {path} is empty")
+    return set_up(raw, None)
+
+
+def run(
+    experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Run, or go on with, the experiment of `folder`, and return its summary.
+
+    Args:
+        experiment: what to run.
+        federation: its clients.
+        folder: the run folder; if it holds a checkpoint, the run goes on from there.
+        progress: called with each line of rounds.jsonl as it is written.
+
+    Raises:
+        UserError: something the user can mend. summary.json then says "failed", as after any error,
+            and everything that was on disk is still there.
+    """
+    started = time.perf_counter()
+    torch.set_num_threads(experiment.config.threads_server)
+    summary = _blank_summary(experiment, federation.engine)
+    try:
+        _run(experiment, federation, folder, progress, summary)
+        summary["status"] = "completed"
+    except BaseException as error:
+        summary["error"] = one_line(error)
+        raise
+    finally:
+        summary["seconds"]["total"] = time.perf_counter() - started
+        summary["queries"]["bytes_to_clients"] = federation.bytes_to_clients
+        summary["queries"]["bytes_to_server"] = federation.bytes_to_server
+        _add_privacy(summary, experiment, folder)
+        _write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _run(
+    experiment: Experiment,
+    federation: HostedFederation,
+    folder: Path,
+    progress: Progress,
+    summary: dict[str, Any],
+) -> None:
+    config = experiment.config
+    resume = checkpoint.load(folder / "checkpoint")
+    log = _open_log(folder / "rounds.jsonl", resume.round if resume else 0)
+    test = load_data(config.data, config.cache).test
+    world = World.of(config, experiment.mechanism, test)
+
+    before = time.perf_counter()
+    if config.federation.simulation:
+        summary["accuracy"] |= _diagnose(federation, test.labels)
+    summary["seconds"]["teachers"] = time.perf_counter() - before
+
+    before = time.perf_counter()
+    student = None
+    if resume is not None:
+        student = world.make_student(Streams(config.seed).torch("student"))
+        student.load_state_dict(student_tensors(resume.tensors))
+    rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
+    for finished in rounds:
+        student = finished.student
+        checkpoint.save(folder / "checkpoint", finished.state)
+        _save_samples(folder, finished.state.bank[-1], finished.state.round)
+        line = _round_line(finished, world, time.perf_counter() - before)
+        with log.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        progress(line)
+    summary["seconds"]["rounds"] = time.perf_counter() - before
+    if student is not None:
+        summary["accuracy"]["student"] = accuracy(predict(student, test.images, world.device), test)
+        summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
+
+
+def student_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The student's weights in a state's tensors."""
+    prefix = "student."
+    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def accuracy(probabilities: np.ndarray, split: Any) -> float:
+    """Fraction of `split` whose label is the argmax of its (N, K) probabilities."""
+    return float((probabilities.argmax(1) == split.labels).mean())
+
+
+def _diagnose(federation: HostedFederation, labels: np.ndarray) -> dict[str, Any]:
+    """Exact accuracies of the teachers and of the mean of their probabilities."""
+    probabilities = federation.diagnose()
+    each = [float((p.argmax(1) == labels).mean()) for p in probabilities.values()]
+    mean = np.mean(list(probabilities.values()), axis=0)
+    return {"ensemble": float((mean.argmax(1) == labels).mean()), "clients": each}
+
+
+def _round_line(finished: Round, world: World, seconds: float) -> dict[str, Any]:
+    student = None
+    if world.test is not None:
+        student = accuracy(predict(finished.student, world.test.images, world.device), world.test)
+    return {
+        "round": finished.state.round,
+        "rounds": world.rounds,
+        "student_accuracy": student,
+        **finished.metrics,
+        "answered_queries": sum(len(part.labels) for part in finished.state.bank),
+        "refused": finished.refused,
+        "seconds": round(seconds, 3),
+    }
+
+
+def round_text(line: Mapping[str, Any]) -> str:
+    """One line of rounds.jsonl for people."""
+    student = line["student_accuracy"]
+    score = "unknown" if student is None else f"{100 * student:.1f} %"
+    refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
+    return (
+        f"round {line['round']}/{line['rounds']} · student {score} · "
+        f"{line['answered_queries']:,} queries · {line['seconds']:.1f} s{refused}"
+    )
+
+
+def _open_log(path: Path, rounds: int) -> Path:
+    """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint."""
+    lines = path.read_text().splitlines()[:rounds] if path.exists() else []
+    write_atomically(path, "".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def _save_samples(folder: Path, bank: Bank, number: int) -> None:
+    """A PNG grid of the round's first 64 synthetic images."""
+    (folder / "samples").mkdir(exist_ok=True)
+    images = to_unit(bank.images[:64], torch.device("cpu"))
+    save_image(images, folder / "samples" / f"round_{number:05d}.png", nrow=8)
+
+
+# --- summary -----------------------------------------------------------------------------------
+
+
+def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
+    """summary.json with everything unknown null."""
+    config = experiment.config
+    return {
+        "status": "failed",
+        "error": None,
+        "method": _method_name(experiment),
+        "data": config.data.name,
+        "num_clients": config.num_clients,
+        "seed": config.seed,
+        "engine": engine,
+        "accuracy": {
+            "student": None,
+            "ensemble": None,
+            "clients": None,
+            "evaluated_on": "public test split, simulation only",
+            "covered_by_epsilon": False,
+        },
+        "queries": {"answered_per_client": 0, "bytes_to_clients": 0, "bytes_to_server": 0},
+        "privacy": None,
+        "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
+        "student_sha256": None,
+    }
+
+
+def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
+    """summary.json of a run that failed before, or outside, `run`."""
+    summary = _blank_summary(experiment, engine) | {"error": one_line(error)}
+    _add_privacy(summary, experiment, folder)
+    _write_json(folder / "summary.json", summary)
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: a user's error as it is, any other with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
+    """Fill in what the run cost: the plan's guarantee, and what the ledgers say was spent."""
+    config = experiment.config
+    plan = experiment.method.plan(World.of(config, experiment.mechanism))
+    answered = 0
+    for client in range(config.num_clients):
+        entries = FileLedger(folder / "ledger", client).entries()
+        answered = max(answered, sum(entry.queries for entry in entries))
+    summary["queries"]["answered_per_client"] = answered
+    summary["privacy"] = privacy_card(experiment, plan, answered)
+
+
+def privacy_card(experiment: Experiment, plan: Plan, answered: int | None) -> dict[str, Any]:
+    """The `privacy` object of summary.json and of `fed-dpsd privacy plan`.
+
+    Args:
+        experiment: whose mechanism and delta.
+        plan: what a client will be charged; its epsilon is the guarantee, whatever was used of it.
+        answered: queries answered by the client that answered most; None before a run.
+    """
+    settings, mechanism = experiment.config.privacy, experiment.mechanism
+    rows = []
+    for unit, relation in UNITS_AND_RELATIONS:
+        row = proven(experiment, plan.queries, unit, relation).to_json()
+        if answered is not None:
+            used = proven(experiment, answered, unit, relation)
+            row["spent"] = used.to_json()["epsilon"]
+        rows.append(row)
+    reason = mechanism.reason if isinstance(mechanism, NonPrivate) else None
+    return {
+        "mechanism": mechanism.name,
+        "epsilon_stated": settings.epsilon_stated,
+        "epsilon_published": _number(published_epsilon(mechanism, plan.queries, settings.delta)),
+        "proven": rows,
+        "reason": reason,
+    }
+
+
+def proven(experiment: Experiment, queries: int, unit: Unit, relation: Relation) -> Epsilon:
+    """The proven epsilon of `queries` answers in this experiment, with its caveats."""
+    delta = experiment.config.privacy.delta
+    return prove(experiment.mechanism, queries, delta, unit, relation, NOTES)
+
+
+def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
+    """The result in one line: accuracies, the published epsilon and the proven one."""
+    scores = summary["accuracy"]
+    parts = []
+    for role in ("student", "ensemble"):
+        known = scores[role] is not None
+        parts.append(f"{role} {100 * scores[role]:.1f} %" if known else f"{role} unknown")
+    card = summary["privacy"]
+    published = card["epsilon_published"]
+    published = published if isinstance(published, str) else f"{published:.3g}"
+    parts.append(f"published {published} ({card['mechanism']})")
+    epsilon = proven(experiment, card["proven"][0]["queries"], "record", "replace_one")
+    weak = epsilon.value > MEANINGFUL_EPSILON
+    parts.append(f"proven {epsilon}" + (": no meaningful protection" if weak else ""))
+    return " · ".join(parts)
+
+
+def _method_name(experiment: Experiment) -> str:
+    return type(experiment.method).__module__.rsplit(".", 1)[-1]
+
+
+def _number(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -69,8 +69,8 @@ def decoupled_kd_gradient(
         (B, K) float64.
     """
     p_teacher, p_student, target, teacher_target, student_target = _split_target(
-        torch.from_numpy(np.asarray(teacher, np.float64)),
-        torch.from_numpy(np.asarray(student, np.float64)),
+        torch.from_numpy(np.ascontiguousarray(teacher, np.float64)),
+        torch.from_numpy(np.ascontiguousarray(student, np.float64)),
     )
     teacher_rest = (p_teacher / (1 - teacher_target)).masked_fill(target, 0)
     mass = teacher_rest.sum(1, keepdim=True)  # 1, up to the clamping

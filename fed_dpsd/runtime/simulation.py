@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -81,7 +81,9 @@ def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
     """A SuperLink for the length of the block; yields the environment of its Flower commands."""
     marker = secrets.token_hex(16)
     environment = {**os.environ, **_QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
-    environment.pop("PYTHONSAFEPATH", None)
+    # Flower looks its own scripts up on the PATH; this environment's come first.
+    scripts = sysconfig.get_path("scripts")
+    environment["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
     empty = place / "empty"
     empty.mkdir()
     (place / "flwr").mkdir()
@@ -93,7 +95,7 @@ def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
     with (place / "superlink.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *_command("flower-superlink"),
+                "flower-superlink",
                 *("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)),
                 "--disable-runtime-dependency-installation",
             ],
@@ -133,12 +135,6 @@ def _marked(marker: str) -> list[psutil.Process]:
             if alive and process.environ().get(MARKER) == marker:
                 found.append(process)
     return found
-
-
-def _command(name: str) -> list[str]:
-    """A console script of this very environment, whether or not its folder is on the PATH."""
-    script = Path(sys.executable).parent / name
-    return [str(script)] if script.exists() else [name]
 
 
 def _free_port() -> int:
@@ -259,7 +255,7 @@ def _last_error(log: str) -> str:
 def _flwr(place: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, Any]:
     """The JSON answer of a `flwr` command."""
     done = subprocess.run(
-        [*_command("flwr"), *arguments],
+        ["flwr", *arguments],
         cwd=place / "empty",
         env=environment,
         capture_output=True,

@@ -1,0 +1,43 @@
+"""Shared fixtures: a home and a cache of their own, and a small experiment that runs in seconds."""
+
+from pathlib import Path
+
+import pytest
+
+from fed_dpsd.config import compose
+from fed_dpsd.runtime.experiment import set_up
+
+SMALL = (
+    "num_clients=2",
+    "rounds=3",
+    "queries_per_round=64",
+    "teacher.min_steps=20",
+    "teacher.epochs=0",
+    "method.student_steps=5",
+    "method.batch_size=32",
+    "model.generator_width=4",
+    "model.student_width=4",
+    "model.teacher_width=4",
+    "device=cpu",
+    "threads_server=1",
+)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def _own_home(home, monkeypatch):
+    monkeypatch.setenv("FED_DPSD_HOME", str(home))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Sets up a small experiment; takes further overrides."""
+
+    def make(*overrides):
+        return set_up(compose([*SMALL, f"out={tmp_path}/runs", *overrides]), Path(tmp_path))
+
+    return make

@@ -1,0 +1,127 @@
+"""The loader: digits, parquet folders, hub names, and what is wrong with a folder."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.data import datasets, partition
+
+CONFIG = DataConfig("folder", None, None, "image", "label", (1, 8, 8), 3)
+
+
+def picture(shade, size=8):
+    buffer = io.BytesIO()
+    Image.new("L", (size, size), shade).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def write(folder, shades, labels, size=8, names=("image", "label")):
+    folder.mkdir(exist_ok=True)
+    table = pyarrow.table({names[0]: [picture(s, size) for s in shades], names[1]: labels})
+    for split in ("train", "test"):
+        pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
+    return replace(CONFIG, path=str(folder))
+
+
+def test_digits_are_embedded_with_a_fixed_split(tmp_path):
+    config = DataConfig("digits", None, None, "image", "label", (1, 8, 8), 10)
+    data = datasets.load(config, tmp_path)
+    assert (len(data.train), len(data.test)) == (1_437, 360)
+    assert data.train.images.shape == (1_437, 1, 8, 8)
+    assert data.train.images.dtype == np.uint8
+    assert data.train.images.max() == 255
+    assert set(data.test.labels) == set(range(10))
+    again = datasets.load(config, tmp_path)
+    assert (again.test.images == data.test.images).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
+    config = replace(
+        write(tmp_path / "data", [0, 100, 255], [0, 1, 2]), shape=(channels, 8, 8)
+    )
+    data = datasets.load(config, tmp_path / "cache")
+    assert data.train.images[:, 0, 0, 0].tolist() == [0, 100, 255]
+    assert data.train.images.shape == (3, channels, 8, 8)
+    assert data.test.labels.tolist() == [0, 1, 2]
+    monkeypatch.setattr(datasets, "_decode", None)  # a second load needs no decoding
+    assert datasets.load(config, tmp_path / "cache").train.labels.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"image_column": "img"}, "no column data.image_column='img'; the columns are image, label"),
+        ({"label_column": "y"}, "no column data.label_column='y'"),
+        ({"num_classes": 2}, "labels are 0 to 2, but data.num_classes=2 needs 0 to 1"),
+        ({"shape": (1, 12, 12)}, r"image 0 has shape \[1, 8, 8\], but data.shape=\[1, 12, 12\]"),
+    ],
+)
+def test_data_that_is_not_as_configured_is_an_error(tmp_path, change, expected):
+    config = replace(write(tmp_path / "data", [0, 1, 2], [0, 1, 2]), **change)
+    with pytest.raises(UserError, match=expected):
+        datasets.load(config, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_an_empty_table_is_an_error(tmp_path):
+    config = write(tmp_path / "data", [0], [0])
+    empty = pyarrow.parquet.read_table(tmp_path / "data" / "train.parquet").slice(0, 0)
+    pyarrow.parquet.write_table(empty, tmp_path / "data" / "train.parquet")
+    with pytest.raises(UserError, match="labels are none"):
+        datasets.load(config, tmp_path / "cache")
+
+
+def test_a_folder_without_parquet_and_a_set_without_source(tmp_path):
+    with pytest.raises(UserError, match=r"no train.parquet; give a folder with"):
+        datasets.load(replace(CONFIG, path=str(tmp_path)), tmp_path)
+    with pytest.raises(UserError, match=r"data.path is null and no hub name is known"):
+        datasets.load(CONFIG, tmp_path)
+
+
+class FakeHub:
+    """Stands for flwr_datasets.FederatedDataset where there is no network."""
+
+    def __init__(self, dataset, partitioners):
+        self.dataset = dataset
+
+    def load_split(self, split):
+        if self.dataset == "missing/set":
+            raise ConnectionError("no network")
+        from datasets import Dataset, Features, Image, Value
+
+        rows = {"image": [picture(7), picture(8)], "label": [1, 2]}
+        return Dataset.from_dict(
+            rows, features=Features({"image": Image(), "label": Value("int64")})
+        )
+
+
+def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
+    import flwr_datasets
+
+    monkeypatch.setattr(flwr_datasets, "FederatedDataset", FakeHub)
+    data = datasets.load(replace(CONFIG, hub="some/set"), tmp_path)
+    assert data.train.images[:, 0, 0, 0].tolist() == [7, 8]
+    assert data.train.labels.tolist() == [1, 2]
+
+
+def test_without_a_network_the_remedy_is_a_folder(tmp_path, monkeypatch):
+    import flwr_datasets
+
+    monkeypatch.setattr(flwr_datasets, "FederatedDataset", FakeHub)
+    with pytest.raises(UserError, match=r"data.hub=missing/set: ConnectionError.*data.path"):
+        datasets.load(replace(CONFIG, hub="missing/set"), tmp_path)
+
+
+def test_only_one_file_imports_the_partitioning_library():
+    package = Path(partition.__file__).parents[1]
+    users = [p.name for p in package.rglob("*.py") if "import flwr_datasets" in p.read_text()]
+    users += [p.name for p in package.rglob("*.py") if "from flwr_datasets" in p.read_text()]
+    assert set(users) == {"partition.py"}

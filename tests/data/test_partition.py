@@ -1,0 +1,83 @@
+"""Partitions: disjoint, exhaustive, reproducible, and clear about what is not possible."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fed_dpsd.config import UserError
+from fed_dpsd.data.partition import IID, ByClass, Dirichlet, split
+
+LABELS = np.repeat(np.arange(10), 140)
+
+
+def check(shares, total):
+    joined = np.concatenate(shares)
+    assert len(np.unique(joined)) == len(joined)
+    assert joined.min() >= 0
+    assert joined.max() < total
+    assert min(len(share) for share in shares) > 0
+
+
+@given(
+    num_clients=st.integers(1, 8),
+    alpha=st.sampled_from([0.1, 0.5, 10.0]),
+    seed=st.integers(0, 5),
+    balancing=st.booleans(),
+)
+@settings(derandomize=True, max_examples=25, deadline=None)
+def test_dirichlet_shares_are_disjoint_and_exhaustive(num_clients, alpha, seed, balancing):
+    shares = split(Dirichlet(seed, alpha, balancing, 1), LABELS, num_clients)
+    check(shares, len(LABELS))
+    assert sum(len(share) for share in shares) == len(LABELS)
+    assert len(shares) == num_clients
+
+
+def test_alpha_says_how_far_from_iid():
+    def spread(alpha):
+        shares = split(Dirichlet(0, alpha, False, 1), LABELS, 5)
+        counts = np.array([np.bincount(LABELS[share], minlength=10) for share in shares])
+        return counts.std()
+
+    assert spread(0.1) > 2 * spread(1.0) > 4 * spread(1000.0)
+
+
+def test_self_balancing_keeps_shares_near_their_mean():
+    shares = split(Dirichlet(0, 0.1, True, 1), LABELS, 5)
+    free = split(Dirichlet(0, 0.1, False, 1), LABELS, 5)
+    assert np.std([len(s) for s in shares]) < np.std([len(s) for s in free])
+
+
+def test_iid_shares_are_equal_and_shuffled():
+    shares = split(IID(0), LABELS, 5)
+    check(shares, len(LABELS))
+    assert {len(share) for share in shares} == {280}
+    assert all(len(np.unique(LABELS[share])) == 10 for share in shares)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3])
+def test_by_class_shares_hold_so_many_classes(classes):
+    shares = split(ByClass(0, classes), LABELS, 5)
+    check(shares, len(LABELS))
+    assert all(len(np.unique(LABELS[share])) == classes for share in shares)
+
+
+@pytest.mark.parametrize("rule", [Dirichlet(3, 0.5, False, 10), IID(3), ByClass(3, 2)])
+def test_equal_seeds_give_equal_shares(rule):
+    first, again = split(rule, LABELS, 4), split(rule, LABELS, 4)
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    other = split(type(rule)(**vars(rule) | {"seed": 4}), LABELS, 4)
+    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("rule", [Dirichlet(0, 0.5, False, 10), IID(0), ByClass(0, 2)])
+def test_too_many_clients_is_an_error_that_names_a_number_that_works(rule):
+    with pytest.raises(UserError, match=r"num_clients=200.*num_clients=\d+ works here") as caught:
+        split(rule, LABELS[::10], 200)
+    feasible = int(str(caught.value).split("num_clients=")[2].split()[0])
+    assert len(split(rule, LABELS[::10], feasible)) == feasible
+
+
+def test_an_impossible_minimum_is_said():
+    with pytest.raises(UserError, match="no number of clients works.*min_partition_size"):
+        split(Dirichlet(0, 0.5, False, 10_000), LABELS, 2)

@@ -1,0 +1,118 @@
+"""Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dpsd.config import conf_folder
+from fed_dpsd.methods.method import World
+from fed_dpsd.protocol import Answer, Refusal, Total
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.streams import Streams
+
+METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
+ANSWERS = [
+    ("privacy=label",),
+    ("privacy=gradient",),
+    ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.literal=true"),
+    ("privacy=label", "method.literal=true"),
+    ("privacy=non_private",),
+]
+
+
+@pytest.fixture(params=[(m, a) for m in METHODS for a in ANSWERS], ids=lambda p: " ".join(p[1]))
+def experiment(request, small):
+    method, answers = request.param
+    return small(f"method={method}", *answers)
+
+
+def rounds(experiment, folder, resume=None):
+    federation = LocalFederation(experiment, folder)
+    world = World.of(experiment.config, experiment.mechanism)
+    return experiment.method.server(federation, world, Streams(0), resume)
+
+
+def weights(finished):
+    return {name: tensor.clone() for name, tensor in finished.student.state_dict().items()}
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp_path):
+    torch.set_num_threads(1)
+    straight, states = [], []
+    for finished in rounds(experiment, tmp_path / "straight"):
+        straight.append(weights(finished))
+        states.append(dataclasses.replace(finished.state, bank=list(finished.state.bank)))
+        assert all(np.isfinite(value) for value in finished.metrics.values())
+    assert len(straight) == experiment.config.rounds
+    assert not equal(straight[0], straight[-1])
+    for state in states[:-1]:
+        resumed = [weights(f) for f in rounds(experiment, tmp_path / "resumed", state)]
+        assert len(resumed) == len(straight) - state.round
+        assert equal(resumed[-1], straight[-1])
+
+
+def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
+    federation = LocalFederation(experiment, tmp_path)
+    world = World.of(experiment.config, experiment.mechanism)
+    list(experiment.method.server(federation, world, Streams(0), None))
+    planned = experiment.method.plan(world)
+    for site in federation._sites.values():
+        entries = site.ledger.entries()
+        assert sum(entry.queries for entry in entries) == planned.queries
+        expected = experiment.mechanism.event("record", "add_remove")
+        assert {entry.event for entry in entries} == {expected}
+
+
+class Refusing:
+    """A federation whose clients all refuse from some round on."""
+
+    def __init__(self, inner, last):
+        self.inner, self.last = inner, last
+
+    def total(self, ask):
+        if ask.query_id > self.last:
+            return Total(np.zeros(ask.predictions.shape), 0, {0: "spent", 1: "spent"})
+        return self.inner.total(ask)
+
+
+def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
+    federation = Refusing(LocalFederation(experiment, tmp_path), last=1)
+    world = World.of(experiment.config, experiment.mechanism)
+    finished = list(experiment.method.server(federation, world, Streams(0), None))
+    assert [f.state.round for f in finished] == [1]
+
+
+class Recorder:
+    """A site that records what reaches `release`, and what leaves."""
+
+    def __init__(self, site):
+        self.site, self.mechanism, self.released = site, site.mechanism, []
+
+    def sensitive_probabilities(self, images):
+        return self.site.sensitive_probabilities(images)
+
+    def release(self, mechanism, sensitive_value, ask):
+        answer = self.site.release(mechanism, sensitive_value, ask)
+        self.released.append((mechanism.encode(sensitive_value, ask.predictions), answer))
+        return answer
+
+
+def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
+    federation = LocalFederation(experiment, tmp_path)
+    recorders = {c: Recorder(site) for c, site in federation._sites.items()}
+    federation._sites = recorders
+    world = World.of(experiment.config, experiment.mechanism)
+    next(iter(experiment.method.server(federation, world, Streams(0), None)))
+    exact_is_allowed = experiment.mechanism.name == "non_private" or (
+        experiment.mechanism.noise_at == "server"
+    )
+    for recorder in recorders.values():
+        ((bounded, answer),) = recorder.released
+        assert isinstance(answer, Answer | Refusal)
+        assert (np.array_equal(bounded, answer.values)) == exact_is_allowed

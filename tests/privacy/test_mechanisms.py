@@ -1,0 +1,206 @@
+"""Every mechanism: its bounds, its noise law with a control that fails, and its edges."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, top_k
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+
+UNIFORM = np.full((1, 4), 0.25, np.float32)
+
+
+def rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+# --- normalised gradients --------------------------------------------------------------------------
+
+
+def test_encoded_rows_never_exceed_the_bound():
+    gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12)
+    scale = 10.0 ** rng().uniform(-300, 300, (5_000, 1))
+    values = rng(1).normal(size=(5_000, 10)) * scale
+    encoded = gradient.encode(values, np.full((5_000, 10), 0.1, np.float32))
+    lengths = np.linalg.norm(encoded, axis=1)
+    assert np.isfinite(encoded).all()
+    assert (lengths <= 0.1 * (1 + 4e-16)).all()
+    assert lengths.max() > 0.0999  # the bound is reached, so it is not vacuous
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_becomes_zero(bad):
+    gradient = NormalizedGradient(4, 1.0, bound=1.0)
+    values = np.array([[1.0, bad, 0, 0], [3.0, 4.0, 0, 0]])
+    encoded = gradient.encode(values, np.repeat(UNIFORM, 2, 0))
+    assert (encoded[0] == 0).all()
+    assert encoded[1] == pytest.approx([0.6, 0.8, 0, 0], abs=1e-4)
+
+
+def test_zero_and_empty_inputs():
+    gradient = NormalizedGradient(4, 1.0)
+    assert (gradient.encode(np.zeros((1, 4)), UNIFORM) == 0).all()
+    assert gradient.encode(np.zeros((0, 4)), np.zeros((0, 4), np.float32)).shape == (0, 4)
+    assert gradient.noise(np.zeros((0, 4)), np.zeros((0, 4), np.float32), rng()).shape == (0, 4)
+
+
+def test_the_mask_is_public_and_noise_stays_inside():
+    gradient = NormalizedGradient(4, 5.0, bound=1.0, k=2)
+    predictions = np.array([[0.1, 0.4, 0.4, 0.1]], np.float32)
+    encoded = gradient.encode(np.array([[9.0, 3.0, 4.0, 9.0]]), predictions)
+    assert encoded[0] == pytest.approx([0, 0.6, 0.8, 0], abs=1e-3)
+    noisy = gradient.noise(encoded, predictions, rng())
+    assert (noisy[0, [0, 3]] == 0).all()
+    assert (noisy[0, [1, 2]] != encoded[0, [1, 2]]).all()
+
+
+def test_ties_in_the_mask_go_to_the_lower_class():
+    assert top_k(np.array([[0.2, 0.2, 0.2, 0.4]]), 2).tolist() == [[True, False, False, True]]
+
+
+def fits(sample, stddev):
+    """Whether a Kolmogorov-Smirnov test at level 1e-6 accepts N(0, stddev^2)."""
+    return stats.kstest(sample, stats.norm(scale=stddev).cdf).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_noise_has_its_law_and_no_other(seed):
+    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-100."""
+    gradient = NormalizedGradient(10, 7.0, bound=0.01)
+    shape = (2_000, 10)
+    sample = gradient.noise(np.zeros(shape), np.full(shape, 0.1, np.float32), rng(seed)).ravel()
+    assert fits(sample, 0.07)
+    assert not fits(sample, 0.07 * 2 / 3)
+    assert not fits(sample, 0.07 * 3 / 2)
+
+
+def test_sensitivities_are_attained_and_folded_into_the_event():
+    gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
+    one, other = (gradient.encode(np.array([[sign, 0, 0, 0]]), UNIFORM) for sign in (1.0, -1.0))
+    assert np.linalg.norm(one - other) == pytest.approx(gradient.sensitivity("record", "add_remove"))
+    assert np.linalg.norm(one) == pytest.approx(gradient.sensitivity("client", "add_remove"))
+    assert gradient.event("record", "replace_one").noise_multiplier == pytest.approx(1.5)
+    assert gradient.event("client", "add_remove").noise_multiplier == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("noise_multiplier", 0.0),
+        ("noise_multiplier", math.nan),
+        ("bound", -1.0),
+        ("stability", 0.0),
+        ("k", 1),
+        ("k", 11),
+        ("noise_at", "both"),
+    ],
+)
+def test_gradient_parameters_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        NormalizedGradient(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
+
+
+def test_trust_follows_who_adds_the_noise():
+    assert NormalizedGradient(10, 1.0).trust == "nobody"
+    assert NormalizedGradient(10, 1.0, noise_at="server").trust == "server"
+
+
+# --- randomised response ---------------------------------------------------------------------------
+
+
+def response_law(mechanism, predictions, teacher_class):
+    teacher = np.eye(mechanism.num_classes)[[teacher_class]]
+    return mechanism.encode(teacher, predictions)[0]
+
+
+@pytest.mark.parametrize(
+    ("k", "epsilon_per_answer"), list(itertools.product([2, 3, 10], [0.0, 0.1, 1.0, 10.0]))
+)
+def test_one_response_is_private_by_enumeration(k, epsilon_per_answer):
+    """The whole output matrix: no ratio above e^eps0, that ratio attained, and I never left."""
+    mechanism = TopKRandomizedResponse(10, epsilon_per_answer, k)
+    predictions = np.linspace(0, 1, 10, dtype=np.float32)[None]
+    members = top_k(predictions, k)[0]
+    laws = np.array([response_law(mechanism, predictions, c) for c in range(10)])
+    assert laws.sum(1) == pytest.approx(1)
+    assert (laws[:, ~members] == 0).all()
+    inside = laws[:, members]
+    ratio = (inside[:, None] / inside[None]).max()
+    assert ratio == pytest.approx(math.exp(epsilon_per_answer), rel=1e-9)
+    assert (laws[~members][:, members] == pytest.approx(1 / k)) or k == 10
+
+
+def test_half_the_noise_would_be_noticed():
+    """The control: the same enumeration rejects a response with twice the stated epsilon."""
+    broken = TopKRandomizedResponse(10, 2.0, 3)
+    predictions = np.linspace(0, 1, 10, dtype=np.float32)[None]
+    laws = np.array([response_law(broken, predictions, c) for c in (9, 8)])
+    assert (laws[0, 7:] / laws[1, 7:]).max() > math.exp(1.0) * 2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_responses_are_drawn_from_their_law(seed):
+    """Chi-square at level 1e-6; the control is the law of another epsilon."""
+    mechanism = TopKRandomizedResponse(4, 1.0, 3)
+    law = mechanism.encode(np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
+    drawn = mechanism.noise(np.repeat(law, 20_000, 0), UNIFORM, rng(seed))
+    assert drawn.dtype == np.uint8
+    assert (drawn.sum(1) == 1).all()
+    counts = drawn.sum(0)
+    assert counts[3] == 0
+    assert stats.chisquare(counts[:3], 20_000 * law[0, :3]).pvalue > 1e-6
+    other = TopKRandomizedResponse(4, 1.5, 3)
+    wrong = other.encode(np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
+    assert stats.chisquare(counts[:3], 20_000 * wrong[0, :3]).pvalue < 1e-20
+
+
+def test_a_teacher_without_a_class_answers_uniformly():
+    mechanism = TopKRandomizedResponse(4, 3.0, 2)
+    law = mechanism.encode(np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32))
+    assert law[0].tolist() == [0, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("epsilon_per_answer", -1.0), ("epsilon_per_answer", math.inf), ("k", 1), ("k", 11)],
+)
+def test_response_parameters_are_checked(field, value):
+    values = {"num_classes": 10, "epsilon_per_answer": 1.0, "k": 3} | {field: value}
+    with pytest.raises(ValueError, match=f"{field}="):
+        TopKRandomizedResponse(**values)
+
+
+# --- the rest ---------------------------------------------------------------------------------------
+
+
+def test_non_private_answers_are_the_value_itself():
+    mechanism = NonPrivate()
+    value = mechanism.encode(np.array([[0.25, 0.75]]), UNIFORM)
+    assert mechanism.noise(value, UNIFORM, rng()).tolist() == [[0.25, 0.75]]
+    assert math.isinf(mechanism.sensitivity("record", "add_remove"))
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [NormalizedGradient(10, 1.0), TopKRandomizedResponse(10, 1.0, 3), NonPrivate()],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_mechanisms_are_frozen(mechanism):
+    with pytest.raises(AttributeError):
+        mechanism.noise_at = "server"
+
+
+@pytest.mark.parametrize("show", [str, repr, "{}".format, "{:.1f}".format, lambda e: f"{e}"])
+def test_an_epsilon_cannot_be_printed_without_its_meaning(show):
+    text = show(Epsilon(28.8388, 1e-5, "record", "replace_one", "nobody", "pld", 51_200))
+    assert text == "28.839 (record, replace_one, trust nobody, delta 1e-05, pld)"
+
+
+def test_an_infinite_epsilon_is_the_string_inf():
+    epsilon = Epsilon(math.inf, 1e-5, "client", "add_remove", "server", "none", 1)
+    assert str(epsilon).startswith("inf (client, add_remove, trust server")
+    assert epsilon.to_json()["epsilon"] == "inf"

@@ -1,0 +1,144 @@
+"""Composition and its errors: each names the key, the value and the remedy, and all come at once."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fed_dpsd.config import ConfigError, compose, conf_folder, from_run_config, split_overrides
+from fed_dpsd.runtime.experiment import from_json, set_up
+
+YAMLS = sorted(conf_folder().glob("*/*.yaml"))
+
+
+def problems(tmp_path, *overrides):
+    with pytest.raises(ConfigError) as caught:
+        set_up(compose(list(overrides)), tmp_path)
+    return "\n".join(caught.value.problems)
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_yaml_composes_and_binds(path, tmp_path):
+    overrides = [f"{path.parent.name}={path.stem}"]
+    if path.parent.name == "experiment":
+        overrides.append(f"data.path={tmp_path}")
+    if path.stem == "medmnist":
+        overrides.append("privacy.k=2")  # two classes; the default of three says so in its error
+    experiment = set_up(compose(overrides), tmp_path)
+    assert experiment.config.num_clients >= 1
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("num_clients=0", "num_clients=0 must be >= 1"),
+        ("num_clients=five", "num_clients='five' must be an integer"),
+        ("num_clients=2.5", "num_clients=2.5 must be an integer"),
+        ("seed=-1", "seed=-1 must be >= 0"),
+        ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: fed_dpsd"),
+        ("data=mnits", "data=mnits is unknown; choose one of: cifar10"),
+        ("privcy.k=2", "override 'privcy.k' is not a configuration key; did you mean 'privacy.k'?"),
+        ("rounds", "write KEY=VALUE"),
+        ("partition.alpha=0", "partition.alpha=0.0 must be a finite number > 0"),
+        ("partition.alpha=-1.5", "partition.alpha=-1.5 must be"),
+        ("privacy.k=1", "privacy.k=1 must be between 2 and the number of classes, 10"),
+        ("privacy.k=11", "privacy.k=11 must be between 2 and the number of classes, 10"),
+        ("privacy.delta=1", "privacy.delta=1.0 must be between 0 and 1"),
+        ("privacy.budget=-1", "privacy.budget=-1.0 must be >= 0"),
+        ("privacy.epsilon_per_answer=-1", "privacy.epsilon_per_answer=-1.0 must be"),
+        ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
+        ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),
+        ("device=tpu", "device='tpu' must be auto, cpu or cuda"),
+        ("data.shape=[1,9,9]", "data.shape=[1, 9, 9]: the size must be a multiple of 4"),
+        ("data.shape=8", "data.shape=8 must be a list"),
+        ("federation.node_timeout_seconds=0", "federation.node_timeout_seconds=0.0 must be"),
+        ("privacy._class_=os.system", "privacy._class_='os.system' is not a MODULE.CLASS inside"),
+        ("method._class_=1", "method._class_=1 is not a MODULE.CLASS inside fed_dpsd.methods"),
+        ("partition.name=random", "partition.name='random' is not one of dirichlet, iid, class"),
+        ("+privacy.sigma=1", "privacy.sigma=1 is not a key of privacy"),
+        ("+privcy=1", "privcy=1 is not a key"),
+    ],
+)
+def test_bad_values_are_named_with_a_remedy(override, expected, tmp_path):
+    assert expected in problems(tmp_path, override)
+
+
+def test_all_problems_come_in_one_error(tmp_path):
+    text = problems(tmp_path, "num_clients=0", "privacy.k=1", "partition.alpha=0", "data.path=none")
+    for part in ("num_clients=0", "privacy.k=1", "partition.alpha=0"):
+        assert part in text
+
+
+def test_a_missing_data_folder_is_named(tmp_path):
+    text = problems(tmp_path, "data=mnist", "data.path=nowhere")
+    assert f"data.path={tmp_path}/nowhere is not a folder" in text
+
+
+# --- run-config --------------------------------------------------------------------------------------
+
+
+def test_flat_keys_override_and_empty_means_not_given():
+    raw = from_run_config({"num_clients": 7, "out": "", "overrides": "rounds=3 seed=4"})
+    assert (raw["num_clients"], raw["rounds"], raw["seed"]) == (7, 3, 4)
+    assert from_run_config({})["num_clients"] == 5
+
+
+@pytest.mark.parametrize(
+    ("run_config", "expected"),
+    [
+        ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice"),
+        ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
+        ({"overrides": 3}, "overrides=3 must be a string"),
+        ({"overrides": "out='a"}, "a quote or bracket is not closed"),
+    ],
+)
+def test_bad_run_config(run_config, expected):
+    with pytest.raises(ConfigError, match=expected):
+        from_run_config(run_config)
+
+
+@pytest.mark.parametrize("value", ["x", True, 2.5])
+def test_flower_checks_no_types_so_we_do(value):
+    with pytest.raises(ConfigError, match="num_clients=.* must be an integer"):
+        set_up(from_run_config({"num_clients": value}), None)
+
+
+@pytest.mark.parametrize("key", ["out", "cache", "data.path"])
+def test_relative_paths_are_errors_where_the_working_directory_is_not_the_users(key):
+    with pytest.raises(ConfigError, match=f"{key}=here must be an absolute path"):
+        set_up(from_run_config({"overrides": f"{key}=here"}), None)
+
+
+def test_paths_start_from_the_users_directory(tmp_path, home):
+    config = set_up(compose([]), tmp_path).config
+    assert (config.out, config.cache) == (f"{tmp_path}/runs", f"{home}/cache")
+    assert set_up(compose([]), None).config.out == f"{home}/runs"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", []),
+        ("  a=1   b=2 ", ["a=1", "b=2"]),
+        ("a='x y' b=2", ["a='x y'", "b=2"]),
+        ('a="x \\" y" b=2', ['a="x \\" y"', "b=2"]),
+        ("a=[1, 2] b={c: 3, d: (4, 5)}", ["a=[1, 2]", "b={c: 3, d: (4, 5)}"]),
+    ],
+)
+def test_overrides_are_split_as_hydra_reads_them(text, tokens):
+    assert split_overrides(text) == tokens
+
+
+@given(st.lists(st.from_regex(r"[a-z]=('[a-z ]*'|\[[0-9, ]*\]|[a-z0-9]+)", fullmatch=True)))
+@settings(derandomize=True, max_examples=100)
+def test_splitting_undoes_joining(tokens):
+    assert split_overrides("  ".join(tokens)) == tokens
+
+
+def test_an_experiment_survives_its_json(tmp_path):
+    for overrides in ([], ["privacy=gradient", "partition=class"], ["privacy=non_private"]):
+        experiment = set_up(compose(overrides), tmp_path)
+        again = from_json(experiment.to_json())
+        assert again == experiment
+        assert json.loads(again.to_json()) == json.loads(experiment.to_json())

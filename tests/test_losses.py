@@ -1,0 +1,107 @@
+"""Every equation against hand-computed values, a naive loop, or automatic differentiation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dpsd import losses
+
+
+def probabilities(count, classes, seed):
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return rng.dirichlet(np.ones(classes), count)
+
+
+def naive_decoupled_kd(teacher, student, balance):
+    """Eq. 2 with loops, renormalised over the non-target classes."""
+    total = []
+    for t, s in zip(teacher, student, strict=True):
+        r = int(t.argmax())
+        target = t[r] * math.log(t[r] / s[r]) + (1 - t[r]) * math.log((1 - t[r]) / (1 - s[r]))
+        rest = 0.0
+        for j in range(len(t)):
+            if j != r:
+                a, b = t[j] / (1 - t[r]), s[j] / (1 - s[r])
+                rest += a * math.log(a / b)
+        total.append(target + balance * rest)
+    return np.array(total)
+
+
+def test_decoupled_kd_is_the_naive_loop():
+    teacher, student = probabilities(20, 5, 0), probabilities(20, 5, 1)
+    ours = losses.decoupled_kd(torch.tensor(teacher), torch.tensor(student), 8.0).numpy()
+    assert ours == pytest.approx(naive_decoupled_kd(teacher, student, 8.0), rel=1e-9)
+
+
+def test_decoupled_kd_by_hand_and_at_agreement():
+    teacher, student = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+    target = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
+    rest = 0.5 * math.log(0.5 / (2 / 3)) + 0.5 * math.log(0.5 / (1 / 3))
+    assert losses.decoupled_kd(teacher, student, 8.0).item() == pytest.approx(target + 8 * rest)
+    assert losses.decoupled_kd(teacher, teacher, 8.0).item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("balance", [0.0, 1.0, 8.0])
+def test_the_gradient_is_that_of_automatic_differentiation(balance):
+    teacher, student = probabilities(50, 10, 2), probabilities(50, 10, 3)
+    variable = torch.tensor(student, requires_grad=True)
+    losses.decoupled_kd(torch.tensor(teacher), variable, balance).sum().backward()
+    ours = losses.decoupled_kd_gradient(teacher, student, balance)
+    assert ours == pytest.approx(variable.grad.numpy(), rel=1e-9)
+
+
+def test_the_gradient_is_finite_where_probabilities_vanish():
+    sure = np.eye(10)[[0, 1]]
+    assert np.isfinite(losses.decoupled_kd_gradient(sure, sure[::-1])).all()
+
+
+def test_noisy_label_steps_down_the_gradient():
+    predictions = np.array([[0.4, 0.6]])
+    gradient = np.array([[1e-3, -1e-3]])
+    literal = losses.noisy_label(predictions, gradient, 1e-3, 0.1, literal=True)
+    assert literal == pytest.approx(np.array([[0.3999, 0.6001]]))
+    rescaled = losses.noisy_label(predictions, gradient, 1e-3, 0.1, literal=False)
+    assert rescaled == pytest.approx(np.array([[0.3, 0.7]]))
+
+
+def test_projection_lands_on_the_simplex_and_is_the_nearest_point():
+    rng = np.random.Generator(np.random.PCG64(0))
+    values = rng.normal(size=(50, 4))
+    projected = losses.project_to_simplex(values)
+    assert (projected >= 0).all()
+    assert projected.sum(1) == pytest.approx(1)
+    for candidate in rng.dirichlet(np.ones(4), 200):
+        nearest = ((projected - values) ** 2).sum(1)
+        assert (nearest <= ((candidate - values) ** 2).sum(1) + 1e-12).all()
+    inside = rng.dirichlet(np.ones(4), 5)
+    assert losses.project_to_simplex(inside) == pytest.approx(inside)
+
+
+def test_response_loss_is_the_likelihood_of_the_votes():
+    logits = torch.log(torch.tensor([[0.5, 0.2, 0.3]]))
+    members = torch.tensor([[1.0, 1.0, 0.0]])
+    votes = torch.tensor([[0.6, 0.4, 0.0]])
+    lie, truth = 0.1, 0.9
+    first = truth * 0.5 + lie * 0.2 + 0.3 / 2
+    second = truth * 0.2 + lie * 0.5 + 0.3 / 2
+    assert first + second == pytest.approx(1)
+    expected = -(0.6 * math.log(first) + 0.4 * math.log(second))
+    assert losses.response_loss(logits, votes, members, lie).item() == pytest.approx(expected)
+
+
+def test_response_loss_without_noise_and_mask_is_cross_entropy():
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    votes = torch.tensor(probabilities(6, 4, 1), dtype=torch.float32)
+    ours = losses.response_loss(logits, votes, torch.ones(6, 4), 0.0)
+    assert ours.item() == pytest.approx(losses.student_loss(logits, votes).item(), rel=1e-5)
+
+
+def test_generator_losses_prefer_what_they_should():
+    sure, unsure = torch.tensor([[9.0, 0, 0]]), torch.tensor([[0.1, 0, 0]])
+    assert losses.one_hot_loss(sure) < losses.one_hot_loss(unsure)
+    balanced, collapsed = 9 * torch.eye(3), 9 * torch.eye(3)[[0, 0, 0]]
+    assert losses.entropy_loss(balanced) < losses.entropy_loss(collapsed)
+    assert losses.entropy_loss(torch.zeros(2, 4)).item() == pytest.approx(-math.log(4))
+    assert losses.activation_loss(torch.full((2, 4), 2.0)).item() == pytest.approx(-2.0)

@@ -1,0 +1,213 @@
+"""The loop: what it leaves on disk, resuming, and failing without losing anything."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from fed_dpsd.config import UserError
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime import checkpoint
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime.federation import LocalFederation
+
+
+def complete(experiment, folder=None):
+    folder = folder or runs.new_run_folder(experiment)
+    lines = []
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
+    return folder, summary, lines
+
+
+def test_what_a_run_leaves_behind(small):
+    folder, summary, lines = complete(small())
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
+    assert 0 <= summary["accuracy"]["student"] <= 1
+    assert len(summary["accuracy"]["clients"]) == 2
+    assert summary["queries"] == {
+        "answered_per_client": 192,
+        "bytes_to_clients": 2 * 3 * 64 * (64 + 40),
+        "bytes_to_server": 2 * 3 * 64 * 10,
+    }
+    logged = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert logged == json.loads(json.dumps(lines))
+    assert [line["round"] for line in logged] == [1, 2, 3]
+    names = {path.name for path in (folder / "checkpoint").glob("round_*")}
+    assert names == {f"round_0000{n}.{kind}" for n in (2, 3) for kind in ("json", "safetensors")}
+    assert len(list((folder / "checkpoint" / "bank").iterdir())) == 3
+    assert Image.open(folder / "samples" / "round_00003.png").size == (82, 82)
+    assert json.loads((folder / "versions.json").read_text())["torch"]
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_the_privacy_card_of_a_summary(small):
+    _, summary, _ = complete(small("privacy.epsilon_stated=10"))
+    card = summary["privacy"]
+    assert (card["mechanism"], card["epsilon_stated"], card["epsilon_published"]) == ("label", 10, 10)
+    assert [(row["unit"], row["relation"]) for row in card["proven"]] == [
+        ("record", "add_remove"),
+        ("record", "replace_one"),
+        ("client", "add_remove"),
+        ("client", "replace_one"),
+    ]
+    for row in card["proven"]:
+        assert row["epsilon"] == row["spent"] == 1_920
+        assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
+        assert row["notes"] == ["seeded noise", "per run"]
+    line = runs.result_line(small(), summary)
+    assert "published 10 (label) · proven 1,920 (record, replace_one, trust nobody" in line.replace(
+        "1,920.", "1,920"
+    )
+    assert line.endswith("no meaningful protection")
+
+
+def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
+    _, summary, _ = complete(small("federation.simulation=false"))
+    assert summary["accuracy"]["ensemble"] is None
+    assert summary["accuracy"]["clients"] is None
+
+
+def test_equal_seeds_give_equal_students_and_another_seed_another(small):
+    hashes = [complete(small(f"seed={seed}"))[1]["student_sha256"] for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
+    _, summary, lines = complete(small("privacy.epsilon_per_answer=1", "privacy.budget=100"))
+    assert summary["status"] == "completed"
+    assert len(lines) == 2
+    row = summary["privacy"]["proven"][0]
+    assert (row["queries"], summary["queries"]["answered_per_client"]) == (192, 128)
+    assert row["spent"] < 100 < row["epsilon"]
+
+
+def test_a_run_folder_is_never_overwritten(small, tmp_path):
+    experiment = small(f"run_folder={tmp_path}/mine")
+    runs.new_run_folder(experiment)
+    with pytest.raises(UserError, match="exists already"):
+        runs.new_run_folder(experiment)
+
+
+def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out=.*file.* is not writable .*choose another folder"):
+        runs.new_run_folder(small(f"out={tmp_path}/file"))
+
+
+# --- failing -----------------------------------------------------------------------------------------
+
+
+class Breaking(LocalFederation):
+    """Clients that fail in the third round."""
+
+    error: Exception = RuntimeError("the disk\nis full")
+
+    def _deliver(self, ask):
+        if ask.query_id == 3:
+            raise self.error
+        return super()._deliver(ask)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("the disk\nis full"), "RuntimeError: the disk is full"),
+        (UserError("no node"), "no node"),
+        (ProtocolError("client 1"), "ProtocolError: client 1"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expected):
+    experiment = small()
+    folder = runs.new_run_folder(experiment)
+    federation = Breaking(experiment, folder)
+    federation.error = error
+    with pytest.raises(type(error)):
+        runs.run(experiment, federation, folder, lambda line: None)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", expected)
+    assert summary["accuracy"]["ensemble"] is not None
+    assert summary["queries"]["answered_per_client"] == 128
+    assert checkpoint.load(folder / "checkpoint").round == 2
+    _, resumed, _ = complete(experiment, folder)
+    _, straight, _ = complete(small())
+    assert resumed["status"] == "completed"
+    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["queries"]["answered_per_client"] == 192
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
+
+
+def test_resuming_a_completed_run_changes_nothing(small):
+    experiment = small()
+    folder, first, _ = complete(experiment)
+    before = (folder / "rounds.jsonl").read_text()
+    _, again, lines = complete(runs.open_run_folder(folder), folder)
+    assert again["student_sha256"] == first["student_sha256"]
+    assert (lines, (folder / "rounds.jsonl").read_text()) == ([], before)
+
+
+@pytest.mark.parametrize("target", ["json", "safetensors", "bank"])
+def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, target):
+    experiment = small()
+    folder, first, _ = complete(experiment)
+    place = folder / "checkpoint"
+    path = place / ("bank/round_00003.safetensors" if target == "bank" else f"round_00003.{target}")
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"round_00003.* is corrupt .*delete round_00003.json"):
+        complete(experiment, folder)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    (place / "round_00003.json").unlink()
+    _, again, _ = complete(experiment, folder)
+    assert again["student_sha256"] == first["student_sha256"]
+
+
+def test_a_missing_checkpoint_file_is_named(small):
+    experiment = small("rounds=1")
+    folder, _, _ = complete(experiment)
+    (folder / "checkpoint" / "round_00001.safetensors").unlink()
+    with pytest.raises(UserError, match=r"it is missing\); delete the folder .*start the run again"):
+        complete(experiment, folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "No such file"), ("", "is empty"), ("{a: [", "not YAML")]
+)
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
+        runs.open_run_folder(tmp_path)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.35, 0.9])
+def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(small, tmp_path, delay):
+    """The killed process runs the real command; `delay` is seconds after its first round."""
+    experiment = small("rounds=12", f"run_folder={tmp_path}/killed")
+    folder = runs.new_run_folder(experiment)
+    code = "from fed_dpsd.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "resume", str(folder)],
+        env=os.environ | {"PYTHONPATH": str(Path(runs.__file__).parents[2])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = folder / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if log.exists() and log.read_text():
+            break
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, resumed, _ = complete(runs.open_run_folder(folder), folder)
+    _, straight, _ = complete(small("rounds=12"))
+    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["queries"]["answered_per_client"] == 12 * 64

@@ -28,6 +28,7 @@ from fed_dpsd.methods.method import (
     Site,
     State,
     World,
+    below,
     predict,
     to_unit,
 )
@@ -36,6 +37,8 @@ from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
+
+SMALLEST_SHARE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,17 @@ class FedDPSD:
     activation_weight: float
     student_weight: float
     student_steps: int
+    final_student_steps: int
     student_learning_rate: float
+    class_balance: float
     batch_size: int
     balance: float
     label_step: float
     literal: bool
 
     def __post_init__(self) -> None:
-        require(self, latent_size=1, generator_period=0, generator_steps=0, student_steps=1, batch_size=2, balance=0)
+        require(self, latent_size=1, generator_period=0, generator_steps=0, batch_size=2, balance=0)
+        require(self, student_steps=1, final_student_steps=1, class_balance=0)
         require_positive(
             self,
             "generator_learning_rate",
@@ -94,7 +100,7 @@ class FedDPSD:
             bank = list(resume.bank)
 
         for number in range(len(bank) + 1, world.rounds + 1):
-            if self.generator_period and (number - 1) % self.generator_period == 0:
+            if number > 1 and self.generator_period and (number - 1) % self.generator_period == 0:
                 players.renew_generator(number)
             images = players.generate()
             predictions = predict(players.student, images, world.device)
@@ -120,22 +126,45 @@ class FedDPSD:
         return mean  # Eq. 5: shares of the votes
 
     def train_student(self, players: "_Players", bank: list[Bank], number: int) -> float:
-        """Eq. 7 on batches drawn from the whole bank; returns the last loss."""
-        student, world = players.student, players.world
+        """Eq. 7 for a new student, on batches drawn from the whole bank; returns the last loss.
+
+        Each round starts from new weights: a student that goes on from its first few noisy labels
+        never recovers from them.
+        """
+        world = players.world
+        student = players.student = world.make_student(
+            players.streams.torch("student", query_id=number)
+        )
+        steps = self.final_student_steps if number == world.rounds else self.student_steps
+        optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
         images = to_unit(np.concatenate([part.images for part in bank]), world.device)
         labels = torch.from_numpy(np.concatenate([part.labels for part in bank])).to(world.device)
         predictions = np.concatenate([part.predictions for part in bank])
         rng = players.streams.torch("replay", query_id=number)
         student.train()
-        for _ in range(self.student_steps):
+        for _ in range(steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng)
             loss = self.student_loss(
                 world, student(images[chosen]), labels[chosen], predictions[chosen]
             )
-            players.student_optimiser.zero_grad()
+            optimiser.zero_grad()
             loss.backward()
-            players.student_optimiser.step()
+            optimiser.step()
+            schedule.step()
+        self.balance_classes(student, images)
         return loss.item()
+
+    @torch.no_grad()
+    def balance_classes(self, student: nn.Module, images: torch.Tensor) -> None:
+        """Take each class's share of the answered images out of the student's bias.
+
+        The images' classes are out of balance, as they need not be in the world (post-hoc logit
+        adjustment, arXiv 2007.07314, Sec. 4.1). It also brings rare classes into the top k.
+        """
+        logits = torch.cat([student(part) for part in images.split(1024)])
+        shares = logits.softmax(1).mean(0).clamp_min(SMALLEST_SHARE)
+        student.classifier.bias -= self.class_balance * (shares * len(shares)).log()
 
     def student_loss(
         self,
@@ -157,7 +186,7 @@ class FedDPSD:
         student.requires_grad_(False)
         generator.train()
         labels = torch.from_numpy(answered.labels).to(world.device)
-        loss = torch.zeros(())
+        loss = torch.zeros(())  # where generator_steps is 0
         for batch in players.batches():
             latents = players.latents[batch].clone().requires_grad_(True)
             latent_optimiser = torch.optim.Adam([latents], self.latent_learning_rate)
@@ -182,14 +211,11 @@ class FedDPSD:
 
 
 class _Players:
-    """The server's student, generator, latent vectors and optimisers, and their tensors."""
+    """The server's student, generator and latent vectors, and their tensors."""
 
     def __init__(self, method: FedDPSD, world: World, streams: Streams) -> None:
         self.method, self.world, self.streams = method, world, streams
         self.student = world.make_student(streams.torch("student"))
-        self.student_optimiser = torch.optim.Adam(
-            self.student.parameters(), method.student_learning_rate
-        )
         self.renew_generator(0)
 
     def renew_generator(self, number: int) -> None:
@@ -220,29 +246,20 @@ class _Players:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything a resumed server needs, by name; copies."""
         named = {"latents": self.latents}
-        for role in ("student", "generator"):
-            module: nn.Module = getattr(self, role)
-            optimiser: torch.optim.Optimizer = getattr(self, f"{role}_optimiser")
-            named |= {f"{role}.{name}": t for name, t in module.state_dict().items()}
-            for index, state in optimiser.state_dict()["state"].items():
-                named |= {f"{role}_optimiser.{index}.{name}": t for name, t in state.items()}
+        named |= {f"student.{name}": t for name, t in self.student.state_dict().items()}
+        named |= {f"generator.{name}": t for name, t in self.generator.state_dict().items()}
+        for index, state in self.generator_optimiser.state_dict()["state"].items():
+            named |= {f"optimiser.{index}.{name}": t for name, t in state.items()}
         return {name: tensor.detach().clone() for name, tensor in named.items()}
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
         """Undo `tensors`."""
         self.latents = tensors["latents"].to(self.world.device)
-        for role in ("student", "generator"):
-            module: nn.Module = getattr(self, role)
-            optimiser: torch.optim.Optimizer = getattr(self, f"{role}_optimiser")
-            module.load_state_dict(_below(role, tensors))
-            states: dict[int, dict[str, torch.Tensor]] = {}
-            for name, tensor in _below(f"{role}_optimiser", tensors).items():
-                index, _, key = name.partition(".")
-                states.setdefault(int(index), {})[key] = tensor
-            groups = optimiser.state_dict()["param_groups"]
-            optimiser.load_state_dict({"state": states, "param_groups": groups})
-
-
-def _below(role: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    prefix = f"{role}."
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+        self.student.load_state_dict(below("student", tensors))
+        self.generator.load_state_dict(below("generator", tensors))
+        states: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in below("optimiser", tensors).items():
+            index, _, key = name.partition(".")
+            states.setdefault(int(index), {})[key] = tensor
+        groups = self.generator_optimiser.state_dict()["param_groups"]
+        self.generator_optimiser.load_state_dict({"state": states, "param_groups": groups})

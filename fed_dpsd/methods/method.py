@@ -1,6 +1,6 @@
 """What a method is, and what it may see of the federation and of a site."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -160,6 +160,12 @@ class Method(Protocol):
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """A client's answer to one ask."""
+
+
+def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors named PREFIX.REST, by REST."""
+    start = f"{prefix}."
+    return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 
 def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:

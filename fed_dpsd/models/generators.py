@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 
-CONTRAST = 3.0
+CONTRAST = 2.0
 
 
 class Generator(nn.Module):

@@ -19,7 +19,7 @@ from torchvision.utils import save_image
 
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
-from fed_dpsd.methods.method import Bank, Plan, Round, World, predict, to_unit
+from fed_dpsd.methods.method import Bank, Plan, Round, World, below, predict, to_unit
 from fed_dpsd.privacy.accounting import UNITS_AND_RELATIONS, prove
 from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, Relation, Unit
 from fed_dpsd.privacy.published import published_epsilon
@@ -144,7 +144,7 @@ def _run(
     student = None
     if resume is not None:
         student = world.make_student(Streams(config.seed).torch("student"))
-        student.load_state_dict(student_tensors(resume.tensors))
+        student.load_state_dict(below("student", resume.tensors))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
         student = finished.student
@@ -158,12 +158,6 @@ def _run(
     if student is not None:
         summary["accuracy"]["student"] = accuracy(predict(student, test.images, world.device), test)
         summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
-
-
-def student_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The student's weights in a state's tensors."""
-    prefix = "student."
-    return {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def accuracy(probabilities: np.ndarray, split: Any) -> float:

@@ -1,0 +1,26 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test slow bundle
+
+help: ## List what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: ## Install the package with its test tools
+	pip install -e '.[test]'
+
+check: ## Lint, format and type checks
+	ruff check .
+	ruff format --check .
+	mypy
+
+format: ## Format the code
+	ruff format .
+	ruff check --fix .
+
+test: ## The test suite
+	pytest
+
+slow: ## Flower simulations, kills, wheels: about ten minutes
+	pytest -m slow
+
+bundle: ## Build the Flower bundle
+	flwr build

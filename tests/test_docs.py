@@ -1,0 +1,77 @@
+"""Docs that stay true: names import, README's commands run, numbers in the docs are computed."""
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fed_dpsd import cli
+from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from tests.conftest import SMALL
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+NAMES = re.findall(r"`(fed_dpsd\.[\w.]+)`", (ROOT / "docs" / "paper_map.md").read_text())
+COMMANDS = re.findall(r"^fed-dpsd .*$", README, re.MULTILINE)
+
+
+def _is_module(path):
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_paper_map_names_what_exists(name):
+    parts = name.split(".")
+    modules = [n for n in range(1, len(parts) + 1) if _is_module(ROOT / "/".join(parts[:n]))]
+    depth = max(modules)
+    target = importlib.import_module(".".join(parts[:depth]))
+    for part in parts[depth:]:
+        target = getattr(target, part)
+    assert callable(target)
+
+
+def test_the_paper_map_covers_every_loss():
+    import fed_dpsd.losses as losses
+
+    public = [n for n, f in vars(losses).items() if callable(f) and not n.startswith("_")
+              and getattr(f, "__module__", "") == losses.__name__]
+    mapped = {name.rsplit(".", 1)[-1] for name in NAMES}
+    assert set(public) - mapped == {"project_to_simplex"}
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Run `fed-dpsd` in process, in a folder of its own; returns the last line of stdout."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fed-dpsd", *words])
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        assert not done.value.code
+        return capsys.readouterr().out.splitlines()[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if "--engine" not in c])
+def test_the_readmes_commands_run(command, call):
+    """At a small size; RUN is a run folder. Flower's commands are in runtime/test_simulation.py."""
+    words = shlex.split(command, comments=True)[1:]
+    if "RUN" in words:
+        folder = call("run", *SMALL)
+        words = [folder if word == "RUN" else word for word in words]
+    call(*words, *(SMALL if words[0] == "run" else ()))
+
+
+def test_numbers_in_the_privacy_text_are_computed():
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    for epsilon_per_answer, printed in ((1.0, "24,512.6"), (0.1, "351.22")):
+        mechanism = TopKRandomizedResponse(10, epsilon_per_answer, 2)
+        proven = prove(mechanism, 51_200, 1e-5, "record", "replace_one").value
+        assert float(printed.replace(",", "")) == pytest.approx(proven, rel=1e-5)
+        assert printed in text

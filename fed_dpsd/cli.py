@@ -1,4 +1,4 @@
-"""The console script `fed-dpsd`: the last line of stdout is data, everything else goes to stderr."""
+"""The console script `fed-dpsd`: data on stdout, every word for people on stderr."""
 
 import contextlib
 import json

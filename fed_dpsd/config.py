@@ -60,7 +60,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """conf/model: architectures (models/classifiers.py) and widths (channels of the first layer)."""
+    """conf/model: architectures (models/classifiers.py) and widths (first layer's channels)."""
 
     teacher: str
     teacher_width: int
@@ -120,7 +120,7 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole experiment. `method`, `partition` and `privacy.mechanism` are bound by their rooms."""
+    """A whole experiment; `method`, `partition` and `privacy.mechanism` are bound elsewhere."""
 
     num_clients: int
     seed: int
@@ -321,7 +321,9 @@ class Binder:
         if isinstance(path, str) and re.fullmatch(r"[a-z_0-9]+\.[A-Za-z0-9]+", path):
             module, name = path.split(".")
             try:
-                return typing.cast(type, getattr(importlib.import_module(f"{package}.{module}"), name))
+                return typing.cast(
+                    type, getattr(importlib.import_module(f"{package}.{module}"), name)
+                )
             except (ImportError, AttributeError):
                 pass
         self.problems.append(f"{where}={path!r} is not a MODULE.CLASS inside {package}")

@@ -42,9 +42,10 @@ def decoupled_kd(
         (B,) float, the loss of each sample.
     """
     teacher, student, target, teacher_target, student_target = _split_target(teacher, student)
-    target_class = teacher_target * (teacher_target / student_target).log() + (
-        1 - teacher_target
-    ) * ((1 - teacher_target) / (1 - student_target)).log()
+    target_class = (
+        teacher_target * (teacher_target / student_target).log()
+        + (1 - teacher_target) * ((1 - teacher_target) / (1 - student_target)).log()
+    )
     teacher_rest = (teacher / (1 - teacher_target)).masked_fill(target, 0)
     student_rest = student / (1 - student_target)
     ratio = (teacher_rest / student_rest).masked_fill(target, 1)

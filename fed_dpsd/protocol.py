@@ -13,7 +13,7 @@ Array = NDArray[np.generic]
 
 
 class ProtocolError(RuntimeError):
-    """A peer sent something it must not send; the message names the peer, the field and the value."""
+    """A peer sent something it must not; the message names the peer, the field and the value."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Keyed random streams: every draw has a generator of its own, and none is shared or carried.
 
-A stream is a function of (seed, purpose, client, query_id) only, so the same run gives the same bits
-whatever engine hosts a client, in whatever order clients answer, and after a resume.
+A stream is a function of (seed, purpose, client, query_id) only, so the same run gives the same
+bits whatever engine hosts a client, in whatever order clients answer, and after a resume.
 """
 
 import zlib

@@ -53,7 +53,10 @@ def test_rooms_import_only_what_lies_below_them(path):
 @pytest.mark.parametrize(
     ("library", "places"),
     [
-        ("flwr", {"fed_dpsd/runtime/flower.py", "client_app/__init__.py", "server_app/__init__.py"}),
+        (
+            "flwr",
+            {"fed_dpsd/runtime/flower.py", "client_app/__init__.py", "server_app/__init__.py"},
+        ),
         ("flwr_datasets", {"fed_dpsd/data/partition.py"}),
         ("hydra", {"fed_dpsd/config.py"}),
         ("pickle", set()),

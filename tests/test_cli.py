@@ -96,7 +96,7 @@ def test_resuming_what_is_no_run_is_an_error(fed_dpsd, tmp_path):
     assert "is not a run folder" in err
 
 
-# --- privacy plan ----------------------------------------------------------------------------------
+# --- privacy plan ---
 
 
 def plan(fed_dpsd, *overrides):
@@ -170,7 +170,7 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
     assert "reason: answers leave the client without noise" in out
 
 
-# --- data and doctor -------------------------------------------------------------------------------
+# --- data and doctor ---
 
 
 def test_data_shows_every_client_and_class(fed_dpsd):

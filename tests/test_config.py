@@ -1,4 +1,4 @@
-"""Composition and its errors: each names the key, the value and the remedy, and all come at once."""
+"""Composition and its errors: each names key, value and remedy, and all come at once."""
 
 import json
 
@@ -23,8 +23,6 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
     overrides = [f"{path.parent.name}={path.stem}"]
     if path.parent.name == "experiment":
         overrides.append(f"data.path={tmp_path}")
-    if path.stem == "medmnist":
-        overrides.append("privacy.k=2")  # two classes; the default of three says so in its error
     experiment = set_up(compose(overrides), tmp_path)
     assert experiment.config.num_clients >= 1
 
@@ -75,7 +73,7 @@ def test_a_missing_data_folder_is_named(tmp_path):
     assert f"data.path={tmp_path}/nowhere is not a folder" in text
 
 
-# --- run-config --------------------------------------------------------------------------------------
+# --- run-config ---
 
 
 def test_flat_keys_override_and_empty_means_not_given():

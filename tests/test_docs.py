@@ -37,8 +37,11 @@ def test_the_paper_map_names_what_exists(name):
 def test_the_paper_map_covers_every_loss():
     import fed_dpsd.losses as losses
 
-    public = [n for n, f in vars(losses).items() if callable(f) and not n.startswith("_")
-              and getattr(f, "__module__", "") == losses.__name__]
+    public = [
+        n
+        for n, f in vars(losses).items()
+        if callable(f) and not n.startswith("_") and getattr(f, "__module__", "") == losses.__name__
+    ]
     mapped = {name.rsplit(".", 1)[-1] for name in NAMES}
     assert set(public) - mapped == {"project_to_simplex"}
 

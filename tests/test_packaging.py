@@ -34,7 +34,11 @@ def test_the_bundle_is_what_git_tracks(bundle):
         and (ROOT / name).exists()
     }
     shipped = {name for name in bundle.namelist() if not name.startswith(".info/")}
-    assert {"fed_dpsd/data/datasets.py", "conf/data/digits.yaml", "client_app/__init__.py"} <= shipped
+    assert {
+        "fed_dpsd/data/datasets.py",
+        "conf/data/digits.yaml",
+        "client_app/__init__.py",
+    } <= shipped
     assert shipped == expected
 
 

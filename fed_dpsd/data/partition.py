@@ -130,7 +130,7 @@ def split(
 def _try_split(
     partition: Partition, labels: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:
-    """The clients' indices, or None where the partitioner cannot, or leaves a client without any."""
+    """The clients' indices; None where the partitioner cannot, or leaves a client without any."""
     from datasets import Dataset
 
     order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(labels))

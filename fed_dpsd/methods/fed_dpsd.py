@@ -46,6 +46,7 @@ class FedDPSD:
     """Algorithm 2; the fields are conf/method/fed_dpsd.yaml."""
 
     latent_size: int
+    noise_share: float
     generator_period: int
     generator_steps: int
     generator_learning_rate: float
@@ -102,7 +103,7 @@ class FedDPSD:
         for number in range(len(bank) + 1, world.rounds + 1):
             if number > 1 and self.generator_period and (number - 1) % self.generator_period == 0:
                 players.renew_generator(number)
-            images = players.generate()
+            images = players.generate(number)
             predictions = predict(players.student, images, world.device)
             total = federation.total(Ask(number, images, predictions))
             if total.count == 0:  # every client's budget is spent
@@ -176,7 +177,7 @@ class FedDPSD:
         """L_s: the votes' likelihood for randomised responses, else the cross-entropy of Eq. 7."""
         mechanism = world.mechanism
         if isinstance(mechanism, TopKRandomizedResponse) and not self.literal:
-            members = torch.from_numpy(top_k(predictions, mechanism.k)).to(logits)
+            members = torch.from_numpy(top_k(predictions, mechanism.size)).to(logits)
             return losses.response_loss(logits, labels, members, mechanism.lie_probability)
         return losses.student_loss(logits, labels)
 
@@ -237,11 +238,15 @@ class _Players:
         return [slice(start, start + size) for start in range(0, len(self.latents), size)]
 
     @torch.no_grad()
-    def generate(self) -> NDArray[np.uint8]:
+    def generate(self, number: int) -> NDArray[np.uint8]:
         """(Q, C, H, W) images, as bytes: what the student and the clients both see."""
         self.generator.train()
         parts = [self.generator(self.latents[batch]) for batch in self.batches()]
-        return (torch.cat(parts) * 255).round().to(torch.uint8).cpu().numpy()
+        images = (torch.cat(parts) * 255).round().to(torch.uint8).cpu().numpy()
+        rng = self.streams.numpy("noise images", query_id=number)
+        noise = images[: round(self.method.noise_share * len(images))]
+        noise[:] = rng.integers(0, 256, noise.shape, dtype=np.uint8)
+        return images
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything a resumed server needs, by name; copies."""

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-
 CONTRAST = 2.0
 
 

@@ -167,7 +167,7 @@ def _sign_sum_law(queries: int, truth: float, lie: float) -> tuple[np.ndarray, f
     law = np.zeros(2 * queries + 1)
     for count, log_weight in zip(lies, binom.logpmf(lies, queries, lie), strict=True):
         rest, share = queries - count, truth / (1 - lie)
-        truths = np.arange(*_window(rest, share, outside))
+        truths = np.arange(*_window(int(rest), share, outside))
         law[truths - count + queries] += np.exp(log_weight + binom.logpmf(truths, rest, share))
     return law, 1e-14
 

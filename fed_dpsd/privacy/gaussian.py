@@ -75,7 +75,10 @@ class NormalizedGradient:
         with np.errstate(over="ignore"):
             bounded = self.bound * (sensitive / (norm + self.stability))
         length = np.linalg.norm(bounded, axis=1, keepdims=True)
-        return bounded * np.minimum(1, self.bound / np.maximum(length, self.bound))
+        clipped: NDArray[np.float64] = bounded * np.minimum(
+            1, self.bound / np.maximum(length, self.bound)
+        )
+        return clipped
 
     def noise(
         self, value: Values, predictions: Values, rng: np.random.Generator
@@ -95,4 +98,4 @@ class NormalizedGradient:
         return GaussianDpEvent(stddev / self.sensitivity(unit, relation))
 
     def _mask(self, predictions: Values) -> NDArray[np.bool_]:
-        return top_k(predictions, self.k or self.num_classes)
+        return top_k(predictions, self.num_classes if self.k is None else self.k)

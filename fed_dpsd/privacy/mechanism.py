@@ -156,7 +156,7 @@ class NonPrivate:
 
 
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
-    """Mask of the k largest entries of each row of (B, K) `predictions`; ties go to the lower class.
+    """Mask of each row's k largest entries of (B, K) `predictions`; ties go to the lower class.
 
     The mask depends on public predictions only, and both sides compute the same one.
     """

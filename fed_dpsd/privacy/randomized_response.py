@@ -28,7 +28,7 @@ class TopKRandomizedResponse:
     Args:
         num_classes: K, >= 2.
         epsilon_per_answer: eps0, >= 0.
-        k: size of I, 2 <= k <= K.
+        k: size of I, 2 <= k <= K; None is K.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -40,32 +40,38 @@ class TopKRandomizedResponse:
     trust: ClassVar[Trust] = "nobody"
     num_classes: int
     epsilon_per_answer: float
-    k: int
+    k: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_per_answer < math.inf:
             raise ValueError(
                 f"epsilon_per_answer={self.epsilon_per_answer} must be a finite number >= 0"
             )
-        check_k(self.k, self.num_classes)
+        check_k(self.size, self.num_classes)
+
+    @property
+    def size(self) -> int:
+        """Size of I: k, or all classes."""
+        return self.num_classes if self.k is None else self.k
 
     @property
     def lie_probability(self) -> float:
         """Probability of each single class of I other than the true one."""
         truth = math.exp(-self.epsilon_per_answer)
-        return truth / (1 + (self.k - 1) * truth)
+        return truth / (1 + (self.size - 1) * truth)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """The law of the response: (B, K) probabilities, zero outside I.
 
         A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
         """
-        sensitive_valid = np.isfinite(sensitive_value).all(axis=1)
+        sensitive_valid = np.atleast_1d(np.isfinite(sensitive_value).all(axis=1))
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
-        members = top_k(predictions, self.k)
-        inside = members[np.arange(len(members)), sensitive_class] & sensitive_valid
-        law = np.where(inside[:, None], self.lie_probability, 1 / self.k) * members
-        law[inside, sensitive_class[inside]] = 1 - (self.k - 1) * self.lie_probability
+        members = top_k(predictions, self.size)
+        listed = np.take_along_axis(members, sensitive_class[:, None], axis=1)[:, 0]
+        inside: NDArray[np.bool_] = np.logical_and(listed, sensitive_valid)
+        law = np.where(inside[:, None], self.lie_probability, 1 / self.size) * members
+        law[inside, sensitive_class[inside]] = 1 - (self.size - 1) * self.lie_probability
         return law
 
     def noise(
@@ -75,7 +81,8 @@ class TopKRandomizedResponse:
         cumulative = np.cumsum(value, axis=1)
         draw = rng.random((len(value), 1)) * cumulative[:, -1:]
         answer = (draw >= cumulative).sum(axis=1)
-        return np.eye(self.num_classes, dtype=np.uint8)[answer]
+        one_hot: NDArray[np.uint8] = np.eye(self.num_classes, dtype=np.uint8)[answer]
+        return one_hot
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
         """Log-ratio bound of one response, the same for every unit and relation."""
@@ -84,5 +91,5 @@ class TopKRandomizedResponse:
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """k-ary randomised response; its noise parameter is the probability of a uniform redraw."""
         return RandomizedResponseDpEvent(
-            noise_parameter=self.k * self.lie_probability, num_buckets=self.k
+            noise_parameter=self.size * self.lie_probability, num_buckets=self.size
         )

@@ -80,7 +80,7 @@ def from_json(text: str) -> Experiment:
 def _bind_class(
     binder: Binder, package: str, values: Mapping[str, Any], where: str, public: dict[str, Any]
 ) -> Any:
-    """An instance of the class that `_class_` names, from its keys and the public facts it takes."""
+    """An instance of the class that `_class_` names, from its keys and public facts."""
     cls = binder.locate(package, values.get("_class_"), f"{where}._class_")
     if cls is None:
         return None
@@ -122,8 +122,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
         path = absolute("data.path", config.data.path)
         if not Path(path).is_dir():
             binder.problems.append(
-                f"data.path={path} is not a folder; "
-                "give one with train.parquet and test.parquet"
+                f"data.path={path} is not a folder; give one with train.parquet and test.parquet"
             )
         changes["data"] = dataclasses.replace(config.data, path=path)
     return dataclasses.replace(config, **changes)

@@ -48,7 +48,7 @@ def code_digest(client_app: Path) -> str:
     return digest.hexdigest()
 
 
-# --- server --------------------------------------------------------------------------------------
+# --- server ---
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
@@ -186,7 +186,7 @@ class GridFederation(HostedFederation):
         return rows
 
 
-# --- client --------------------------------------------------------------------------------------
+# --- client ---
 
 
 def answer(message: Message, context: Context, client_app: Path) -> Message:

@@ -1,7 +1,6 @@
 """The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
 
 import datetime
-import functools
 import json
 import math
 import platform
@@ -213,7 +212,7 @@ def _save_samples(folder: Path, bank: Bank, number: int) -> None:
     save_image(images, folder / "samples" / f"round_{number:05d}.png", nrow=8)
 
 
-# --- summary -----------------------------------------------------------------------------------
+# --- summary ---
 
 
 def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:

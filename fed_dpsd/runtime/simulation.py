@@ -73,7 +73,7 @@ def simulate(
     return _outcome(folder, status, log)
 
 
-# --- processes ------------------------------------------------------------------------------------
+# --- processes ---
 
 
 @contextlib.contextmanager
@@ -155,12 +155,10 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
         time.sleep(0.1)
 
 
-# --- the run --------------------------------------------------------------------------------------
+# --- the run ---
 
 
-def _submit(
-    place: Path, environment: Mapping[str, str], overrides: list[str], nodes: int
-) -> str:
+def _submit(place: Path, environment: Mapping[str, str], overrides: list[str], nodes: int) -> str:
     """Submit the run; its configuration travels in a file, so that any quoting survives."""
     text = json.dumps(" ".join(overrides), ensure_ascii=False)
     (place / "run.toml").write_text(f"overrides = {text}\n")
@@ -241,9 +239,7 @@ def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any
     if summary.get("status") == "completed" and status.get("status") == "finished:completed":
         return summary
     cause = summary.get("error") or _last_error(log) or status.get("status-details")
-    raise SimulationFailed(
-        f"the Flower simulation failed: {cause or 'it stopped without a word'}"
-    )
+    raise SimulationFailed(f"the Flower simulation failed: {cause or 'it stopped without a word'}")
 
 
 def _last_error(log: str) -> str:

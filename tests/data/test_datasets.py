@@ -44,9 +44,7 @@ def test_digits_are_embedded_with_a_fixed_split(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
-    config = replace(
-        write(tmp_path / "data", [0, 100, 255], [0, 1, 2]), shape=(channels, 8, 8)
-    )
+    config = replace(write(tmp_path / "data", [0, 100, 255], [0, 1, 2]), shape=(channels, 8, 8))
     data = datasets.load(config, tmp_path / "cache")
     assert data.train.images[:, 0, 0, 0].tolist() == [0, 100, 255]
     assert data.train.images.shape == (3, channels, 8, 8)
@@ -58,7 +56,10 @@ def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"image_column": "img"}, "no column data.image_column='img'; the columns are image, label"),
+        (
+            {"image_column": "img"},
+            "no column data.image_column='img'; the columns are image, label",
+        ),
         ({"label_column": "y"}, "no column data.label_column='y'"),
         ({"num_classes": 2}, "labels are 0 to 2, but data.num_classes=2 needs 0 to 1"),
         ({"shape": (1, 12, 12)}, r"image 0 has shape \[1, 8, 8\], but data.shape=\[1, 12, 12\]"),

@@ -33,7 +33,7 @@ def test_generator_training_lowers_its_loss_and_leaves_the_student_alone(small):
     experiment = small("privacy=non_private", "method.generator_steps=1")
     world = World.of(experiment.config, experiment.mechanism)
     players = _Players(experiment.method, world, Streams(0))
-    images = players.generate()
+    images = players.generate(1)
     predictions = predict(players.student, images, world.device)
     bank = Bank(images, predictions, predictions)
     before = {name: t.clone() for name, t in players.student.state_dict().items()}
@@ -64,7 +64,7 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
     list(experiment.method.server(federation, world, Streams(0), None))
     scale = seen["total"].sum.std() / experiment.mechanism.bound
     assert scale == pytest.approx(1000, rel=0.05)  # 5,120 draws: 5 standard errors
-    assert not scale == pytest.approx(1000 * 8**0.5, rel=0.05)
+    assert scale < 1000 * 8**0.5 * 0.95
 
 
 def test_the_student_learns_from_answers_alone(small, tmp_path):

@@ -15,6 +15,7 @@ from fed_dpsd.streams import Streams
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 ANSWERS = [
     ("privacy=label",),
+    ("privacy=label", "privacy.k=3"),
     ("privacy=gradient",),
     ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.literal=true"),
     ("privacy=label", "method.literal=true"),

@@ -18,7 +18,7 @@ def rng(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
-# --- normalised gradients --------------------------------------------------------------------------
+# --- normalised gradients ---
 
 
 def test_encoded_rows_never_exceed_the_bound():
@@ -81,7 +81,9 @@ def test_noise_has_its_law_and_no_other(seed):
 def test_sensitivities_are_attained_and_folded_into_the_event():
     gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
     one, other = (gradient.encode(np.array([[sign, 0, 0, 0]]), UNIFORM) for sign in (1.0, -1.0))
-    assert np.linalg.norm(one - other) == pytest.approx(gradient.sensitivity("record", "add_remove"))
+    assert np.linalg.norm(one - other) == pytest.approx(
+        gradient.sensitivity("record", "add_remove")
+    )
     assert np.linalg.norm(one) == pytest.approx(gradient.sensitivity("client", "add_remove"))
     assert gradient.event("record", "replace_one").noise_multiplier == pytest.approx(1.5)
     assert gradient.event("client", "add_remove").noise_multiplier == pytest.approx(3.0)
@@ -109,7 +111,7 @@ def test_trust_follows_who_adds_the_noise():
     assert NormalizedGradient(10, 1.0, noise_at="server").trust == "server"
 
 
-# --- randomised response ---------------------------------------------------------------------------
+# --- randomised response ---
 
 
 def response_law(mechanism, predictions, teacher_class):
@@ -174,7 +176,7 @@ def test_response_parameters_are_checked(field, value):
         TopKRandomizedResponse(**values)
 
 
-# --- the rest ---------------------------------------------------------------------------------------
+# --- the rest ---
 
 
 def test_non_private_answers_are_the_value_itself():

@@ -111,14 +111,12 @@ def test_clients_compute_with_their_own_number_of_threads(small):
     torch.set_num_threads(1)
 
 
-# --- what goes wrong ------------------------------------------------------------------------------
+# --- what goes wrong ---
 
 
 def failing(small, **grid):
     experiment = small("federation.round_timeout_seconds=1", "federation.node_timeout_seconds=0.2")
-    return GridFederation(
-        experiment, FakeGrid(**grid), runs.new_run_folder(experiment), CLIENT_APP
-    )
+    return GridFederation(experiment, FakeGrid(**grid), runs.new_run_folder(experiment), CLIENT_APP)
 
 
 def test_no_node_within_the_time_out(small):
@@ -159,14 +157,12 @@ def test_a_client_failure_is_one_line_in_a_simulation_and_a_name_outside(small, 
     with pytest.raises(ProtocolError, match=r"client 0 failed: ProtocolError: images have shape"):
         failing(small, nodes=1).each(wrong)
     experiment = small("federation.simulation=false")
-    deployed = GridFederation(
-        experiment, FakeGrid(1), runs.new_run_folder(experiment), CLIENT_APP
-    )
+    deployed = GridFederation(experiment, FakeGrid(1), runs.new_run_folder(experiment), CLIENT_APP)
     with pytest.raises(ProtocolError, match=r"^client 0 failed: ProtocolError$"):
         deployed.each(wrong)
 
 
-# --- the server app -------------------------------------------------------------------------------
+# --- the server app ---
 
 
 def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):

@@ -50,7 +50,11 @@ def test_what_a_run_leaves_behind(small):
 def test_the_privacy_card_of_a_summary(small):
     _, summary, _ = complete(small("privacy.epsilon_stated=10"))
     card = summary["privacy"]
-    assert (card["mechanism"], card["epsilon_stated"], card["epsilon_published"]) == ("label", 10, 10)
+    assert (card["mechanism"], card["epsilon_stated"], card["epsilon_published"]) == (
+        "label",
+        10,
+        10,
+    )
     assert [(row["unit"], row["relation"]) for row in card["proven"]] == [
         ("record", "add_remove"),
         ("record", "replace_one"),
@@ -101,7 +105,7 @@ def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
         runs.new_run_folder(small(f"out={tmp_path}/file"))
 
 
-# --- failing -----------------------------------------------------------------------------------------
+# --- failing ---
 
 
 class Breaking(LocalFederation):
@@ -172,7 +176,9 @@ def test_a_missing_checkpoint_file_is_named(small):
     experiment = small("rounds=1")
     folder, _, _ = complete(experiment)
     (folder / "checkpoint" / "round_00001.safetensors").unlink()
-    with pytest.raises(UserError, match=r"it is missing\); delete the folder .*start the run again"):
+    with pytest.raises(
+        UserError, match=r"it is missing\); delete the folder .*start the run again"
+    ):
         complete(experiment, folder)
 
 

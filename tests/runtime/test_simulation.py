@@ -29,7 +29,11 @@ def environment(**extra):
 def command(*arguments, **extra):
     """Run `fed-dpsd` in a process of its own; returns code, run folder and stderr."""
     done = subprocess.run(
-        [*COMMAND, *arguments], env=environment(**extra), capture_output=True, text=True, check=False
+        [*COMMAND, *arguments],
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     lines = done.stdout.splitlines()
     return done.returncode, Path(lines[-1]) if lines else None, done.stderr
@@ -94,9 +98,7 @@ def test_five_in_a_row_and_two_at_once_leave_no_process_and_no_port(tmp_path):
         assert code == 0, err
         assert not leftovers()
     results = []
-    threads = [
-        threading.Thread(target=lambda: results.append(command(*run))) for _ in range(2)
-    ]
+    threads = [threading.Thread(target=lambda: results.append(command(*run))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -166,7 +168,7 @@ def test_a_killed_ray_worker_is_exit_code_one_and_one_line(tmp_path):
     assert not leftovers()
 
 
-# --- as a user types it ----------------------------------------------------------------------------
+# --- as a user types it ---
 
 
 def free_port():
@@ -202,7 +204,11 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
         )
         seconds = time.monotonic() - started
         listed = subprocess.run(
-            ["flwr", "ls", "--format", "json"], cwd=clone, env=own, capture_output=True, text=True,
+            ["flwr", "ls", "--format", "json"],
+            cwd=clone,
+            env=own,
+            capture_output=True,
+            text=True,
             check=True,
         ).stdout
     finally:

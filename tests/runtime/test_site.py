@@ -42,9 +42,7 @@ def test_a_charge_comes_before_the_noise(small, records):
 
     ledger = MemoryLedger()
     site = make(small(), records, ledger)
-    assert isinstance(
-        site.release(Watching(10, 1.0, 3), np.full((32, 10), 0.1), ask()), Answer
-    )
+    assert isinstance(site.release(Watching(10, 1.0, 3), np.full((32, 10), 0.1), ask()), Answer)
     entry = ledger.entries()[0]
     assert (entry.query_id, entry.queries, entry.digest) == (1, 32, ask().digest())
 
@@ -61,7 +59,8 @@ def test_the_same_id_with_other_content_is_a_new_charge_with_other_noise(small, 
     one, other = answer(site, ask(seed=0)), answer(site, ask(seed=1))
     assert len(site.ledger.entries()) == 2
     noise = [
-        a.values - site.mechanism.encode(np.zeros((32, 10)), ask().predictions) for a in (one, other)
+        a.values - site.mechanism.encode(np.zeros((32, 10)), ask().predictions)
+        for a in (one, other)
     ]
     assert np.abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.3
 

@@ -14,6 +14,7 @@ SMALL = (
     "teacher.min_steps=20",
     "teacher.epochs=0",
     "method.student_steps=5",
+    "method.final_student_steps=10",
     "method.batch_size=32",
     "model.generator_width=4",
     "model.student_width=4",

@@ -170,7 +170,7 @@ def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
     """Bytes to float pixels in [0, 1] on `device`."""
-    return torch.from_numpy(np.ascontiguousarray(images)).to(device).float() / 255
+    return torch.tensor(np.asarray(images), device=device).float() / 255
 
 
 @torch.inference_mode()

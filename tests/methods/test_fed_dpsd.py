@@ -69,7 +69,13 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
 
 def test_the_student_learns_from_answers_alone(small, tmp_path):
     experiment = small(
-        *("privacy=non_private", "rounds=4", "queries_per_round=256", "method.student_steps=60"),
+        *(
+            "privacy=non_private",
+            "rounds=4",
+            "queries_per_round=256",
+            "method.student_steps=60",
+            "method.final_student_steps=200",
+        ),
         *("method.batch_size=128", "teacher.min_steps=300", "model.teacher_width=16"),
         *("model.student_width=16", "model.generator_width=16"),
     )

@@ -32,7 +32,7 @@ def test_generators_draw_high_contrast_images_in_range(shape):
     images = generator(latents)
     assert images.shape == (16, *shape)
     assert 0 <= images.min() < images.max() <= 1
-    assert images.std() > 1.5 * grey.std()
+    assert images.std() > 1.3 * grey.std()
 
 
 def test_weights_are_a_function_of_the_stream_and_touch_no_global_generator():

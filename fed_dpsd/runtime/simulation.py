@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ import torch
 
 from fed_dpsd.config import UserError
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.run import Progress
+from fed_dpsd.runtime.run import Progress, write_failure
 
 MARKER = "FED_DPSD_SIMULATION"
 START_TIMEOUT = 60.0
@@ -62,15 +63,23 @@ def simulate(
         progress: called with each line of rounds.jsonl as it appears.
 
     Raises:
-        SimulationFailed: it did not complete; whatever the reason, nothing is left running.
+        SimulationFailed: it did not complete. Nothing is left running, and the run folder holds
+            Flower's own log as flower.log.
     """
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-") as temporary:
         place = Path(temporary)
-        with _superlink(place) as environment:
-            run_id = _submit(place, environment, overrides, nodes)
-            status = _wait(place, environment, run_id, experiment, folder, progress)
-        log = (place / "superlink.log").read_text(errors="replace")
-    return _outcome(folder, status, log)
+        try:
+            with _superlink(place) as environment:
+                run_id = _submit(place, environment, overrides, nodes)
+                status = _wait(place, environment, run_id, experiment, folder, progress)
+            return _outcome(folder, status, (place / "superlink.log").read_text(errors="replace"))
+        except SimulationFailed as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (place / "superlink.log").exists():
+                shutil.copy(place / "superlink.log", folder / "flower.log")
+            if not (folder / "summary.json").exists():
+                write_failure(experiment, folder, "flower", error)
+            raise
 
 
 # --- processes ---
@@ -204,7 +213,7 @@ def _wait(
         silence = time.monotonic() - last_sign
         if silence > (patience if alive else START_TIMEOUT if not seen_process else 5):
             break
-        time.sleep(0.2)
+        time.sleep(0.5)
     for line in _log_lines(folder)[seen:]:
         progress(json.loads(line))
     deadline = time.monotonic() + START_TIMEOUT

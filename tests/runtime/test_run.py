@@ -84,7 +84,9 @@ def test_equal_seeds_give_equal_students_and_another_seed_another(small):
 
 
 def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
-    _, summary, lines = complete(small("privacy.epsilon_per_answer=1", "privacy.k=3", "privacy.budget=100"))
+    _, summary, lines = complete(
+        small("privacy.epsilon_per_answer=1", "privacy.k=3", "privacy.budget=100")
+    )
     assert summary["status"] == "completed"
     assert len(lines) == 2
     row = summary["privacy"]["proven"][0]

@@ -26,11 +26,12 @@ def environment(**extra):
     return os.environ | {"PYTHONPATH": str(ROOT)} | extra
 
 
-def command(*arguments, **extra):
-    """Run `fed-dpsd` in a process of its own; returns code, run folder and stderr."""
+def command(*arguments, checkout=ROOT):
+    """Run a checkout's `fed-dpsd` in a process of its own; returns code, run folder and stderr."""
     done = subprocess.run(
         [*COMMAND, *arguments],
-        env=environment(**extra),
+        cwd=checkout,
+        env=environment(PYTHONPATH=str(checkout)),
         capture_output=True,
         text=True,
         check=False,
@@ -116,16 +117,11 @@ def test_an_exception_in_an_app_is_exit_code_one_and_one_line(tmp_path, app):
     ignore = shutil.ignore_patterns(".git", "__pycache__", "runs", ".*_cache")
     shutil.copytree(ROOT, copy, ignore=ignore)
     path = copy / app / "__init__.py"
-    broken = path.read_text().replace(
-        "    flower.serve(" if app == "server_app" else "    return flower.answer(",
-        '    raise RuntimeError("broken on purpose")\n    flower.serve('
-        if app == "server_app"
-        else '    raise RuntimeError("broken on purpose")\n    return flower.answer(',
-    )
-    path.write_text(broken)
-    code, folder, err = command(
-        *small(tmp_path, "--engine", "flower", "--nodes", "1"), PYTHONPATH=str(copy)
-    )
+    call = "    flower.serve(" if app == "server_app" else "    return flower.answer("
+    raising = '    raise RuntimeError("broken on purpose")\n'
+    path.write_text(path.read_text().replace(call, raising + call))
+    run = small(tmp_path, "--engine", "flower", "--nodes", "1")
+    code, folder, err = command(*run, checkout=copy)
     assert code == 1
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "broken on purpose" in line

@@ -77,7 +77,9 @@ def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
 
 
 def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
-    site = make(small("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65"), records)
+    site = make(
+        small("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65"), records
+    )
     answers = [answer(site, ask(query_id=i, seed=i)) for i in range(4)]
     assert [type(a) for a in answers] == [Answer, Answer, Refusal, Refusal]
     assert "budget" in answers[-1].reason

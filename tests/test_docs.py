@@ -78,3 +78,11 @@ def test_numbers_in_the_privacy_text_are_computed():
         proven = prove(mechanism, 51_200, 1e-5, "record", "replace_one").value
         assert float(printed.replace(",", "")) == pytest.approx(proven, rel=1e-5)
         assert printed in text
+
+
+def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    assert names["summary"]["status"] == "completed"

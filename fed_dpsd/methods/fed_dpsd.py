@@ -66,7 +66,9 @@ class FedDPSD:
 
     def __post_init__(self) -> None:
         require(self, latent_size=1, generator_period=0, generator_steps=0, batch_size=2, balance=0)
-        require(self, student_steps=1, final_student_steps=1, class_balance=0)
+        require(self, student_steps=1, final_student_steps=1, class_balance=0, noise_share=0)
+        if self.noise_share > 1:
+            raise ValueError(f"noise_share={self.noise_share} must be between 0 and 1")
         require_positive(
             self,
             "generator_learning_rate",
@@ -186,7 +188,9 @@ class FedDPSD:
         student, generator, world = players.student, players.generator, players.world
         student.requires_grad_(False)
         generator.train()
-        labels = torch.from_numpy(answered.labels).to(world.device)
+        drawn = slice(players.noise_images, None)  # the generator's own images, after the noise
+        labels = torch.from_numpy(answered.labels[drawn]).to(world.device)
+        predictions = answered.predictions[drawn]
         loss = torch.zeros(())  # where generator_steps is 0
         for batch in players.batches():
             latents = players.latents[batch].clone().requires_grad_(True)
@@ -196,7 +200,7 @@ class FedDPSD:
                 logits = student.classifier(features)
                 loss = (
                     self.student_weight
-                    * self.student_loss(world, logits, labels[batch], answered.predictions[batch])
+                    * self.student_loss(world, logits, labels[batch], predictions[batch])
                     + self.one_hot_weight * losses.one_hot_loss(logits)
                     + self.entropy_weight * losses.entropy_loss(logits)
                     + self.activation_weight * losses.activation_loss(features)
@@ -217,6 +221,7 @@ class _Players:
     def __init__(self, method: FedDPSD, world: World, streams: Streams) -> None:
         self.method, self.world, self.streams = method, world, streams
         self.student = world.make_student(streams.torch("student"))
+        self.noise_images = round(method.noise_share * world.queries_per_round)
         self.renew_generator(0)
 
     def renew_generator(self, number: int) -> None:
@@ -228,7 +233,7 @@ class _Players:
             self.generator.parameters(), self.method.generator_learning_rate, betas=(0.5, 0.999)
         )
         self.latents = torch.randn(
-            (self.world.queries_per_round, self.method.latent_size),
+            (self.world.queries_per_round - self.noise_images, self.method.latent_size),
             generator=self.streams.torch("latents", query_id=number),
         ).to(self.world.device)
 
@@ -239,14 +244,16 @@ class _Players:
 
     @torch.no_grad()
     def generate(self, number: int) -> NDArray[np.uint8]:
-        """(Q, C, H, W) images, as bytes: what the student and the clients both see."""
+        """(Q, C, H, W) images, as bytes: what the student and the clients both see.
+
+        Noise images come first, then one image for each latent vector.
+        """
         self.generator.train()
-        parts = [self.generator(self.latents[batch]) for batch in self.batches()]
-        images = (torch.cat(parts) * 255).round().to(torch.uint8).cpu().numpy()
+        drawn = [self.generator(self.latents[batch]) for batch in self.batches()]
+        images = [(part * 255).round().to(torch.uint8).cpu().numpy() for part in drawn]
         rng = self.streams.numpy("noise images", query_id=number)
-        noise = images[: round(self.method.noise_share * len(images))]
-        noise[:] = rng.integers(0, 256, noise.shape, dtype=np.uint8)
-        return images
+        shape = (self.noise_images, *self.world.image_shape)
+        return np.concatenate([rng.integers(0, 256, shape, dtype=np.uint8), *images])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything a resumed server needs, by name; copies."""

@@ -45,6 +45,22 @@ def test_generator_training_lowers_its_loss_and_leaves_the_student_alone(small):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_noise_images_come_first_and_the_rest_is_the_generators(small, share):
+    experiment = small("privacy=non_private", f"method.noise_share={share}")
+    world = World.of(experiment.config, experiment.mechanism)
+    players = _Players(experiment.method, world, Streams(0))
+    images, later = players.generate(1), players.generate(2)
+    count = round(64 * share)
+    assert images.shape == (64, 1, 8, 8)
+    assert (images[count:] == later[count:]).all()  # the same latent vectors
+    if count:
+        assert (images[:count] != later[:count]).mean() > 0.9
+        assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
+    predictions = predict(players.student, images, world.device)
+    experiment.method.train_generator(players, Bank(images, predictions, predictions))
+
+
 def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small, tmp_path):
     """The answers are exact; the sum's noise has one client's scale, not sqrt(m) of it."""
     experiment = small(

@@ -164,7 +164,7 @@ class GridFederation(HostedFederation):
         node = reply.metadata.src_node_id
         clients = self._hosts.get(node, [])
         if reply.has_error():
-            cause = " ".join(reply.error.reason.split())[-300:]
+            cause = " ".join(reply.error.reason.split())[-200:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta")
         values = reply.content.array_records.get("answers")

@@ -216,6 +216,8 @@ def _wait(
         time.sleep(0.5)
     for line in _log_lines(folder)[seen:]:
         progress(json.loads(line))
+    if _summary(folder).get("status") == "failed":
+        return {}  # the server app has said why; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         answer = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
@@ -240,11 +242,14 @@ def _log_lines(folder: Path) -> list[str]:
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
+def _summary(folder: Path) -> dict[str, Any]:
+    path = folder / "summary.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
 def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any]:
     """The summary of a completed run, or SimulationFailed with the cause."""
-    summary: dict[str, Any] = {}
-    if (folder / "summary.json").exists():
-        summary = json.loads((folder / "summary.json").read_text())
+    summary = _summary(folder)
     if summary.get("status") == "completed" and status.get("status") == "finished:completed":
         return summary
     cause = summary.get("error") or _last_error(log) or status.get("status-details")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -43,6 +44,7 @@ class Engine(StrEnum):
 
 def main() -> None:
     """Run the command line; anything the user can mend is one line, and the exit code is 1."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     try:
         app()
     except (UserError, ProtocolError) as error:

@@ -124,16 +124,38 @@ def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
 
 
 def end_marked(marker: str, grace: float = 5.0) -> None:
-    """End every process that carries `marker` in its environment: politely, then not."""
+    """End every process that carries `marker` in its environment: politely, then not.
+
+    Their children go too: Ray's agents overwrite their environment, and outlive a killed raylet.
+    """
+    known: set[psutil.Process] = set()
     for send in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
-        while found := _marked(marker):
+        while found := _with_children(_marked(marker), known):
             for process in found:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(send)
             psutil.wait_procs(found, timeout=1.0)
             if time.monotonic() > deadline:
                 break
+
+
+def _with_children(
+    marked: list[psutil.Process], known: set[psutil.Process]
+) -> list[psutil.Process]:
+    """The living among `known`, after adding `marked` and all below them."""
+    for process in marked:
+        with contextlib.suppress(psutil.Error):
+            known.update(process.children(recursive=True))
+    known.update(marked)
+    return [process for process in known if process.is_running() and not _is_zombie(process)]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
 
 
 def _marked(marker: str) -> list[psutil.Process]:

@@ -5,6 +5,7 @@ B is the number of queries in an ask, K the number of classes, (C, H, W) the ima
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,20 @@ class Ask:
         query_id: round number, >= 0; with the content it identifies the ask.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
+        kind: "answers", or "weights" for the teachers' parameters, which a client gives only for
+            a method that says so in its own configuration, at epsilon = inf.
     """
 
     query_id: int
     images: NDArray[np.uint8]
     predictions: NDArray[np.float32]
+    kind: Literal["answers", "weights"] = "answers"
+
+    @classmethod
+    def weights(cls, image_shape: tuple[int, ...], num_classes: int) -> "Ask":
+        """An ask for weights: it carries no image."""
+        empty = np.empty((0, *image_shape), np.uint8), np.empty((0, num_classes), np.float32)
+        return cls(0, *empty, "weights")
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -41,6 +51,8 @@ class Ask:
                 f"ask {self.query_id}: predictions are {self.predictions.dtype} of shape "
                 f"{self.predictions.shape}; they must be float32 of shape (B, K)"
             )
+        if self.kind not in ("answers", "weights"):
+            raise ProtocolError(f"ask {self.query_id}: kind={self.kind!r} is unknown")
         if len(self.images) != len(self.predictions):
             raise ProtocolError(
                 f"ask {self.query_id}: {len(self.images)} images but {len(self.predictions)} "
@@ -56,7 +68,7 @@ class Ask:
 
     def digest(self) -> str:
         """SHA-256 of the whole ask: the idempotency key (same id, other content: another key)."""
-        digest = hashlib.sha256(f"{self.query_id} {self.images.shape}".encode())
+        digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         digest.update(np.ascontiguousarray(self.predictions).tobytes())
         return digest.hexdigest()
@@ -68,8 +80,8 @@ class Answer:
 
     Args:
         query_id: the ask's id.
-        values: (B, K), summable over clients: noisy gradients (float64), one-hot labels (uint8)
-            or probabilities (float32).
+        values: (B, K), summable over clients: noisy gradients (float64), counts of votes
+            (uint8, uint16) or probabilities (float32); for weights (P, 1) float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
     """
 
@@ -106,9 +118,11 @@ def check_answer(ask: Ask, client: int, answer: Answer) -> None:
     problem = ""
     if answer.query_id != ask.query_id:
         problem = f"query_id={answer.query_id}, asked {ask.query_id}"
-    elif answer.values.shape != ask.predictions.shape:
+    elif ask.kind == "answers" and answer.values.shape != ask.predictions.shape:
         problem = f"values of shape {answer.values.shape}, asked {ask.predictions.shape}"
-    elif answer.values.dtype not in (np.float64, np.float32, np.uint8):
+    elif ask.kind == "weights" and (answer.values.ndim, *answer.values.shape[1:]) != (2, 1):
+        problem = f"values of shape {answer.values.shape}, asked (P, 1)"
+    elif answer.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
         problem = f"values of type {answer.values.dtype}"
     elif answer.teachers < 1:
         problem = f"teachers={answer.teachers}, must be >= 1"

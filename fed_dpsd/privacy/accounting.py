@@ -8,7 +8,7 @@ the count of a composed RandomizedResponseDpEvent).
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dp_accounting
 import numpy as np
@@ -23,7 +23,7 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit
+from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Trust, Unit
 
 UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
     ("record", "add_remove"),
@@ -58,9 +58,25 @@ def prove(
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
         indistinguishable to anyone but the parties named by `mechanism.trust`.
     """
-    event = SelfComposedDpEvent(mechanism.event(unit, relation), queries)
-    value, failure, accountant = epsilon(event, delta)
-    return Epsilon(value, failure, unit, relation, mechanism.trust, accountant, queries, notes)
+    return prove_stages([(mechanism, queries)], delta, unit, relation, notes)
+
+
+def prove_stages(
+    stages: Sequence[tuple[Mechanism, int]],
+    delta: float,
+    unit: Unit,
+    relation: Relation,
+    notes: tuple[str, ...] = (),
+) -> Epsilon:
+    """As `prove`, for a sequence of mechanisms, each with its number of answers.
+
+    The trust is that of the most trusting mechanism.
+    """
+    events = [SelfComposedDpEvent(m.event(unit, relation), queries) for m, queries in stages]
+    value, failure, accountant = epsilon(ComposedDpEvent(events), delta)
+    queries = sum(queries for _, queries in stages)
+    trust: Trust = "server" if any(m.trust == "server" for m, _ in stages) else "nobody"
+    return Epsilon(value, failure, unit, relation, trust, accountant, queries, notes)
 
 
 def epsilon(event: DpEvent, delta: float) -> tuple[float, float, str]:

@@ -8,17 +8,28 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.mechanism import NoiseAt, Relation, Trust, Unit, Values, check_k, top_k
+from fed_dpsd.privacy.mechanism import (
+    NoiseAt,
+    Relation,
+    Trust,
+    Unit,
+    Values,
+    check_k,
+    check_teachers,
+    top_k,
+)
 
 
 @dataclass(frozen=True)
 class NormalizedGradient:
     """Top-k masked gradients of norm below beta, one per query and teacher, plus Gaussian noise.
 
-    Guarantee: with a teacher an arbitrary function of its client's data, one changed record
-    replaces the client's bounded answer, so a query's sum moves by at most 2 * bound in L2 norm,
-    and N adaptive queries are N Gaussian mechanisms of noise multiplier noise_multiplier / 2. The
-    bound cancels. The papers' sensitivity 2 * bound * sqrt(K) is loose.
+    Guarantee: with a teacher an arbitrary function of its own shard of its client's data, one
+    changed record replaces one teacher's bounded answer, so a query's sum moves by at most
+    2 * bound in L2 norm, and N adaptive queries are N Gaussian mechanisms of noise multiplier
+    noise_multiplier / 2. The bound cancels. A client's n teachers change together, so its sum
+    moves by n * bound (the client answers zero) or 2 * n * bound. The papers' sensitivity
+    2 * bound * sqrt(K) is loose.
 
     | input row                    | encoded row                       |
     | ---------------------------- | --------------------------------- |
@@ -34,6 +45,7 @@ class NormalizedGradient:
         k: coordinates kept, those of the student's k largest predictions; None keeps all.
         noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
             then sees un-noised answers and must be trusted).
+        teachers: n, teachers at a client, each on a shard of its own, >= 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -47,6 +59,7 @@ class NormalizedGradient:
     stability: float = 1e-4
     k: int | None = None
     noise_at: NoiseAt = "client"
+    teachers: int = 1
 
     def __post_init__(self) -> None:
         for field in ("noise_multiplier", "bound", "stability"):
@@ -57,6 +70,7 @@ class NormalizedGradient:
             check_k(self.k, self.num_classes)
         if self.noise_at not in ("client", "server"):
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'server'")
+        check_teachers(self.teachers)
 
     @property
     def trust(self) -> Trust:
@@ -83,14 +97,23 @@ class NormalizedGradient:
     def noise(
         self, value: Values, predictions: Values, rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Add N(0, noise_multiplier^2 bound^2) to each kept coordinate of (B, K) `value`."""
-        draw = rng.normal(0, self.noise_multiplier * self.bound, value.shape)
-        return np.asarray(value, np.float64) + draw * self._mask(predictions)
+        """Sum (n, B, K) `value` over n and add N(0, noise_multiplier^2 bound^2), once a query.
+
+        The noise falls on the kept coordinates only.
+        """
+        total = np.asarray(value, np.float64).sum(0)
+        draw = rng.normal(0, self.noise_multiplier * self.bound, total.shape)
+        noisy: NDArray[np.float64] = total + draw * self._mask(predictions)
+        return noisy
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """L2 change of a query's sum: bound where a client's answer vanishes, else 2 * bound."""
+        """L2 change of a query's sum: 2 * bound for each replaced teacher, bound for a removed one.
+
+        A record replaces one teacher under either relation (the teacher stays); a client has n.
+        """
+        changed = self.teachers if unit == "client" else 1
         removed = unit == "client" and relation == "add_remove"
-        return self.bound if removed else 2 * self.bound
+        return changed * (self.bound if removed else 2 * self.bound)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """One Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""

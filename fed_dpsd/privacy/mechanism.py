@@ -73,8 +73,8 @@ class Epsilon:
 class Mechanism(Protocol):
     """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
 
-    `noise` runs once per query: at each client (`noise_at="client"`), or at the server on the sum
-    (`noise_at="server"`).
+    `encode` runs for each teacher. `noise` runs once per query: at each client on its teachers'
+    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`).
     """
 
     name: ClassVar[str]
@@ -89,10 +89,10 @@ class Mechanism(Protocol):
         """Who must be honest for the guarantee to hold."""
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Bound a (B, K) value at the site, using the public (B, K) student predictions."""
+        """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
 
     def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
-        """Randomise a (B, K) encoded value, or a sum of them."""
+        """The randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
         """Largest change of one encoded answer, in the mechanism's own norm."""
@@ -139,12 +139,14 @@ class NonPrivate:
     reason: str = "answers leave the client without noise"
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
-        """The value itself, as float32."""
-        return np.asarray(sensitive_value, np.float32)
+        """The value itself, as float32; uniform where a row holds NaN or infinity."""
+        sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
+        uniform = 1 / np.shape(sensitive_value)[1]
+        return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
 
     def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
-        """The value itself: there is no noise."""
-        return value
+        """The sum itself: there is no noise."""
+        return np.asarray(value.sum(0))
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
         """Infinite: nothing bounds the answer's dependence on the data in any useful way."""
@@ -164,6 +166,12 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     mask = np.zeros(predictions.shape, bool)
     np.put_along_axis(mask, order, True, axis=1)
     return mask
+
+
+def check_teachers(teachers: int) -> None:
+    """Raise ValueError unless there is a teacher."""
+    if teachers < 1:
+        raise ValueError(f"teachers={teachers} must be >= 1")
 
 
 def check_k(k: int, num_classes: int) -> None:

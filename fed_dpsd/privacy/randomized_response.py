@@ -5,10 +5,19 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, RandomizedResponseDpEvent
+from dp_accounting import DpEvent, RandomizedResponseDpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.mechanism import NoiseAt, Relation, Trust, Unit, Values, check_k, top_k
+from fed_dpsd.privacy.mechanism import (
+    NoiseAt,
+    Relation,
+    Trust,
+    Unit,
+    Values,
+    check_k,
+    check_teachers,
+    top_k,
+)
 
 
 @dataclass(frozen=True)
@@ -23,12 +32,14 @@ class TopKRandomizedResponse:
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
     record may change its teacher and so all N of them. The published claim of eps0 overall is the
-    loss of a single response.
+    loss of a single response. A client's n teachers change together, so for a client each query
+    counts n responses.
 
     Args:
         num_classes: K, >= 2.
         epsilon_per_answer: eps0, >= 0.
         k: size of I, 2 <= k <= K; None is K.
+        teachers: n, teachers at a client, each on a shard of its own, >= 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -41,6 +52,7 @@ class TopKRandomizedResponse:
     num_classes: int
     epsilon_per_answer: float
     k: int | None = None
+    teachers: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_per_answer < math.inf:
@@ -48,6 +60,7 @@ class TopKRandomizedResponse:
                 f"epsilon_per_answer={self.epsilon_per_answer} must be a finite number >= 0"
             )
         check_k(self.size, self.num_classes)
+        check_teachers(self.teachers)
 
     @property
     def size(self) -> int:
@@ -76,20 +89,25 @@ class TopKRandomizedResponse:
 
     def noise(
         self, value: Values, predictions: Values, rng: np.random.Generator
-    ) -> NDArray[np.uint8]:
-        """Draw one class from each row of the law; (B, K) one-hot uint8."""
-        cumulative = np.cumsum(value, axis=1)
-        draw = rng.random((len(value), 1)) * cumulative[:, -1:]
-        answer = (draw >= cumulative).sum(axis=1)
-        one_hot: NDArray[np.uint8] = np.eye(self.num_classes, dtype=np.uint8)[answer]
-        return one_hot
+    ) -> NDArray[np.unsignedinteger]:
+        """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) counts of votes."""
+        cumulative = np.cumsum(value, axis=-1)
+        draw = rng.random((*value.shape[:-1], 1)) * cumulative[..., -1:]
+        answer = (draw >= cumulative).sum(axis=-1)
+        smallest = np.min_scalar_type(len(value))
+        votes: NDArray[np.unsignedinteger] = (
+            np.eye(self.num_classes)[answer].sum(0).astype(smallest)
+        )
+        return votes
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Log-ratio bound of one response, the same for every unit and relation."""
-        return self.epsilon_per_answer
+        """Log-ratio bound of a query: eps0, or n * eps0 where a client's teachers all change."""
+        return self.epsilon_per_answer * (self.teachers if unit == "client" else 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """k-ary randomised response; its noise parameter is the probability of a uniform redraw."""
-        return RandomizedResponseDpEvent(
+        response = RandomizedResponseDpEvent(
             noise_parameter=self.size * self.lie_probability, num_buckets=self.size
         )
+        many = unit == "client" and self.teachers > 1
+        return SelfComposedDpEvent(response, self.teachers) if many else response

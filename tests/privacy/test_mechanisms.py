@@ -45,7 +45,7 @@ def test_zero_and_empty_inputs():
     gradient = NormalizedGradient(4, 1.0)
     assert (gradient.encode(np.zeros((1, 4)), UNIFORM) == 0).all()
     assert gradient.encode(np.zeros((0, 4)), np.zeros((0, 4), np.float32)).shape == (0, 4)
-    assert gradient.noise(np.zeros((0, 4)), np.zeros((0, 4), np.float32), rng()).shape == (0, 4)
+    assert gradient.noise(np.zeros((1, 0, 4)), np.zeros((0, 4), np.float32), rng()).shape == (0, 4)
 
 
 def test_the_mask_is_public_and_noise_stays_inside():
@@ -53,7 +53,7 @@ def test_the_mask_is_public_and_noise_stays_inside():
     predictions = np.array([[0.1, 0.4, 0.4, 0.1]], np.float32)
     encoded = gradient.encode(np.array([[9.0, 3.0, 4.0, 9.0]]), predictions)
     assert encoded[0] == pytest.approx([0, 0.6, 0.8, 0], abs=1e-3)
-    noisy = gradient.noise(encoded, predictions, rng())
+    noisy = gradient.noise(encoded[None], predictions, rng())
     assert (noisy[0, [0, 3]] == 0).all()
     assert (noisy[0, [1, 2]] != encoded[0, [1, 2]]).all()
 
@@ -72,7 +72,9 @@ def test_noise_has_its_law_and_no_other(seed):
     """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-100."""
     gradient = NormalizedGradient(10, 7.0, bound=0.01)
     shape = (2_000, 10)
-    sample = gradient.noise(np.zeros(shape), np.full(shape, 0.1, np.float32), rng(seed)).ravel()
+    sample = gradient.noise(
+        np.zeros((3, *shape)), np.full(shape, 0.1, np.float32), rng(seed)
+    ).ravel()
     assert fits(sample, 0.07)
     assert not fits(sample, 0.07 * 2 / 3)
     assert not fits(sample, 0.07 * 3 / 2)
@@ -99,6 +101,7 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
         ("k", 1),
         ("k", 11),
         ("noise_at", "both"),
+        ("teachers", 0),
     ],
 )
 def test_gradient_parameters_are_checked(field, value):
@@ -149,7 +152,7 @@ def test_responses_are_drawn_from_their_law(seed):
     """Chi-square at level 1e-6; the control is the law of another epsilon."""
     mechanism = TopKRandomizedResponse(4, 1.0, 3)
     law = mechanism.encode(np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
-    drawn = mechanism.noise(np.repeat(law, 20_000, 0), UNIFORM, rng(seed))
+    drawn = mechanism.noise(np.repeat(law, 20_000, 0)[None], UNIFORM, rng(seed))
     assert drawn.dtype == np.uint8
     assert (drawn.sum(1) == 1).all()
     counts = drawn.sum(0)
@@ -168,12 +171,61 @@ def test_a_teacher_without_a_class_answers_uniformly():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epsilon_per_answer", -1.0), ("epsilon_per_answer", math.inf), ("k", 1), ("k", 11)],
+    [
+        ("epsilon_per_answer", -1.0),
+        ("epsilon_per_answer", math.inf),
+        ("k", 1),
+        ("k", 11),
+        ("teachers", 0),
+    ],
 )
 def test_response_parameters_are_checked(field, value):
     values = {"num_classes": 10, "epsilon_per_answer": 1.0, "k": 3} | {field: value}
     with pytest.raises(ValueError, match=f"{field}="):
         TopKRandomizedResponse(**values)
+
+
+def test_each_teacher_responds_on_its_own():
+    """Three teachers of three classes: the sum holds a response of each, and is not one response.
+
+    With eps0 = 20 a lie has probability 6e-9 a response.
+    """
+    mechanism = TopKRandomizedResponse(4, 20.0, teachers=3)
+    laws = np.stack([mechanism.encode(np.eye(4)[[c]], UNIFORM) for c in (0, 2, 2)])
+    votes = mechanism.noise(laws, UNIFORM, rng())
+    assert votes.tolist() == [[1, 0, 2, 0]]
+    assert mechanism.noise(np.repeat(laws, 100, 0), UNIFORM, rng()).dtype == np.uint16
+
+
+# --- several teachers at a client ---
+
+
+def test_a_client_is_all_its_teachers_and_a_record_is_one():
+    gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9, teachers=5)
+    rows = [np.array([[sign, 0.0, 0, 0]]) for sign in (1.0, -1.0)]
+    up, down = (gradient.encode(row, UNIFORM) for row in rows)
+    zero = np.zeros_like(up)
+
+    def moved(before, after):
+        return np.linalg.norm(np.sum(before, 0) - np.sum(after, 0))
+
+    worst = {
+        ("record", "add_remove"): moved([up] * 5, [up] * 4 + [down]),
+        ("record", "replace_one"): moved([up] * 5, [up] * 4 + [down]),
+        ("client", "add_remove"): moved([up] * 5, [zero] * 5),
+        ("client", "replace_one"): moved([up] * 5, [down] * 5),
+    }
+    for (unit, relation), change in worst.items():
+        assert gradient.sensitivity(unit, relation) == pytest.approx(change), (unit, relation)
+        assert gradient.event(unit, relation).noise_multiplier == pytest.approx(1.5 / change)
+
+
+def test_a_clients_responses_all_count():
+    one, many = TopKRandomizedResponse(4, 1.0), TopKRandomizedResponse(4, 1.0, teachers=5)
+    for relation in ("add_remove", "replace_one"):
+        assert many.event("record", relation) == one.event("record", relation)
+        event = many.event("client", relation)
+        assert (event.event, event.count) == (one.event("client", relation), 5)
 
 
 # --- the rest ---
@@ -182,7 +234,7 @@ def test_response_parameters_are_checked(field, value):
 def test_non_private_answers_are_the_value_itself():
     mechanism = NonPrivate()
     value = mechanism.encode(np.array([[0.25, 0.75]]), UNIFORM)
-    assert mechanism.noise(value, UNIFORM, rng()).tolist() == [[0.25, 0.75]]
+    assert mechanism.noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
     assert math.isinf(mechanism.sensitivity("record", "add_remove"))
 
 

@@ -1,15 +1,25 @@
-"""Classifiers and generators, and how they are initialised without a global generator."""
+"""Classifiers and generators, and how their weights are drawn or read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
+Module = TypeVar("Module", bound=nn.Module)
 
-def initialise(build: Callable[[], nn.Module], generator: torch.Generator) -> nn.Module:
+
+def initialise(build: Callable[[], Module], generator: torch.Generator) -> Module:
     """Build a module and draw its weights (Xavier, zero bias) from `generator` alone.
 
     The module is built on the meta device, so no layer draws from torch's global generator.
+    Convolutions are kept in the channels-last layout, which processors run about twice as fast.
+
+    Raises:
+        TypeError: a layer has weights that no rule here covers.
     """
     with torch.device("meta"):
         module = build()
@@ -20,8 +30,45 @@ def initialise(build: Callable[[], nn.Module], generator: torch.Generator) -> nn
                 nn.init.xavier_uniform_(layer.weight, generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
-            elif isinstance(layer, nn.BatchNorm2d):
-                layer.reset_running_stats()
+            elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+                if isinstance(layer, nn.BatchNorm2d):
+                    layer.reset_running_stats()
                 layer.weight.fill_(1)
                 layer.bias.zero_()
-    return module
+            elif list(layer.parameters(recurse=False)):
+                raise TypeError(f"no rule draws the weights of {type(layer).__name__}")
+    return module.to(memory_format=torch.channels_last)
+
+
+def write_weights(module: nn.Module, path: Path) -> None:
+    """Write a module's tensors to a safetensors file, for `read_weights`."""
+    weights = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
+    safetensors.torch.save_file(weights, path)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, by name.
+
+    Raises:
+        ValueError: the file is missing or is no such file.
+    """
+    try:
+        return safetensors.torch.load_file(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from None
+    except SafetensorError:
+        raise ValueError(f"{path} is not a safetensors file") from None
+
+
+def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
+    """Why `weights` do not fit `module`, in one line; "" where they do."""
+    wanted = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    given = {name: list(tensor.shape) for name, tensor in weights.items()}
+    if missing := sorted(set(wanted) - set(given)):
+        return f"{missing[0]} is missing ({len(missing)} tensors are)"
+    if unknown := sorted(set(given) - set(wanted)):
+        return f"{unknown[0]} is unknown ({len(unknown)} tensors are)"
+    for name, shape in wanted.items():
+        if given[name] != shape:
+            return f"{name} has shape {given[name]}, the architecture's is {shape}"
+    return ""

@@ -1,32 +1,26 @@
-"""Small classifiers for teachers and students. Input (B, C, H, W) float in [0, 1]."""
+"""Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
-from typing import ClassVar
+Each has a backbone, whose output `features` the generator's losses see, and a linear classifier.
+S must be a multiple of 4, >= 8. None keeps statistics of the data (GroupNorm where a normalisation
+is needed), so each trains on one record or one class as on many. `width` is the number of channels
+of the first layer; torchvision's architectures have their own and leave it aside.
+"""
+
+import functools
+from collections.abc import Callable
 
 import torch
+import torchvision
 from torch import nn
 
 
-class CNN(nn.Module):
-    """Two 3x3 convolutions with pooling and a linear classifier; no normalisation layer.
+class Classifier(nn.Module):
+    """A backbone, (B, C, S, S) to (B, F), and a linear classifier on top."""
 
-    It trains on one record or one class as on many, and keeps no statistics of the data.
-    """
-
-    name: ClassVar[str] = "cnn"
-
-    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int) -> None:
+    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
         super().__init__()
-        channels, size, _ = shape
-        self.backbone = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-        )
-        self.classifier = nn.Linear(2 * width * (size // 4) ** 2, num_classes)
+        self.backbone = backbone
+        self.classifier = nn.Linear(num_features, num_classes)
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """(B, F) output of the backbone, before the classifier."""
@@ -37,4 +31,91 @@ class CNN(nn.Module):
         return self.classifier(self.features(images))
 
 
-CLASSIFIERS: dict[str, type[nn.Module]] = {kind.name: kind for kind in (CNN,)}
+Build = Callable[[tuple[int, ...], int, int], Classifier]
+
+
+def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Two 3x3 convolutions with pooling."""
+    channels, size, _ = shape
+    backbone = nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return Classifier(backbone, 2 * width * (size // 4) ** 2, num_classes)
+
+
+def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Three pairs of 3x3 convolutions with GroupNorm and pooling: for colour images."""
+    channels, size, _ = shape
+    layers: list[nn.Module] = []
+    for outputs in (width, 2 * width, 4 * width):
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.GroupNorm(1, outputs)]
+            layers.append(nn.ReLU())
+            channels = outputs
+        layers.append(nn.MaxPool2d(2))
+    return Classifier(
+        nn.Sequential(*layers, nn.Flatten()), 4 * width * (size // 8) ** 2, num_classes
+    )
+
+
+def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """LeNet-5's plan: two 5x5 convolutions, then a fully connected layer of 8 * width."""
+    channels, size, _ = shape
+    backbone = nn.Sequential(
+        nn.Conv2d(channels, width, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2 * width * (size // 4) ** 2, 8 * width),
+        nn.ReLU(),
+    )
+    return Classifier(backbone, 8 * width, num_classes)
+
+
+def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """One hidden layer of 8 * width."""
+    channels, size, _ = shape
+    hidden = 8 * width
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, hidden), nn.ReLU())
+    return Classifier(backbone, hidden, num_classes)
+
+
+def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Torchvision's ResNet-18 for small images: a 3x3 first convolution of stride 1, no pooling."""
+    backbone = torchvision.models.resnet18(norm_layer=_group_norm)
+    backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+    backbone.maxpool = nn.Identity()
+    backbone.fc = nn.Identity()
+    return Classifier(backbone, 512, num_classes)
+
+
+def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Torchvision's MobileNetV3-small for small images: its first convolution has stride 1."""
+    whole = torchvision.models.mobilenet_v3_small(norm_layer=_group_norm)
+    whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
+    backbone = nn.Sequential(whole.features, whole.avgpool, nn.Flatten())
+    return Classifier(backbone, 576, num_classes)
+
+
+def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Torchvision's SqueezeNet 1.1 for small images: a first convolution of stride 1."""
+    whole = torchvision.models.squeezenet1_1()
+    whole.features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
+    backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Classifier(backbone, 512, num_classes)
+
+
+_group_norm = functools.partial(nn.GroupNorm, 1)
+
+CLASSIFIERS: dict[str, Build] = {
+    build.__name__: build for build in (cnn, cnn3, lenet, mlp, resnet18, mobilenet, squeezenet)
+}

@@ -3,14 +3,15 @@
 import torch
 from torch import nn
 
-CONTRAST = 2.0
+CONTRAST = (1.0, 6.0)
+BRIGHTNESS = (-4.0, 2.0)
 
 
 class Generator(nn.Module):
     """Up-sampling generator of data-free distillation (as in Fast-Datafree and DENSE).
 
-    A normalisation before the sigmoid starts it at high contrast: without it, an untrained
-    generator draws grey images only.
+    A normalisation before the sigmoid gives it its contrast: without it, an untrained generator
+    draws grey images only.
 
     Args:
         shape: (C, size, size) of the images, size a multiple of 4.
@@ -38,9 +39,14 @@ class Generator(nn.Module):
             nn.Sigmoid(),
         )
 
-    def start(self) -> None:
-        """Set the contrast of an untrained generator."""
-        self.layers[-2].weight.data.fill_(CONTRAST)
+    def start(self, rng: torch.Generator) -> None:
+        """Draw the contrast and the brightness of an untrained generator."""
+        for parameter, (low, high) in (
+            (self.layers[-2].weight, CONTRAST),
+            (self.layers[-2].bias, BRIGHTNESS),
+        ):
+            value = low + (high - low) * torch.rand((), generator=rng)
+            parameter.data.fill_(value.item())
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, latent_size) to (B, C, H, W) in [0, 1]."""

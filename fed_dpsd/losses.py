@@ -93,35 +93,38 @@ def noisy_label(
 ) -> NDArray[np.float64]:
     """Eq. 3 (Alg. 2 line 14): the label, one step from the student's prediction down the gradient.
 
+    A label may leave the simplex: what projects it would bias it, and the noise could no longer be
+    averaged out over the bank.
+
     Args:
         predictions: (B, K), the student's probabilities.
         gradient: (B, K), mean released gradient, of norm about `bound`.
         bound: beta, the normalisation bound of the answers, > 0.
         step: gamma, > 0.
-        literal: the paper's step, which moves a label by step * bound and leaves the simplex;
-            otherwise the gradient is divided by `bound` and the label projected on the simplex.
+        literal: the paper's step, which moves a label by step * bound; otherwise by `step`.
 
     Returns:
         (B, K) float64.
     """
-    if literal:
-        return predictions - step * gradient
-    return project_to_simplex(predictions - step * gradient / bound)
-
-
-def project_to_simplex(values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Euclidean projection of each row of (B, K) `values` on the probability simplex."""
-    descending = -np.sort(-np.asarray(values, np.float64), axis=1)
-    excess = np.cumsum(descending, axis=1) - 1
-    index = np.arange(1, values.shape[1] + 1)
-    active = np.count_nonzero(descending - excess / index > 0, axis=1)
-    shift = excess[np.arange(len(values)), active - 1] / active
-    return np.maximum(values - shift[:, None], 0)
+    return predictions - step * gradient / (1 if literal else bound)
 
 
 def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Eq. 7: mean cross-entropy of (B, K) student `logits` against (B, K) soft `labels`."""
     return functional.cross_entropy(logits, labels)
+
+
+def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Eq. 7 for labels with Gaussian noise: mean squared distance of probabilities and labels.
+
+    It is the noise's own likelihood: zero-mean noise does not move its minimum, however large. A
+    cross-entropy has no minimum at all where a label is negative.
+
+    Args:
+        logits: (B, K) float.
+        labels: (B, K) float, any real numbers.
+    """
+    return (logits.softmax(1) - labels).square().sum(1).mean()
 
 
 def response_loss(

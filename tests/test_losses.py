@@ -66,17 +66,29 @@ def test_noisy_label_steps_down_the_gradient():
     assert rescaled == pytest.approx(np.array([[0.3, 0.7]]))
 
 
-def test_projection_lands_on_the_simplex_and_is_the_nearest_point():
+def test_squared_loss_averages_noise_out_where_cross_entropy_cannot():
+    """Labels with zero-mean noise of ten times their size: the minimum stays at the true label.
+
+    5 standard errors of the mean of 200,000 draws are 0.11.
+    """
     rng = np.random.Generator(np.random.PCG64(0))
-    values = rng.normal(size=(50, 4))
-    projected = losses.project_to_simplex(values)
-    assert (projected >= 0).all()
-    assert projected.sum(1) == pytest.approx(1)
-    for candidate in rng.dirichlet(np.ones(4), 200):
-        nearest = ((projected - values) ** 2).sum(1)
-        assert (nearest <= ((candidate - values) ** 2).sum(1) + 1e-12).all()
-    inside = rng.dirichlet(np.ones(4), 5)
-    assert losses.project_to_simplex(inside) == pytest.approx(inside)
+    truth = torch.tensor([[0.7, 0.2, 0.1]])
+    noise = torch.from_numpy(rng.normal(0, 10, (200_000, 3))).float()
+    labels = truth + noise
+    assert (labels.mean(0) - truth).abs().max() < 0.11
+    at = {
+        name: losses.squared_loss(probabilities.log().expand(len(labels), 3), labels).item()
+        for name, probabilities in {
+            "truth": torch.tensor([[0.7, 0.2, 0.1]]),
+            "uniform": torch.full((1, 3), 1 / 3),
+            "other": torch.tensor([[0.1, 0.2, 0.7]]),
+        }.items()
+    }
+    assert at["truth"] < at["uniform"] < at["other"]
+    negative = torch.tensor([[-0.5, 1.5, 0.0]])
+    far, near = torch.tensor([[-20.0, 0.0, 0.0]]), torch.tensor([[-2.0, 0.0, 0.0]])
+    assert losses.student_loss(far, negative) < losses.student_loss(near, negative) < 0.2
+    assert losses.squared_loss(far, negative) >= 0
 
 
 def test_response_loss_is_the_likelihood_of_the_votes():

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 from torch import nn
 
@@ -15,8 +14,8 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.privacy.mechanism import Mechanism, Relation, Unit
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
 
 
@@ -31,6 +30,7 @@ class World:
     mechanism: Mechanism
     make_student: Callable[[torch.Generator], nn.Module]
     make_generator: Callable[[int, torch.Generator], nn.Module]
+    make_teacher: Callable[[int], nn.Module]
     device: torch.device
     test: Split | None = None
 
@@ -44,8 +44,15 @@ class World:
 
         def generator(latent_size: int, rng: torch.Generator) -> nn.Module:
             made = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
-            made.start()
+            made.start(rng)
             return made.to(device)
+
+        def teacher(client: int) -> nn.Module:
+            build = CLASSIFIERS[config.architecture(client)]
+            return initialise(
+                lambda: build(shape, config.data.num_classes, model.teacher_width),
+                torch.Generator(),
+            ).to(device)
 
         device = config.device
         if device == "auto":
@@ -58,6 +65,7 @@ class World:
             mechanism=mechanism,
             make_student=lambda rng: initialise(student, rng).to(device),
             make_generator=generator,
+            make_teacher=teacher,
             device=torch.device(device),
             test=test,
         )
@@ -82,11 +90,14 @@ class Plan:
         """N, over all stages."""
         return sum(stage.queries for stage in self.stages)
 
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The composed event for one unit and relation."""
-        return ComposedDpEvent(
-            [SelfComposedDpEvent(s.mechanism.event(unit, relation), s.queries) for s in self.stages]
-        )
+    def first(self, queries: int) -> "Plan":
+        """The part of the plan that the first `queries` answers are."""
+        stages = []
+        for stage in self.stages:
+            count = min(stage.queries, queries)
+            stages.append(Charge(stage.mechanism, count))
+            queries -= count
+        return Plan(tuple(stages))
 
 
 @dataclass(frozen=True)
@@ -139,16 +150,24 @@ class Site(Protocol):
     mechanism: Mechanism
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """The teacher's (B, K) probabilities: private, never to leave but through `release`."""
+        """The n teachers' (n, B, K) probabilities: never to leave but through `release`."""
+
+    def sensitive_weights(self) -> NDArray[np.float32]:
+        """The teachers' parameters, (n, P, 1): never to leave but through `release`."""
 
     def release(
         self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask
     ) -> Answer | Refusal:
-        """The only way out: bound, charge the ledger, draw the noise."""
+        """The only way out, for (n, B, K) values: bound, charge the ledger, draw the noise."""
 
 
 class Method(Protocol):
-    """A paper: what it will cost, its server half and its client half."""
+    """A paper: what it will cost, its server half and its client half.
+
+    `num_clients` is the number that the method needs; None where any will do.
+    """
+
+    num_clients: ClassVar[int | None]
 
     def plan(self, world: World) -> Plan:
         """What one client will be charged, from public facts only."""
@@ -162,6 +181,20 @@ class Method(Protocol):
         """A client's answer to one ask."""
 
 
+def fetch_teacher(federation: Federation, world: World, client: int) -> nn.Module:
+    """A client's teacher, from the weights that it releases."""
+    answer = federation.each(Ask.weights(world.image_shape, world.num_classes))[client]
+    if isinstance(answer, Refusal):
+        raise ProtocolError(f"client {client} refused to send weights: {answer.reason}")
+    teacher = world.make_teacher(client)
+    weights = torch.from_numpy(answer.values[:, 0].astype(np.float32)).to(world.device)
+    expected = sum(parameter.numel() for parameter in teacher.parameters())
+    if len(weights) != expected:
+        raise ProtocolError(f"client {client} sent {len(weights)} weights instead of {expected}")
+    nn.utils.vector_to_parameters(weights, teacher.parameters())
+    return teacher.eval()
+
+
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors named PREFIX.REST, by REST."""
     start = f"{prefix}."
@@ -169,8 +202,9 @@ def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.T
 
 
 def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Bytes to float pixels in [0, 1] on `device`."""
-    return torch.tensor(np.asarray(images), device=device).float() / 255
+    """Bytes to float pixels in [0, 1] on `device`, channels last."""
+    pixels = torch.tensor(np.asarray(images), device=device).float().div_(255)
+    return pixels.contiguous(memory_format=torch.channels_last)
 
 
 @torch.inference_mode()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dpsd.methods.fed_dpsd import _Players
-from fed_dpsd.methods.method import Bank, World, predict
+from fed_dpsd.losses import decoupled_kd_gradient
+from fed_dpsd.methods.method import World, predict
 from fed_dpsd.protocol import Total
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
@@ -29,36 +29,64 @@ def test_response_labels_are_shares_of_the_votes(small):
     assert labels[0, :2].tolist() == [0.75, 0.25]
 
 
-def test_generator_training_lowers_its_loss_and_leaves_the_student_alone(small):
-    experiment = small("privacy=non_private", "method.generator_steps=1")
-    world = World.of(experiment.config, experiment.mechanism)
-    players = _Players(experiment.method, world, Streams(0))
-    images = players.generate(1)
-    predictions = predict(players.student, images, world.device)
-    bank = Bank(images, predictions, predictions)
-    before = {name: t.clone() for name, t in players.student.state_dict().items()}
-    latents = players.latents.clone()
-    losses = [experiment.method.train_generator(players, bank) for _ in range(15)]
-    assert losses[-1] < losses[0]
-    assert not torch.equal(players.latents, latents)
-    after = players.student.state_dict()
+def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
+    untrained, trained = (
+        small("privacy=non_private", f"method.generator_steps={steps}") for steps in (0, 30)
+    )
+    world = World.of(trained.config, trained.mechanism)
+    critic = world.make_student(Streams(0).torch("critic"))
+    before = {name: t.clone() for name, t in critic.state_dict().items()}
+    losses = []
+    for experiment in (untrained, trained):
+        method = experiment.method
+        images = method.generate(critic, world, 32, Streams(0).torch("generator"))
+        assert 0 <= images.min() < images.max() <= 1
+        losses.append(method.generator_loss(critic, images).item())
+    assert losses[1] < losses[0] - 0.1
+    after = critic.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.requires_grad for parameter in critic.parameters())
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_noise_images_come_first_and_the_rest_is_the_generators(small, share):
-    experiment = small("privacy=non_private", f"method.noise_share={share}")
+@pytest.mark.parametrize("shares", [(0.0, 0.0, 0.0), (0.25, 0.5, 0.0), (0.25, 0.25, 0.5)])
+def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
+    names = ("noise_share", "areas_share", "lines_share")
+    settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
+    experiment = small("privacy=non_private", *settings)
     world = World.of(experiment.config, experiment.mechanism)
-    players = _Players(experiment.method, world, Streams(0))
-    images, later = players.generate(1), players.generate(2)
-    count = round(64 * share)
-    assert images.shape == (64, 1, 8, 8)
-    assert (images[count:] == later[count:]).all()  # the same latent vectors
+    student = world.make_student(Streams(0).torch("student"))
+    images = experiment.method.draw(student, world, Streams(0), 1)
+    again = experiment.method.draw(student, world, Streams(0), 1)
+    later = experiment.method.draw(student, world, Streams(0), 2)
+    assert (images.shape, images.dtype) == ((64, 1, 8, 8), np.uint8)
+    assert (images == again).all()
+    assert all((images[i] != later[i]).any() for i in range(64))
+    count = round(64 * shares[0])
     if count:
-        assert (images[:count] != later[:count]).mean() > 0.9
         assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
-    predictions = predict(players.student, images, world.device)
-    experiment.method.train_generator(players, Bank(images, predictions, predictions))
+
+
+def test_gradients_are_asked_for_near_the_uniform_prediction(small):
+    """There the answer points at the teacher's class; at the paper's lambda it does not."""
+    images = np.zeros((1, 1, 8, 8), np.uint8)
+    asked = {}
+    for literal in (False, True):
+        experiment = small("privacy=gradient", f"method.literal={literal}")
+        world = World.of(experiment.config, experiment.mechanism)
+        student = world.make_student(Streams(0).torch("student"))
+        with torch.no_grad():
+            student.classifier.bias[3] = 5
+        asked[literal] = experiment.method.predictions(student, images, world)
+    assert asked[True].max() > 0.9
+    assert asked[False].argmax() == 3
+    assert asked[False] == pytest.approx(np.full((1, 10), 0.1), abs=0.01)
+    teacher = np.full((1, 10), 1e-3)
+    teacher[0, 7], teacher[0, 2] = 0.8, 0.192
+    steps = {
+        balance: -decoupled_kd_gradient(teacher, asked[False], balance) for balance in (0.0, 8.0)
+    }
+    assert steps[0.0].argmax() == 7
+    assert steps[8.0].argmax() == 2
 
 
 def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small, tmp_path):

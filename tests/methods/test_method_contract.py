@@ -20,13 +20,17 @@ ANSWERS = [
     ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.literal=true"),
     ("privacy=label", "method.literal=true"),
     ("privacy=non_private",),
+    ("privacy=gradient", "teachers_per_client=3"),
+    ("privacy=label", "teachers_per_client=3"),
 ]
+# What a method needs beyond the small experiment of conftest.py.
+NEEDS = {"dpsd": ("num_clients=1",)}
 
 
 @pytest.fixture(params=[(m, a) for m in METHODS for a in ANSWERS], ids=lambda p: " ".join(p[1]))
 def experiment(request, small):
     method, answers = request.param
-    return small(f"method={method}", *answers)
+    return small(f"method={method}", *NEEDS.get(method, ()), *answers)
 
 
 def rounds(experiment, folder, resume=None):
@@ -100,7 +104,8 @@ class Recorder:
 
     def release(self, mechanism, sensitive_value, ask):
         answer = self.site.release(mechanism, sensitive_value, ask)
-        self.released.append((mechanism.encode(sensitive_value, ask.predictions), answer))
+        bounded = [mechanism.encode(value, ask.predictions) for value in sensitive_value]
+        self.released.append((np.sum(bounded, axis=0), answer))
         return answer
 
 

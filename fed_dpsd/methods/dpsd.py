@@ -1,0 +1,59 @@
+"""DPSD: differentially private synthetic distillation from one teacher.
+
+Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
+Synthetic Distillation", arXiv 2601.19090, Algorithm 1. It is Algorithm 2 with one client.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from fed_dpsd.methods.fed_dpsd import FedDPSD
+from fed_dpsd.methods.method import Charge, Federation, Plan, Site, World, fetch_teacher
+from fed_dpsd.privacy.mechanism import NonPrivate
+from fed_dpsd.protocol import Answer, Ask, Refusal
+
+WEIGHTS_LEAVE = NonPrivate("the generator is trained against the teacher's own weights (DPSD-T)")
+
+
+@dataclass(frozen=True)
+class DPSD(FedDPSD):
+    """Algorithm 1; the fields are conf/method/dpsd.yaml.
+
+    Args:
+        discriminator: what generators are trained against. "teacher" is the paper's DPSD-T: the
+            teacher's weights leave the client, so nothing is proven.
+    """
+
+    num_clients: ClassVar[int | None] = 1
+    discriminator: Literal["student", "teacher"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.discriminator not in ("student", "teacher"):
+            raise ValueError(f"discriminator={self.discriminator!r} must be 'student' or 'teacher'")
+        if self.discriminator == "teacher" and self.generator_steps == 0:
+            raise ValueError(
+                "discriminator='teacher' ships the teacher's weights for nothing with "
+                "generator_steps=0; give generator_steps >= 1"
+            )
+
+    def plan(self, world: World) -> Plan:
+        """One answer for each synthetic query; before them, for DPSD-T, the teacher's weights."""
+        answers = super().plan(world)
+        if self.discriminator == "student":
+            return answers
+        return Plan((Charge(WEIGHTS_LEAVE, 1), *answers.stages))
+
+    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+        """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""
+        if ask.kind == "weights" and self.discriminator == "teacher":
+            return site.release(WEIGHTS_LEAVE, site.sensitive_weights(), ask)
+        return super().client(ask, site)
+
+    def critic(self, federation: Federation, world: World) -> nn.Module | None:
+        """The teacher, for DPSD-T."""
+        if self.discriminator == "student":
+            return None
+        return fetch_teacher(federation, world, 0)

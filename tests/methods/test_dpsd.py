@@ -1,0 +1,88 @@
+"""DPSD: one site, and what it says of itself where the teacher is the discriminator."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dpsd.config import ConfigError
+from fed_dpsd.methods.method import World
+from fed_dpsd.protocol import Answer, Ask, ProtocolError
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.streams import Streams
+
+DPSD = ("method=dpsd", "num_clients=1")
+AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_steps=2")
+
+
+def finish(experiment, folder):
+    federation = LocalFederation(experiment, folder)
+    world = World.of(experiment.config, experiment.mechanism)
+    return federation, list(experiment.method.server(federation, world, Streams(0), None))
+
+
+def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
+    _, alone = finish(small(*DPSD), tmp_path / "dpsd")
+    _, federated = finish(small("num_clients=1"), tmp_path / "fed_dpsd")
+    one, other = alone[-1].student.state_dict(), federated[-1].student.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_it_needs_one_client(small):
+    with pytest.raises(ConfigError, match="num_clients=2: method DPSD needs num_clients=1"):
+        small("method=dpsd")
+
+
+@pytest.mark.parametrize("privacy", ["label", "gradient", "non_private"])
+def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
+    """The control: with the student as discriminator the same noise has a finite epsilon."""
+    experiment = small(*AGAINST_TEACHER, f"privacy={privacy}")
+    folder = runs.new_run_folder(experiment)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    for row in summary["privacy"]["proven"]:
+        assert (row["epsilon"], row["spent"], row["queries"]) == ("inf", "inf", 3 * 64 + 1)
+    assert summary["queries"]["answered_per_client"] == 3 * 64 + 1
+    if privacy != "non_private":
+        assert "teacher's own weights" in summary["privacy"]["reason"]
+        safe = small(*DPSD, f"privacy={privacy}")
+        plan = safe.method.plan(World.of(safe.config, safe.mechanism))
+        assert math.isfinite(runs.proven(safe, plan, "record", "replace_one").value)
+
+
+def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
+    experiment = small(*AGAINST_TEACHER)
+    federation, _ = finish(experiment, tmp_path)
+    world = World.of(experiment.config, experiment.mechanism)
+    critic = experiment.method.critic(federation, world)
+    (teacher,) = federation._sites[0]._teachers.models
+    given, true = critic.state_dict(), teacher.state_dict()
+    assert all(torch.equal(given[name], true[name]) for name in true)
+    entries = federation._sites[0].ledger.entries()
+    assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # asked twice, charged once
+
+
+def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):
+    ask = Ask.weights((1, 8, 8), 10)
+    for settings in (DPSD, ("num_clients=1",)):
+        experiment = small(*settings, "privacy=non_private")
+        federation = LocalFederation(experiment, tmp_path / settings[0])
+        with pytest.raises(ProtocolError, match="does not answer 'weights'"):
+            federation.each(ask)
+        assert not federation._sites[0].ledger.entries()
+    answer = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(ask)[0]
+    assert isinstance(answer, Answer)
+    assert answer.values.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.discriminator=both", "discriminator='both' must be 'student' or 'teacher'"),
+        ("method.discriminator=teacher", "generator_steps >= 1"),
+    ],
+)
+def test_bad_discriminators_are_named(small, override, message):
+    with pytest.raises(ConfigError, match=message):
+        small(*DPSD, "method.generator_steps=0", override)

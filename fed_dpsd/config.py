@@ -60,9 +60,13 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """conf/model: architectures (models/classifiers.py) and widths (first layer's channels)."""
+    """conf/model: architectures (models/classifiers.py) and widths (first layer's channels).
+
+    `teachers` gives client j the architecture j modulo its length; empty, all have `teacher`.
+    """
 
     teacher: str
+    teachers: tuple[str, ...]
     teacher_width: int
     student: str
     student_width: int
@@ -74,8 +78,14 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """How a client trains its teacher: `epochs`, but at least `min_steps` steps."""
+    """How a client trains its teachers: `epochs`, but at least `min_steps` steps.
 
+    With `path`, a safetensors file ("{client}" in it is the client's number), the client's teacher
+    of architecture `arch` is read from there instead.
+    """
+
+    path: str | None
+    arch: str | None
     seed: int
     epochs: int
     min_steps: int
@@ -83,6 +93,10 @@ class TeacherConfig:
     learning_rate: float
 
     def __post_init__(self) -> None:
+        if (self.path is None) != (self.arch is None):
+            raise ValueError(
+                f"path={self.path!r} and arch={self.arch!r} go together: give both, or none"
+            )
         require(self, seed=0, epochs=0, min_steps=1, batch_size=1)
         require_positive(self, "learning_rate")
 
@@ -123,6 +137,7 @@ class Config:
     """A whole experiment; `method`, `partition` and `privacy.mechanism` are bound elsewhere."""
 
     num_clients: int
+    teachers_per_client: int
     seed: int
     rounds: int
     queries_per_round: int
@@ -141,10 +156,22 @@ class Config:
     partition: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        require(self, num_clients=1, seed=0, rounds=1, queries_per_round=1)
-        require(self, threads_client=1, threads_server=1)
+        require(self, num_clients=1, teachers_per_client=1, seed=0)
+        require(self, rounds=1, queries_per_round=1, threads_client=1, threads_server=1)
+        if self.teacher.path is not None and self.teachers_per_client > 1:
+            raise ValueError(
+                f"teachers_per_client={self.teachers_per_client} cannot be read from "
+                "teacher.path, which holds one teacher a client; use teachers_per_client=1"
+            )
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={self.device!r} must be auto, cpu or cuda")
+
+    def architecture(self, client: int) -> str:
+        """The name of a client's teacher architecture."""
+        if self.teacher.arch is not None:
+            return self.teacher.arch
+        teachers = self.model.teachers or (self.model.teacher,)
+        return teachers[client % len(teachers)]
 
 
 def require(instance: Any, **minimum: int) -> None:

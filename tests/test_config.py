@@ -45,7 +45,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("privacy.delta=1", "privacy.delta=1.0 must be between 0 and 1"),
         ("privacy.budget=-1", "privacy.budget=-1.0 must be >= 0"),
         ("privacy.epsilon_per_answer=-1", "privacy.epsilon_per_answer=-1.0 must be"),
-        ("method.noise_share=1.5", "method.noise_share=1.5 must be between 0 and 1"),
+        ("method.noise_share=1.5", "must be >= 0 and at most 1 together"),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
         ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),
         ("device=tpu", "device='tpu' must be auto, cpu or cuda"),

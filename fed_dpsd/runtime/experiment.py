@@ -57,15 +57,23 @@ def set_up(raw: Mapping[str, Any], base: Path | None) -> Experiment:
         "fed_dpsd.privacy",
         values["privacy"]["mechanism"],
         "privacy",
-        {"num_classes": num_classes},
+        {"num_classes": num_classes, "teachers": raw["teachers_per_client"]},
     )
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
-        for role in ("teacher", "student"):
-            name = getattr(config.model, role)
-            if name not in CLASSIFIERS:
+        model = config.model
+        named = {"model.teacher": [model.teacher], "model.student": [model.student]}
+        named |= {"model.teachers": model.teachers, "teacher.arch": [config.teacher.arch or "cnn"]}
+        for key, names in named.items():
+            for name in set(names) - set(CLASSIFIERS):
                 known = ", ".join(CLASSIFIERS)
-                binder.problems.append(f"model.{role}={name!r} is unknown; choose one of: {known}")
+                binder.problems.append(f"{key}={name!r} is unknown; choose one of: {known}")
+        needed = method.num_clients if method else None
+        if needed not in (None, config.num_clients):
+            binder.problems.append(
+                f"num_clients={config.num_clients}: method "
+                f"{type(method).__name__} needs num_clients={needed}"
+            )
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
@@ -125,4 +133,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
                 f"data.path={path} is not a folder; give one with train.parquet and test.parquet"
             )
         changes["data"] = dataclasses.replace(config.data, path=path)
+    if config.teacher.path is not None:
+        path = absolute("teacher.path", config.teacher.path)
+        changes["teacher"] = dataclasses.replace(config.teacher, path=path)
     return dataclasses.replace(config, **changes)

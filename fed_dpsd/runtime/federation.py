@@ -36,7 +36,7 @@ class HostedFederation(ABC):
 
     @abstractmethod
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Exact (N, K) probabilities of every teacher on the test split; in a simulation only.
+        """Exact (n, N, K) probabilities of a client's teachers on the test split; simulation only.
 
         Teachers that are not trained yet are trained now.
         """
@@ -62,7 +62,7 @@ class HostedFederation(ABC):
         if mechanism.noise_at == "server" and given:
             streams = Streams(self.experiment.config.seed)
             rng = streams.numpy("server noise", query_id=int(ask.digest(), 16))
-            total = mechanism.noise(total, ask.predictions, rng)
+            total = mechanism.noise(total[None], ask.predictions, rng)
         refused = {
             client: answer.reason
             for client, answer in answers.items()

@@ -118,11 +118,12 @@ class GridFederation(HostedFederation):
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
         arrays = {"images": Array(ask.images), "predictions": Array(ask.predictions)}
         answers: dict[int, Answer | Refusal] = {}
-        for client, values, refusal in self._exchange(ANSWER, ask.query_id, arrays):
+        for client, values, refusal in self._exchange(ANSWER, ask.query_id, arrays, ask.kind):
             if refusal:
                 answers[client] = Refusal(ask.query_id, refusal)
             else:
-                answers[client] = Answer(ask.query_id, values)
+                teachers = self.experiment.config.teachers_per_client
+                answers[client] = Answer(ask.query_id, values, teachers)
         return answers
 
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
@@ -131,7 +132,7 @@ class GridFederation(HostedFederation):
         return dict(sorted(replies.items()))
 
     def _exchange(
-        self, kind: str, query_id: int, arrays: dict[str, Array]
+        self, kind: str, query_id: int, arrays: dict[str, Array], asked: str = ""
     ) -> list[tuple[int, NDArray[Any], str]]:
         """Send one message to each node; what came back, client by client."""
         messages = []
@@ -142,6 +143,7 @@ class GridFederation(HostedFederation):
                     "run_folder": str(self._run_folder),
                     "clients": clients,
                     "query_id": query_id,
+                    "asked": asked,
                 }
             )
             content = RecordDict({"meta": meta, "ask": ArrayRecord(arrays)})
@@ -225,7 +227,12 @@ def _answer_one(message: Message, experiment: Experiment, client: int) -> NDArra
     if message.metadata.message_type == DIAGNOSE:
         return site.diagnose()
     arrays = message.content["ask"]
-    ask = Ask(int(meta["query_id"]), arrays["images"].numpy(), arrays["predictions"].numpy())
+    ask = Ask(
+        int(meta["query_id"]),
+        arrays["images"].numpy(),
+        arrays["predictions"].numpy(),
+        str(meta["asked"]),  # type: ignore[arg-type]  # Ask checks it
+    )
     result = experiment.method.client(ask, site)
     return result if isinstance(result, Refusal) else result.values
 

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from numpy.typing import NDArray
+from torch import nn
 from torchvision.utils import save_image
 
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import Bank, Plan, Round, World, below, predict, to_unit
-from fed_dpsd.privacy.accounting import UNITS_AND_RELATIONS, prove
+from fed_dpsd.privacy.accounting import UNITS_AND_RELATIONS, prove_stages
 from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, Relation, Unit
 from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
@@ -31,6 +34,7 @@ from fed_dpsd.runtime.site import load_data
 from fed_dpsd.streams import Streams
 
 NOTES = ("seeded noise", "per run")
+TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 MEANINGFUL_EPSILON = 10.0
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -136,50 +140,74 @@ def _run(
 
     before = time.perf_counter()
     if config.federation.simulation:
-        summary["accuracy"] |= _diagnose(federation, test.labels)
+        summary["accuracy"] |= _diagnose(experiment, federation, test.labels)
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
-    student = None
     if resume is not None:
         student = world.make_student(Streams(config.seed).torch("student"))
         student.load_state_dict(below("student", resume.tensors))
+        _record_student(summary, student, _student_accuracy(student, world))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
-        student = finished.student
         checkpoint.save(folder / "checkpoint", finished.state)
         _save_samples(folder, finished.state.bank[-1], finished.state.round)
         line = _round_line(finished, world, time.perf_counter() - before)
         with log.open("a") as file:
             file.write(json.dumps(line) + "\n")
         progress(line)
+        _record_student(summary, finished.student, line["student_accuracy"])
     summary["seconds"]["rounds"] = time.perf_counter() - before
-    if student is not None:
-        summary["accuracy"]["student"] = accuracy(predict(student, test.images, world.device), test)
-        summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
 
 
-def accuracy(probabilities: np.ndarray, split: Any) -> float:
-    """Fraction of `split` whose label is the argmax of its (N, K) probabilities."""
-    return float((probabilities.argmax(1) == split.labels).mean())
+def _student_accuracy(student: nn.Module, world: World) -> float | None:
+    """Fraction of the test split that the student gets right; None without a test split."""
+    if world.test is None:
+        return None
+    predictions = predict(student, world.test.images, world.device)
+    return float((predictions.argmax(1) == world.test.labels).mean())
 
 
-def _diagnose(federation: HostedFederation, labels: np.ndarray) -> dict[str, Any]:
-    """Exact accuracies of the teachers and of the mean of their probabilities."""
-    probabilities = federation.diagnose()
-    each = [float((p.argmax(1) == labels).mean()) for p in probabilities.values()]
-    mean = np.mean(list(probabilities.values()), axis=0)
-    return {"ensemble": float((mean.argmax(1) == labels).mean()), "clients": each}
+def _record_student(summary: dict[str, Any], student: nn.Module, accuracy: float | None) -> None:
+    """The latest student, so that a run that fails later still says how far it came."""
+    summary["accuracy"]["student"] = accuracy
+    summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
+
+
+def _diagnose(
+    experiment: Experiment, federation: HostedFederation, labels: NDArray[np.int64]
+) -> dict[str, Any]:
+    """Exact accuracies of the clients, of the mean of all probabilities, and of the vote.
+
+    The vote is the most frequent class of the teachers, or of their randomised responses.
+    """
+    sensitive = federation.diagnose()
+    teachers = np.concatenate(list(sensitive.values()))  # (M, N, K)
+    teachers = teachers[np.isfinite(teachers).all((1, 2))]
+    votes = np.eye(teachers.shape[2])[teachers.argmax(2)]  # (M, N, K)
+
+    def score(values: NDArray[Any]) -> float:
+        return float((values.argmax(1) == labels).mean())
+
+    scores = {
+        "ensemble": score(teachers.mean(0)),
+        "clients": [score(np.nanmean(values, axis=0)) for values in sensitive.values()],
+        "vote": score(votes.sum(0)),
+    }
+    mechanism = experiment.mechanism
+    if isinstance(mechanism, TopKRandomizedResponse):
+        uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
+        laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
+        rng = Streams(experiment.config.seed).numpy("diagnostic vote")
+        scores["answered_vote"] = score(mechanism.noise(laws, uniform, rng))
+    return scores
 
 
 def _round_line(finished: Round, world: World, seconds: float) -> dict[str, Any]:
-    student = None
-    if world.test is not None:
-        student = accuracy(predict(finished.student, world.test.images, world.device), world.test)
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
-        "student_accuracy": student,
+        "student_accuracy": _student_accuracy(finished.student, world),
         **finished.metrics,
         "answered_queries": sum(len(part.labels) for part in finished.state.bank),
         "refused": finished.refused,
@@ -230,6 +258,8 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "student": None,
             "ensemble": None,
             "clients": None,
+            "vote": None,
+            "answered_vote": None,
             "evaluated_on": "public test split, simulation only",
             "covered_by_epsilon": False,
         },
@@ -278,25 +308,28 @@ def privacy_card(experiment: Experiment, plan: Plan, answered: int | None) -> di
     settings, mechanism = experiment.config.privacy, experiment.mechanism
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
-        row = proven(experiment, plan.queries, unit, relation).to_json()
+        row = proven(experiment, plan, unit, relation).to_json()
         if answered is not None:
-            used = proven(experiment, answered, unit, relation)
+            used = proven(experiment, plan.first(answered), unit, relation)
             row["spent"] = used.to_json()["epsilon"]
         rows.append(row)
-    reason = mechanism.reason if isinstance(mechanism, NonPrivate) else None
+    open_stages = [s.mechanism for s in plan.stages if isinstance(s.mechanism, NonPrivate)]
+    counted = sum(stage.queries for stage in plan.stages if stage.mechanism == mechanism)
     return {
         "mechanism": mechanism.name,
         "epsilon_stated": settings.epsilon_stated,
-        "epsilon_published": _number(published_epsilon(mechanism, plan.queries, settings.delta)),
+        "epsilon_published": _number(published_epsilon(mechanism, counted, settings.delta)),
         "proven": rows,
-        "reason": reason,
+        "reason": open_stages[0].reason if open_stages else None,
     }
 
 
-def proven(experiment: Experiment, queries: int, unit: Unit, relation: Relation) -> Epsilon:
-    """The proven epsilon of `queries` answers in this experiment, with its caveats."""
-    delta = experiment.config.privacy.delta
-    return prove(experiment.mechanism, queries, delta, unit, relation, NOTES)
+def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> Epsilon:
+    """The proven epsilon of a plan's answers in this experiment, with its caveats."""
+    config = experiment.config
+    notes = NOTES if config.teacher.path is None else (*NOTES, TEACHER_NOTE)
+    stages = [(stage.mechanism, stage.queries) for stage in plan.stages]
+    return prove_stages(stages, config.privacy.delta, unit, relation, notes)
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
@@ -310,7 +343,8 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     published = card["epsilon_published"]
     published = published if isinstance(published, str) else f"{published:.3g}"
     parts.append(f"published {published} ({card['mechanism']})")
-    epsilon = proven(experiment, card["proven"][0]["queries"], "record", "replace_one")
+    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
+    epsilon = proven(experiment, plan, "record", "replace_one")
     weak = epsilon.value > MEANINGFUL_EPSILON
     parts.append(f"proven {epsilon}" + (": no meaningful protection" if weak else ""))
     return " · ".join(parts)

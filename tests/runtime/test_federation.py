@@ -62,9 +62,13 @@ def grid_run(experiment, nodes):
     return runs.run(experiment, federation, folder, lambda line: None), federation
 
 
-@pytest.mark.parametrize("privacy", ["label", "gradient"])
-def test_every_engine_and_number_of_nodes_gives_the_same_student(small, privacy):
-    experiment = small("num_clients=5", f"privacy={privacy}")
+@pytest.mark.parametrize(
+    "answers",
+    [("privacy=label",), ("privacy=gradient",), ("privacy=gradient", "teachers_per_client=3")],
+    ids=" ".join,
+)
+def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers):
+    experiment = small("num_clients=5", *answers)
     folder = runs.new_run_folder(experiment)
     local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for nodes in (1, 2, 5, 7):
@@ -73,6 +77,24 @@ def test_every_engine_and_number_of_nodes_gives_the_same_student(small, privacy)
         assert summary["queries"] == local["queries"]
         messages = federation._grid.sent
         assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1)
+
+
+def test_weights_travel_where_the_method_ships_them(small):
+    experiment = small(
+        *("method=dpsd", "num_clients=1"),
+        *("method.discriminator=teacher", "method.generator_steps=1"),
+    )
+    folder = runs.new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    assert grid_run(experiment, 1)[0]["student_sha256"] == local["student_sha256"]
+
+
+def test_the_sum_counts_every_teacher(small, tmp_path):
+    for teachers in (1, 4):
+        experiment = small(f"teachers_per_client={teachers}", "privacy=label")
+        total = LocalFederation(experiment, tmp_path / str(teachers)).total(ask())
+        assert total.count == 2 * teachers
+        assert (total.sum.sum(1) == 2 * teachers).all()
 
 
 def test_images_travel_as_bytes(small):

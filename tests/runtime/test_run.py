@@ -12,10 +12,12 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.config import UserError
+from fed_dpsd.models import write_weights
 from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.runtime.teachers import make_teacher
 
 
 def complete(experiment, folder=None):
@@ -31,6 +33,10 @@ def test_what_a_run_leaves_behind(small):
     assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
     assert 0 <= summary["accuracy"]["student"] <= 1
     assert len(summary["accuracy"]["clients"]) == 2
+    assert all(0 <= summary["accuracy"][name] <= 1 for name in ("ensemble", "vote"))
+    assert summary["accuracy"]["answered_vote"] == pytest.approx(
+        summary["accuracy"]["vote"], abs=0.02
+    )
     assert summary["queries"] == {
         "answered_per_client": 192,
         "bytes_to_clients": 2 * 3 * 64 * (64 + 40),
@@ -76,6 +82,29 @@ def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
     _, summary, _ = complete(small("federation.simulation=false"))
     assert summary["accuracy"]["ensemble"] is None
     assert summary["accuracy"]["clients"] is None
+
+
+def test_the_answered_vote_shows_what_the_noise_does(small):
+    """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
+    _, summary, _ = complete(small("privacy.epsilon_per_answer=0"))
+    assert summary["accuracy"]["answered_vote"] == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
+    _, summary, _ = complete(small("privacy=non_private"))
+    assert summary["accuracy"]["answered_vote"] is None
+
+
+def test_the_summarys_student_is_that_of_the_last_line(small):
+    _, summary, lines = complete(small())
+    assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
+
+
+def test_teachers_from_a_file_carry_a_caveat(small, tmp_path):
+    teacher = make_teacher(small().config, 0, 0)
+    write_weights(teacher, tmp_path / "teacher.safetensors")
+    settings = (f"teacher.path={tmp_path}/teacher.safetensors", "teacher.arch=cnn")
+    for given, caveat in (((), False), (settings, True)):
+        _, summary, _ = complete(small(*given))
+        for row in summary["privacy"]["proven"]:
+            assert any("from a file" in note for note in row["notes"]) == caveat
 
 
 def test_equal_seeds_give_equal_students_and_another_seed_another(small):

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import predict
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
-from fed_dpsd.runtime import site as sites
 from fed_dpsd.runtime.ledger import MemoryLedger
-from fed_dpsd.runtime.site import Site, load_data, load_or_train, open_site, shares
+from fed_dpsd.runtime.site import Site, load_data, open_site, shares
 
 
 def ask(query_id=1, seed=0, shape=(1, 8, 8)):
@@ -26,7 +24,8 @@ def records(small):
 
 def make(experiment, records, ledger=None):
     return Site(
-        experiment.config, experiment.mechanism, 0, records, records, ledger or MemoryLedger()
+        *(experiment.config, experiment.mechanism, 0, records, np.arange(len(records))),
+        *(records, ledger or MemoryLedger()),
     )
 
 
@@ -42,7 +41,7 @@ def test_a_charge_comes_before_the_noise(small, records):
 
     ledger = MemoryLedger()
     site = make(small(), records, ledger)
-    assert isinstance(site.release(Watching(10, 1.0, 3), np.full((32, 10), 0.1), ask()), Answer)
+    assert isinstance(site.release(Watching(10, 1.0, 3), np.full((1, 32, 10), 0.1), ask()), Answer)
     entry = ledger.entries()[0]
     assert (entry.query_id, entry.queries, entry.digest) == (1, 32, ask().digest())
 
@@ -102,40 +101,8 @@ def test_a_client_with_one_class_or_few_records_works(small, records, labels):
     assert isinstance(answer(site, ask()), Answer)
 
 
-def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkeypatch):
-    config = small("seed=11").config
-    trained = []
-    original = sites.train
-    monkeypatch.setattr(sites, "train", lambda *a: trained.append(a) or original(*a))
-    device = "cpu"
-    first = predict(load_or_train(config, 0, records), records.images, device)
-    again = predict(load_or_train(config, 0, records), records.images, device)
-    assert (first == again).all()
-    assert len(trained) == 1
-    fewer = Split(records.images[1:], records.labels[1:])
-    for other, client, data in (
-        (small("seed=12").config, 0, records),
-        (small("seed=11", "teacher.learning_rate=0.1").config, 0, records),
-        (small("seed=11", "model.teacher_width=5").config, 0, records),
-        (config, 1, records),
-        (config, 0, fewer),
-    ):
-        load_or_train(other, client, data)
-    assert len(trained) == 6
-
-
-def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
-    config = small(f"cache={tmp_path}/cache").config
-    first = predict(load_or_train(config, 0, records), records.images, "cpu")
-    (path,) = (tmp_path / "cache" / "teachers").iterdir()
-    path.write_bytes(b"damaged")
-    again = predict(load_or_train(config, 0, records), records.images, "cpu")
-    assert (first == again).all()
-    assert path.stat().st_size > 100
-
-
 def test_diagnostics_are_refused_outside_a_simulation(small, records):
-    assert make(small(), records).diagnose().shape == (60, 10)
+    assert make(small(), records).diagnose().shape == (1, 60, 10)
     with pytest.raises(ProtocolError, match="refused outside a simulation"):
         make(small("federation.simulation=false"), records).diagnose()
 
@@ -150,4 +117,4 @@ def test_simulated_clients_hold_their_share(small, tmp_path):
     parts = shares(experiment)
     assert len(np.unique(np.concatenate(parts))) == 1_437
     site = open_site(experiment, 2, tmp_path)
-    assert len(site._records) == len(parts[2])
+    assert len(site._teachers._records) == len(parts[2])

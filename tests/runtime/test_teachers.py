@@ -1,0 +1,152 @@
+"""A client's teachers: disjoint shards, architectures, files and the cache."""
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dpsd.config import UserError
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.methods.method import predict
+from fed_dpsd.models import write_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.runtime import teachers
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.runtime.site import load_data
+from fed_dpsd.runtime.teachers import Teachers, assign_shards, load_or_train, make_teacher
+
+
+@pytest.fixture
+def records(small):
+    config = small().config
+    return load_data(config.data, config.cache).train.take(np.arange(60))
+
+
+def make(experiment, records, record_ids=None, client=0):
+    ids = np.arange(len(records)) if record_ids is None else record_ids
+    return Teachers(experiment.config, client, records, ids)
+
+
+def same(one, other):
+    weights = one.state_dict()
+    return all(torch.equal(weights[name], t) for name, t in other.state_dict().items())
+
+
+def test_a_records_shard_depends_on_its_own_id_and_the_key_alone():
+    ids = np.arange(5_000)
+    shards = assign_shards(ids, 7, key=3)
+    assert set(shards) == set(range(7))
+    assert (assign_shards(ids[::3], 7, key=3) == shards[::3]).all()
+    assert (assign_shards(ids, 7, key=4) != shards).mean() > 0.5
+    counts = np.bincount(shards)
+    assert abs(counts - 5_000 / 7).max() < 5 * (5_000 / 7) ** 0.5
+
+
+def test_one_changed_record_changes_one_teacher(small, records):
+    """The rule that the record-level guarantee stands on; every other teacher is the same bits."""
+    experiment = small("teachers_per_client=4")
+    images = records.images.copy()
+    images[17] = 255 - images[17]
+    before = make(experiment, records).models
+    after = make(experiment, Split(images, records.labels)).models
+    changed = [not same(one, other) for one, other in zip(before, after, strict=True)]
+    shard = assign_shards(np.array([17]), 4, experiment.config.teacher.seed)[0]
+    assert changed == [i == shard for i in range(4)]
+
+
+def test_removing_a_record_leaves_the_other_shards_alone(small, records):
+    experiment = small("teachers_per_client=4")
+    kept = np.delete(np.arange(60), 17)
+    before = make(experiment, records).models
+    after = make(experiment, records.take(kept), kept).models
+    assert sum(not same(one, other) for one, other in zip(before, after, strict=True)) == 1
+
+
+def test_an_empty_shard_still_answers(small, records):
+    """One record, eight teachers: seven have no opinion, and the answer's shape tells nobody."""
+    few = records.take(np.arange(1))
+    sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(records.images)
+    empty = np.isnan(sensitive).all((1, 2))
+    assert empty.sum() == 7
+    assert np.isfinite(sensitive[~empty]).all()
+    for privacy in ("label", "gradient", "non_private"):
+        mechanism = small(f"privacy={privacy}", "teachers_per_client=8").mechanism
+        uniform = np.full(sensitive.shape[1:], 0.1, np.float32)
+        encoded = mechanism.encode(sensitive[empty][0], uniform)
+        assert (encoded == encoded[0, 0]).all()
+        assert encoded[0, 0] == pytest.approx(0 if privacy == "gradient" else 0.1)
+
+
+def test_every_client_may_have_another_architecture(small, tmp_path):
+    experiment = small("num_clients=5", "model.teachers=[cnn,mlp,lenet]", "privacy=non_private")
+    federation = LocalFederation(experiment, tmp_path)
+    kinds = [type(s._teachers.models[0].backbone[-1]).__name__ for s in federation._sites.values()]
+    sizes = [
+        sum(p.numel() for p in site._teachers.models[0].parameters())
+        for site in federation._sites.values()
+    ]
+    assert len(kinds) == 5
+    assert sizes[0] == sizes[3] != sizes[1] == sizes[4] != sizes[2]
+
+
+def test_a_teacher_from_a_file_answers_as_it_did_where_it_was_trained(small, records, tmp_path):
+    trained = make_teacher(small("model.teacher=mlp").config, 0, 0)
+    write_weights(trained, tmp_path / "client_1.safetensors")
+    path = f"teacher.path={tmp_path}/client_{{client}}.safetensors".replace("{client}", "1")
+    read = make(small(path, "teacher.arch=mlp"), records)
+    expected = predict(trained, records.images, torch.device("cpu"))
+    assert (read.sensitive_probabilities(records.images)[0] == expected).all()
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_file_of_another_architecture_is_refused_by_name(small, records, tmp_path, name):
+    wrong = "mlp" if name == "cnn" else "cnn"
+    teacher = make_teacher(small(f"model.teacher={wrong}").config, 0, 0)
+    write_weights(teacher, tmp_path / "t.safetensors")
+    with pytest.raises(UserError, match=f"t.safetensors does not fit teacher.arch={name}") as error:
+        make(small(f"teacher.path={tmp_path}/t.safetensors", f"teacher.arch={name}"), records)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path):
+    teacher = make_teacher(small("model.teacher_width=5").config, 0, 0)
+    write_weights(teacher, tmp_path / "t.safetensors")
+    with pytest.raises(UserError, match=r"teacher_width=4.*shape \[5, 1, 3, 3\].*\[4, 1, 3, 3\]"):
+        make(small(f"teacher.path={tmp_path}/t.safetensors", "teacher.arch=cnn"), records)
+    (tmp_path / "t.safetensors").write_bytes(b"pickle?")
+    with pytest.raises(UserError, match="is not a safetensors file"):
+        make(small(f"teacher.path={tmp_path}/t.safetensors", "teacher.arch=cnn"), records)
+    with pytest.raises(UserError, match="No such file"):
+        make(small(f"teacher.path={tmp_path}/none.safetensors", "teacher.arch=cnn"), records)
+
+
+def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkeypatch):
+    config = small("seed=11").config
+    trained = []
+    original = teachers.train
+    monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
+    device = torch.device("cpu")
+    first = predict(load_or_train(config, 0, 0, records), records.images, device)
+    again = predict(load_or_train(config, 0, 0, records), records.images, device)
+    assert (first == again).all()
+    assert len(trained) == 1
+    fewer = Split(records.images[1:], records.labels[1:])
+    for other, client, data in (
+        (small("seed=12").config, 0, records),
+        (small("seed=11", "teacher.learning_rate=0.1").config, 0, records),
+        (small("seed=11", "model.teacher_width=5").config, 0, records),
+        (config, 1, records),
+        (config, 0, fewer),
+    ):
+        load_or_train(other, client, 0, data)
+    load_or_train(config, 0, 1, records)
+    assert len(trained) == 7
+
+
+def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
+    config = small(f"cache={tmp_path}/cache").config
+    first = predict(load_or_train(config, 0, 0, records), records.images, torch.device("cpu"))
+    (path,) = (tmp_path / "cache" / "teachers").iterdir()
+    path.write_bytes(b"damaged")
+    again = predict(load_or_train(config, 0, 0, records), records.images, torch.device("cpu"))
+    assert (first == again).all()
+    assert path.stat().st_size > 100

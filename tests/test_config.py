@@ -23,6 +23,8 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
     overrides = [f"{path.parent.name}={path.stem}"]
     if path.parent.name == "experiment":
         overrides.append(f"data.path={tmp_path}")
+    if path.stem == "dpsd":
+        overrides.append("num_clients=1")
     experiment = set_up(compose(overrides), tmp_path)
     assert experiment.config.num_clients >= 1
 
@@ -31,10 +33,14 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
     ("override", "expected"),
     [
         ("num_clients=0", "num_clients=0 must be >= 1"),
+        ("teachers_per_client=0", "teachers_per_client=0 must be >= 1"),
+        ("model.teachers=[cnn,nope]", "model.teachers='nope' is unknown; choose one of: cnn"),
+        ("teacher.arch=mlp", "teacher.path=None and arch='mlp' go together"),
+        ("method.commitment=2", "method.commitment=2.0 must be between 0 and 1"),
         ("num_clients=five", "num_clients='five' must be an integer"),
         ("num_clients=2.5", "num_clients=2.5 must be an integer"),
         ("seed=-1", "seed=-1 must be >= 0"),
-        ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: fed_dpsd"),
+        ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: dpsd, fed_dpsd"),
         ("data=mnits", "data=mnits is unknown; choose one of: cifar10"),
         ("privcy.k=2", "override 'privcy.k' is not a configuration key; did you mean 'privacy.k'?"),
         ("rounds", "write KEY=VALUE"),

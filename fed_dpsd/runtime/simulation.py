@@ -148,22 +148,22 @@ def _with_children(
         with contextlib.suppress(psutil.Error):
             known.update(process.children(recursive=True))
     known.update(marked)
-    return [process for process in known if process.is_running() and not _is_zombie(process)]
+    return [process for process in known if _is_alive(process)]
 
 
-def _is_zombie(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
-        return True
+        return False
 
 
 def _marked(marker: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-            if alive and process.environ().get(MARKER) == marker:
+            other = process.pid != os.getpid() and _is_alive(process)
+            if other and process.environ().get(MARKER) == marker:
                 found.append(process)
     return found
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fed_dpsd.models import initialise
+from fed_dpsd.models import initialise, misfit, read_weights, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.streams import Streams
@@ -27,12 +27,48 @@ def test_generators_draw_high_contrast_images_in_range(shape):
     streams = Streams(0)
     generator = initialise(lambda: Generator(shape, 6, 4), streams.torch("generator"))
     latents = torch.randn((16, 6), generator=streams.torch("latents"))
-    grey = generator(latents)
-    generator.start()
-    images = generator(latents)
-    assert images.shape == (16, *shape)
-    assert 0 <= images.min() < images.max() <= 1
-    assert images.std() > 1.3 * grey.std()
+    spreads, means = [], []
+    for number in range(20):
+        generator.start(streams.torch("start", query_id=number))
+        images = generator(latents)
+        assert images.shape == (16, *shape)
+        assert 0 <= images.min() < images.max() <= 1
+        spreads.append(images.std().item())
+        means.append(images.mean().item())
+    assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
+    assert min(means) < 0.25 < 0.6 < max(means)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_no_classifier_keeps_statistics_of_its_images(name):
+    """So that a teacher is its weights, trains on one record, and can be read from a file."""
+    model = initialise(lambda: CLASSIFIERS[name]((1, 28, 28), 7, 4), Streams(0).torch("model"))
+    assert not list(model.buffers())
+    images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+    together = model.train()(images)
+    alone = torch.cat([model(image[None]) for image in images])
+    assert torch.allclose(together, alone, atol=1e-4)
+
+
+def test_a_layer_without_a_rule_is_an_error():
+    with pytest.raises(TypeError, match="Bilinear"):
+        initialise(lambda: torch.nn.Bilinear(2, 2, 2), Streams(0).torch("model"))
+
+
+def test_weights_go_through_a_file_and_misfits_are_named(tmp_path):
+    def build(width):
+        return initialise(
+            lambda: CLASSIFIERS["cnn"]((3, 8, 8), 7, width), Streams(0).torch("model")
+        )
+
+    path = tmp_path / "weights.safetensors"
+    write_weights(build(4), path)
+    weights = read_weights(path)
+    assert misfit(build(4), weights) == ""
+    assert all(torch.equal(t, weights[name]) for name, t in build(4).state_dict().items())
+    assert "shape [4, 3, 3, 3], the architecture's is [5, 3, 3, 3]" in misfit(build(5), weights)
+    assert misfit(build(4), {}) == "backbone.0.bias is missing (6 tensors are)"
+    assert "extra is unknown" in misfit(build(4), weights | {"extra": torch.zeros(1)})
 
 
 def test_weights_are_a_function_of_the_stream_and_touch_no_global_generator():

@@ -17,7 +17,13 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fed_dpsd.privacy.accounting import UnsupportedEventError, epsilon, prove
+from fed_dpsd.privacy.accounting import (
+    UNITS_AND_RELATIONS,
+    UnsupportedEventError,
+    epsilon,
+    prove,
+    prove_stages,
+)
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import NonPrivate
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -211,3 +217,44 @@ def test_edges():
 def test_what_no_proof_covers_is_an_error_not_a_number(event):
     with pytest.raises(UnsupportedEventError, match="DpEvent"):
         epsilon(event, DELTA)
+
+
+# --- stages of several mechanisms ---
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_two_stages_of_a_mechanism_are_one_of_their_sum(mechanism):
+    for unit, relation in UNITS_AND_RELATIONS:
+        stages = [(mechanism, 30), (mechanism, 70)]
+        together = prove_stages(stages, 1e-5, unit, relation, ("note",))
+        assert together == prove(mechanism, 100, 1e-5, unit, relation, ("note",))
+
+
+def test_one_open_stage_makes_everything_infinite():
+    for first in (NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)):
+        proven = prove_stages([(NonPrivate(), 1), (first, 100)], 1e-5, "record", "add_remove")
+        assert math.isinf(proven.value)
+        assert proven.queries == 101
+        closed = prove_stages([(NonPrivate(), 0), (first, 100)], 1e-5, "record", "add_remove")
+        assert math.isfinite(closed.value)
+
+
+def test_stages_trust_whom_the_most_trusting_of_them_trusts():
+    alone = NormalizedGradient(10, 100.0)
+    served = NormalizedGradient(10, 100.0, noise_at="server")
+    for stages, trust in (([alone], "nobody"), ([alone, served], "server")):
+        proven = prove_stages([(m, 1) for m in stages], 1e-5, "record", "add_remove")
+        assert proven.trust == trust
+
+
+def test_a_clients_epsilon_grows_with_its_teachers_and_a_records_does_not():
+    one, many = (NormalizedGradient(10, 1000.0, teachers=n) for n in (1, 50))
+    for relation in ("add_remove", "replace_one"):
+        record = [prove(m, 1_000, 1e-5, "record", relation).value for m in (one, many)]
+        client = [prove(m, 1_000, 1e-5, "client", relation).value for m in (one, many)]
+        assert record[0] == record[1]
+        assert client[1] > 50 * client[0]

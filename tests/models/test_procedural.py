@@ -1,0 +1,54 @@
+"""Procedural images: their shapes, their variety, and that they are a function of their stream."""
+
+import numpy as np
+import pytest
+
+from fed_dpsd.models import procedural
+from fed_dpsd.streams import Streams
+
+PROCEDURES = [procedural.noise, procedural.areas, procedural.lines]
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+
+
+def name(procedure):
+    return procedure.__name__
+
+
+def smoothness(images):
+    """Mean difference of neighbouring pixels, by that of pixels anywhere."""
+    pixels = images.astype(float)
+    near = np.abs(np.diff(pixels, axis=3)).mean()
+    rng = np.random.Generator(np.random.PCG64(0))
+    anywhere = np.abs(pixels.ravel() - rng.permutation(pixels.ravel())).mean()
+    return near / anywhere
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("procedure", PROCEDURES, ids=name)
+def test_images_are_bytes_of_the_shape_and_all_different(procedure, shape):
+    images = procedure(150, shape, Streams(0).numpy("images"))
+    assert (images.shape, images.dtype) == ((150, *shape), np.uint8)
+    assert images.min() < 20 < 235 < images.max()
+    assert len(np.unique(images.reshape(150, -1), axis=0)) > 140
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES, ids=name)
+def test_images_are_a_function_of_their_stream(procedure):
+    first, again, other = (procedure(5, (1, 8, 8), Streams(s).numpy("images")) for s in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert procedure(0, (1, 8, 8), Streams(0).numpy("images")).shape == (0, 1, 8, 8)
+
+
+def test_areas_and_lines_are_smooth_and_noise_is_not():
+    drawn = {p: p(500, (1, 28, 28), Streams(0).numpy("images")) for p in PROCEDURES}
+    assert smoothness(drawn[procedural.noise]) > 0.95
+    assert smoothness(drawn[procedural.areas]) < 0.5
+    assert smoothness(drawn[procedural.lines]) < 0.5
+
+
+def test_lines_are_light_on_dark_as_often_as_dark_on_light():
+    """The side that covers more than half of an image is its ground; 5 standard errors of 1,000."""
+    images = procedural.lines(1_000, (1, 28, 28), Streams(0).numpy("images"))
+    dark_ground = (images.reshape(1_000, -1) < 128).mean(1) > 0.5
+    assert dark_ground.mean() == pytest.approx(0.5, abs=5 * (0.25 / 1_000) ** 0.5)

@@ -109,6 +109,7 @@ def run(
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
+    torch.set_flush_denormal(True)  # a student that large noise saturates is ten times slower else
     summary = _blank_summary(experiment, federation.engine)
     try:
         _run(experiment, federation, folder, progress, summary)
@@ -179,7 +180,8 @@ def _diagnose(
 ) -> dict[str, Any]:
     """Exact accuracies of the clients, of the mean of all probabilities, and of the vote.
 
-    The vote is the most frequent class of the teachers, or of their randomised responses.
+    The vote is the most frequent class of the teachers; the answered vote that of their randomised
+    responses, where these do not hang on a student's top k.
     """
     sensitive = federation.diagnose()
     teachers = np.concatenate(list(sensitive.values()))  # (M, N, K)
@@ -194,8 +196,8 @@ def _diagnose(
         "clients": [score(np.nanmean(values, axis=0)) for values in sensitive.values()],
         "vote": score(votes.sum(0)),
     }
-    mechanism = experiment.mechanism
-    if isinstance(mechanism, TopKRandomizedResponse):
+    mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
+    if isinstance(mechanism, TopKRandomizedResponse) and mechanism.size == num_classes:
         uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
         laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
         rng = Streams(experiment.config.seed).numpy("diagnostic vote")

@@ -208,7 +208,8 @@ def plan(
     out.print(f"epsilon stated by the paper: {'none' if stated is None else stated}")
     out.print(f"epsilon published (no guarantee): {card['epsilon_published']}")
     for unit, relation in runs.UNITS_AND_RELATIONS:
-        out.print(f"epsilon proven: {runs.proven(experiment, planned, unit, relation)}")
-    out.print(f"notes: {', '.join(card['proven'][0]['notes'])}")
+        epsilon = runs.proven(experiment, planned, unit, relation)
+        out.print(f"epsilon proven: {epsilon}", soft_wrap=True)
+    out.print(f"notes: {', '.join(card['proven'][0]['notes'])}", soft_wrap=True)
     if card["reason"]:
         out.print(f"reason: {card['reason']}")

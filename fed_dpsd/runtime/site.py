@@ -76,7 +76,7 @@ class Site:
         digest = ask.digest()
         stored = self.ledger.stored(digest)
         if stored is not None:
-            return Answer(ask.query_id, stored, len(sensitive_value))
+            return Answer(ask.query_id, stored, self.config.teachers_per_client)
         queries = max(1, len(ask.images))  # weights are one answer
         entry = Entry(digest, ask.query_id, queries, mechanism.event("record", "add_remove"))
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
@@ -90,7 +90,7 @@ class Site:
             rng = Streams(self.config.seed).numpy("answer", self.client, key)
             values = mechanism.noise(bounded, ask.predictions, rng)
         self.ledger.store(digest, values)
-        return Answer(ask.query_id, values, len(bounded))
+        return Answer(ask.query_id, values, self.config.teachers_per_client)
 
     def _exceeds_budget(self, entry: Entry) -> bool:
         budget = self.config.privacy.budget

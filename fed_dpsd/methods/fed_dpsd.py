@@ -144,7 +144,7 @@ class FedDPSD:
         """
         shape, queries = world.image_shape, world.queries_per_round
         drawn = [
-            procedure(round(share * queries), shape, streams.numpy(name, query_id=number))
+            procedure(int(share * queries), shape, streams.numpy(name, query_id=number))
             for procedure, share, name in (
                 (procedural.noise, self.noise_share, "noise images"),
                 (procedural.areas, self.areas_share, "area images"),

@@ -66,6 +66,18 @@ def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
         assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
 
 
+@pytest.mark.parametrize("queries", [2, 63, 65, 255])
+@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.0), (0.34, 0.33, 0.33), (0.1, 0.2, 0.7)])
+def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
+    names = ("noise_share", "areas_share", "lines_share")
+    settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
+    experiment = small(f"queries_per_round={queries}", *settings)
+    world = World.of(experiment.config, experiment.mechanism)
+    student = world.make_student(Streams(0).torch("student"))
+    asked = len(experiment.method.draw(student, world, Streams(0), 1))
+    assert asked * experiment.config.rounds == experiment.method.plan(world).queries
+
+
 def test_gradients_are_asked_for_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; at the paper's lambda it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)

@@ -34,19 +34,19 @@ class Classifier(nn.Module):
 Build = Callable[[tuple[int, ...], int, int], Classifier]
 
 
+def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[nn.Module]:
+    """Two convolutions, each halving the image; 2 * width * (S / 4)^2 features."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((shape[0], width), (width, 2 * width)):
+        layers.append(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
+        layers += [nn.MaxPool2d(2), nn.ReLU()]
+    return [*layers, nn.Flatten()]
+
+
 def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Two 3x3 convolutions with pooling."""
-    channels, size, _ = shape
-    backbone = nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-    )
-    return Classifier(backbone, 2 * width * (size // 4) ** 2, num_classes)
+    backbone = nn.Sequential(*_two_convolutions(shape, width, 3))
+    return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
 
 
 def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
@@ -66,18 +66,8 @@ def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """LeNet-5's plan: two 5x5 convolutions, then a fully connected layer of 8 * width."""
-    channels, size, _ = shape
-    backbone = nn.Sequential(
-        nn.Conv2d(channels, width, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 5, padding=2),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(2 * width * (size // 4) ** 2, 8 * width),
-        nn.ReLU(),
-    )
+    hidden = nn.Linear(2 * width * (shape[1] // 4) ** 2, 8 * width)
+    backbone = nn.Sequential(*_two_convolutions(shape, width, 5), hidden, nn.ReLU())
     return Classifier(backbone, 8 * width, num_classes)
 
 

@@ -84,11 +84,12 @@ class Site:
             if self._exceeds_budget(entry):
                 return Refusal(ask.query_id, "the client's privacy budget is spent")
             self.ledger.charge(entry)
-        values = bounded.sum(0)
         if mechanism.noise_at == "client":
             key = int(digest, 16)
             rng = Streams(self.config.seed).numpy("answer", self.client, key)
             values = mechanism.noise(bounded, ask.predictions, rng)
+        else:
+            values = bounded.sum(0)
         self.ledger.store(digest, values)
         return Answer(ask.query_id, values, self.config.teachers_per_client)
 

@@ -66,8 +66,6 @@ class Teachers:
         config = self._config
         if self._read:
             return [self._read]
-        if config.teachers_per_client == 1:
-            return [load_or_train(config, self._client, 0, self._records)]
         shards = assign_shards(self._record_ids, config.teachers_per_client, config.teacher.seed)
         parts = [np.flatnonzero(shards == shard) for shard in range(config.teachers_per_client)]
         return [

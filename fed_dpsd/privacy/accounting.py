@@ -1,112 +1,229 @@
-"""From events to proven epsilons; nothing else in this project constructs an accountant.
+"""From events to proven epsilons; nothing else in this project computes one.
 
-Our sensitivity and relation are folded into an event's parameters. Gaussian and randomised response
-events have exact laws, which are used here: the accounting library doubles a Gaussian's shift or
-leaves it, depending on the accountant and its own neighbouring relation, its PLD accountant ignores
-the count of a composed RandomizedResponseDpEvent, and its grids outgrow memory where epsilon is
-large.
+Our sensitivity and relation are folded into an event's parameters, so the accounting library's own
+relations never meet ours: it doubles a Gaussian's shift or leaves it, depending on the accountant,
+and its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
 """
 
+import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
+    LaplaceDpEvent,
     NonPrivateDpEvent,
+    PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
 )
 from scipy.optimize import brentq
-from scipy.stats import binom, norm
 
+from fed_dpsd.privacy import laws
+from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Trust, Unit
 
-UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
-    ("record", "add_remove"),
-    ("record", "replace_one"),
-    ("client", "add_remove"),
-    ("client", "replace_one"),
+_SAMPLED = (PoissonSampledDpEvent, ReplacedInSampleDpEvent)
+_KNOWN = (
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    RandomizedResponseDpEvent,
+    ShuffledResponseDpEvent,
+    *_SAMPLED,
 )
+LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
+# The part of delta for a life whose settings change; the rest is for one whose settings do not.
+CHANGED_SETTINGS_SHARE = 1e-3
 
 
 class UnsupportedEventError(ValueError):
     """No proof here covers this event; the message names the part that is not covered."""
 
 
+@dataclass(frozen=True)
+class Charge:
+    """One stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
+
+    mechanism: Mechanism
+    asks: int
+    queries: int
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """The event of the whole stage."""
+        releases = self.mechanism.releases(self.asks, self.queries)
+        return SelfComposedDpEvent(self.mechanism.event(unit, relation), releases)
+
+
 def prove(
-    mechanism: Mechanism,
-    queries: int,
+    stages: Sequence[Charge],
     delta: float,
     unit: Unit,
     relation: Relation,
     notes: tuple[str, ...] = (),
 ) -> Epsilon:
-    """The proven epsilon of `queries` adaptive answers of `mechanism`, for one unit and relation.
+    """The proven epsilon of a plan: stages of adaptive answers, their settings fixed in advance.
 
     Args:
-        mechanism: the object whose noise was, or will be, drawn.
-        queries: N >= 0, the answered queries.
+        stages: what will be answered; the objects whose noise will be drawn.
         delta: in (0, 1), fixed in advance.
         unit: what changes.
         relation: how it changes.
         notes: caveats to carry.
 
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
-        indistinguishable to anyone but the parties named by `mechanism.trust`.
-    """
-    return prove_stages([(mechanism, queries)], delta, unit, relation, notes)
-
-
-def prove_stages(
-    stages: Sequence[tuple[Mechanism, int]],
-    delta: float,
-    unit: Unit,
-    relation: Relation,
-    notes: tuple[str, ...] = (),
-) -> Epsilon:
-    """As `prove`, for a sequence of mechanisms, each with its number of answers.
-
-    The trust is that of the most trusting mechanism.
-    """
-    events = [SelfComposedDpEvent(m.event(unit, relation), queries) for m, queries in stages]
-    value, failure, accountant = epsilon(ComposedDpEvent(events), delta)
-    queries = sum(queries for _, queries in stages)
-    trust: Trust = "server" if any(m.trust == "server" for m, _ in stages) else "nobody"
-    return Epsilon(value, failure, unit, relation, trust, accountant, queries, notes)
-
-
-def epsilon(event: DpEvent, delta: float) -> tuple[float, float, str]:
-    """The smallest epsilon we can prove for `event` at `delta`.
-
-    Returns:
-        epsilon, the delta it needs (0 where a pure bound is as good), and the accountant's name.
+        indistinguishable to anyone but the parties named by the most trusting mechanism.
 
     Raises:
-        UnsupportedEventError: the event holds a part, or a mixture, that no proof here covers.
+        UnsupportedEventError: no proof here covers a stage.
+    """
+    bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
+    trust: Trust = "server" if any(s.mechanism.trust == "server" for s in stages) else "nobody"
+    queries = sum(stage.asks * stage.queries for stage in stages)
+    return Epsilon(
+        bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes
+    )
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number on its way to an `Epsilon`: nothing prints it.
+
+    Args:
+        epsilon: proven, >= 0.
+        delta: what it needs; 0 where a pure bound is as good.
+        accountant: which proof.
+    """
+
+    epsilon: float
+    delta: float
+    accountant: str
+
+
+def epsilon(event: DpEvent, delta: float) -> Bound:
+    """The smallest epsilon that a proof here gives for `event` at `delta`.
+
+    Raises:
+        UnsupportedEventError: the event holds a part that no proof here covers.
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
-    counts = _count_leaves(event)
-    kinds = {type(leaf) for leaf in counts}
+    return _smallest_bound(frozenset(_merge_gaussians(_count_leaves(event)).items()), delta)
+
+
+def unchanged_epsilon(event: DpEvent, delta: float) -> float:
+    """The epsilon of `event` as `within_budget` reads it while settings never change."""
+    return epsilon(event, (1 - CHANGED_SETTINGS_SHARE) * delta).epsilon
+
+
+def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bool:
+    """Whether a data set's charges stay within (budget, delta), each chosen after seeing answers.
+
+    While all charges have one setting (one event, or Gaussians of any multipliers) the composition
+    is exact: the budget fixes the number of releases, or the sum of 1 / z^2, in advance. Once
+    settings differ, Renyi divergences of one order, fixed by the budget, add up. A data set's life
+    goes one way or the other, so the deltas of both add up to `delta` (docs/privacy.md, Theorem 7).
+
+    Args:
+        charges: every charge of the data set's life, the one in question included; for a record
+            that is added or removed.
+        budget: epsilon >= 0, fixed before the first charge.
+        delta: in (0, 1), fixed before the first charge.
+
+    Raises:
+        UnsupportedEventError: no proof here covers a charge.
+    """
+    counts = _count_leaves(ComposedDpEvent(list(charges)))
+    if NonPrivateDpEvent() in counts:
+        return False
+    kinds = {GaussianDpEvent if isinstance(leaf, GaussianDpEvent) else leaf for leaf in counts}
+    if len(kinds) <= 1:
+        return unchanged_epsilon(ComposedDpEvent(list(charges)), delta) <= budget
+    share = CHANGED_SETTINGS_SHARE * delta
+    order = laws.best_order(budget, share)
+    divergence = sum(n * laws.renyi_divergence(leaf, order) for leaf, n in counts.items())
+    return laws.renyi_to_epsilon(divergence, order, share) <= budget
+
+
+def calibrate(spend: Callable[[float], float], target: float, more_is_private: bool) -> float:
+    """The parameter at which `spend` comes closest to `target` without exceeding it.
+
+    Args:
+        spend: epsilon at a value of the parameter, monotone.
+        target: epsilon to spend, > 0.
+        more_is_private: whether `spend` falls with the parameter (noise) or rises (epsilon).
+
+    Raises:
+        ValueError: no value between 1e-3 and 1e7 spends as much, or as little.
+    """
+    power = -1.0 if more_is_private else 1.0
+
+    def excess(log_signal: float) -> float:
+        return spend(math.exp(power * log_signal)) / target - 1
+
+    # Signals grow from the private end until the target is passed.
+    high = -16.0 if more_is_private else -12.0
+    if excess(high) > 0:
+        raise ValueError(f"target_epsilon={target} is too small for any setting here")
+    while excess(high + 1.0) < 0:
+        high += 1.0
+        if high > 7:
+            raise ValueError(f"target_epsilon={target} is more than any setting here spends")
+    root = float(brentq(excess, high, high + 1.0, xtol=1e-5))
+    while excess(root) > 0:
+        root -= 1e-5
+    return math.exp(power * root)
+
+
+# --- the smallest bound -----------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Bound:
+    kinds = {type(event) for event, _ in parts}
     if not kinds:
-        return 0.0, 0.0, "pure"
-    if NonPrivateDpEvent in kinds:
-        return math.inf, delta, "none"
+        return Bound(0.0, 0.0, "pure")
+    lawless = [e for e, _ in parts if isinstance(e, RandomizedResponseDpEvent)]
+    if NonPrivateDpEvent in kinds or any(math.isinf(laws.pure_epsilon(e)) for e in lawless):
+        return Bound(math.inf, delta, "none")
+    ordered = sorted(parts, key=repr)
     if kinds == {GaussianDpEvent}:
-        return _gaussian_epsilon(counts, delta), delta, "gdp_exact"
-    if kinds == {RandomizedResponseDpEvent} and len(counts) == 1:
-        (response, queries), *_ = counts.items()
-        return _randomized_response_epsilon(response, queries, delta)
-    names = ", ".join(sorted(f"{count} x {leaf}" for leaf, count in counts.items()))
-    raise UnsupportedEventError(f"no proof here covers the composition of {names}")
+        ((event, _),) = ordered
+        return Bound(laws.gaussian_epsilon(1 / event.noise_multiplier, delta), delta, "gdp_exact")
+    pure = Bound(sum(n * laws.pure_epsilon(event) for event, n in parts), 0.0, "pure")
+    if pure.epsilon == 0:
+        return pure
+    bounds = [pure, Bound(laws.renyi_epsilon(ordered, delta), delta, "rdp")]
+    if kinds == {RandomizedResponseDpEvent} and len(ordered) == 1:
+        ((response, releases),) = ordered
+        if laws.exact_terms(response, releases) <= laws.EXACT_TERMS:
+            exact = laws.response_epsilon(response, releases, delta)
+            bounds.append(Bound(exact, delta, "rr_exact"))
+    else:
+        bounds.append(Bound(laws.grid_epsilon(ordered, delta), delta, "pld"))
+    best = min(bounds, key=lambda bound: bound.epsilon)
+    return pure if best.epsilon >= pure.epsilon * (1 - 1e-6) else best
+
+
+def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
+    """Gaussian mechanisms of multipliers z_i as one, with 1 / z^2 = sum 1 / z_i^2.
+
+    Adaptive composition is exact (Dong, Roth, Su: arXiv 1905.02383v3, Corollary 3.3).
+    """
+    merged = Counter({e: n for e, n in counts.items() if not isinstance(e, GaussianDpEvent)})
+    gaussians = [(e.noise_multiplier, n) for e, n in counts.items() if e not in merged]
+    if gaussians:
+        mu = math.sqrt(math.fsum(n / z / z for z, n in gaussians))
+        merged[GaussianDpEvent(1 / mu) if mu < LARGEST_MU else NonPrivateDpEvent()] = 1
+    return merged
 
 
 def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
-    """The multiset of mechanisms in nested compositions."""
+    """The multiset of mechanisms in nested compositions, in the order of their appearance."""
     if isinstance(event, SelfComposedDpEvent):
         inner = _count_leaves(event.event)
         return Counter({leaf: n * event.count for leaf, n in inner.items() if event.count})
@@ -115,87 +232,9 @@ def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
         for part in event.events:
             total.update(_count_leaves(part))
         return total
-    if isinstance(event, GaussianDpEvent | RandomizedResponseDpEvent | NonPrivateDpEvent):
-        return Counter({event: 1})
-    raise UnsupportedEventError(f"no proof here covers {event}")
-
-
-def _gaussian_epsilon(counts: Counter[DpEvent], delta: float) -> float:
-    """N adaptive Gaussian mechanisms of multipliers z_i fixed in advance, exactly.
-
-    They compose to one with mu = sqrt(sum 1 / z_i^2), whose
-    delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
-    (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollaries 2.13 and 3.3).
-    """
-    mu = math.sqrt(sum(n / z**2 for z, n in _multipliers(counts)))
-
-    def log_excess(candidate: float) -> float:
-        above = norm.logcdf(mu / 2 - candidate / mu)
-        below = candidate + norm.logcdf(-mu / 2 - candidate / mu)
-        return float(above + math.log(-math.expm1(min(below - above, -1e-300))) - math.log(delta))
-
-    if log_excess(0.0) <= 0:
-        return 0.0
-    largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # by Renyi divergences
-    tolerance = 1e-10 * (1 + largest)
-    # The solver's error is added, so that rounding never flatters the result.
-    return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
-
-
-def _multipliers(counts: Counter[DpEvent]) -> Iterable[tuple[float, int]]:
-    return ((event.noise_multiplier, n) for event, n in counts.items())
-
-
-def _randomized_response_epsilon(
-    response: RandomizedResponseDpEvent, queries: int, delta: float
-) -> tuple[float, float, str]:
-    """N k-ary randomised responses, exactly; or N * eps0, pure, where that is as good.
-
-    The loss of one response is +eps0, 0 or -eps0 with probabilities a = truth, 1 - a - b and
-    b = one lie. With S the sum of N such signs,
-    delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
-    """
-    lie = response.noise_parameter / response.num_buckets
-    truth = 1 - (response.num_buckets - 1) * lie
-    per_answer = math.log(truth / lie)
-    pure = queries * per_answer
-    if per_answer <= 0:
-        return 0.0, 0.0, "pure"
-    law, missing = _sign_sum_law(queries, truth, lie)
-    losses = per_answer * (np.arange(len(law)) - queries)
-    if missing >= delta:
-        return pure, 0.0, "pure"
-
-    def excess(candidate: float) -> float:
-        above = losses > candidate
-        hit = float(law[above] @ -np.expm1(candidate - losses[above]))
-        return hit + missing - delta
-
-    if excess(0.0) <= 0:
-        return 0.0, delta, "rr_exact"
-    # The solver's error is added, so that rounding never flatters the result.
-    exact = brentq(excess, 0.0, pure, xtol=1e-9 * pure) + 2e-9 * pure
-    if exact >= pure * (1 - 1e-6):
-        return pure, 0.0, "pure"
-    return exact, delta, "rr_exact"
-
-
-def _sign_sum_law(queries: int, truth: float, lie: float) -> tuple[np.ndarray, float]:
-    """P(S = s) for s = -N..N, S = A - B with (A, B, rest) multinomial, and the mass left out.
-
-    A and B run over windows that miss at most 1e-14 of the mass; it counts as failure.
-    """
-    outside = 1e-15
-    lies = np.arange(*_window(queries, lie, outside))
-    law = np.zeros(2 * queries + 1)
-    for count, log_weight in zip(lies, binom.logpmf(lies, queries, lie), strict=True):
-        rest, share = queries - count, truth / (1 - lie)
-        truths = np.arange(*_window(int(rest), share, outside))
-        law[truths - count + queries] += np.exp(log_weight + binom.logpmf(truths, rest, share))
-    return law, 1e-14
-
-
-def _window(trials: int, probability: float, outside: float) -> tuple[int, int]:
-    """Half-open range of counts that misses at most 2 * `outside` of Binomial(trials, p)."""
-    low, high = binom.ppf(outside, trials, probability), binom.isf(outside, trials, probability)
-    return max(0, int(low) - 1), min(trials, int(high) + 1) + 1
+    sampled_other = isinstance(event, PoissonSampledDpEvent) and not isinstance(
+        event.event, GaussianDpEvent
+    )
+    if sampled_other or not isinstance(event, _KNOWN):
+        raise UnsupportedEventError(f"no proof here covers {event}")
+    return Counter({event: 1})

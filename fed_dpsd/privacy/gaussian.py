@@ -9,43 +9,55 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.mechanism import (
+    ONE_TEACHER,
     NoiseAt,
     Relation,
+    Shards,
     Trust,
     Unit,
     Values,
     check_k,
-    check_teachers,
+    check_noise_at,
+    snap,
     top_k,
+    vanishes,
 )
 
 
 @dataclass(frozen=True)
 class NormalizedGradient:
-    """Top-k masked gradients of norm below beta, one per query and teacher, plus Gaussian noise.
+    """Top-k masked gradients of norm below beta plus Gaussian noise.
 
     Guarantee: with a teacher an arbitrary function of its own shard of its client's data, one
-    changed record replaces one teacher's bounded answer, so a query's sum moves by at most
-    2 * bound in L2 norm, and N adaptive queries are N Gaussian mechanisms of noise multiplier
+    changed record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2
+    norm, and N adaptive releases are N Gaussian mechanisms of noise multiplier
     noise_multiplier / 2. The bound cancels. A client's n teachers change together, so its sum
     moves by n * bound (the client answers zero) or 2 * n * bound. The papers' sensitivity
     2 * bound * sqrt(K) is loose.
 
-    | input row                    | encoded row                       |
-    | ---------------------------- | --------------------------------- |
-    | zero, or zero inside the mask | zero                              |
-    | any NaN or infinity          | zero                              |
-    | anything else                | norm < bound, in float64, clipped last |
+    A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole ask
+    (`normalise="batch"`: all its rows together have). The papers print an unindexed norm; by
+    batch a row has about 1 / sqrt(B) of the length, and the ask costs what one query costs.
+
+    | input row                     | encoded row                            |
+    | ----------------------------- | -------------------------------------- |
+    | zero, or zero inside the mask | zero                                   |
+    | any NaN or infinity           | zero                                   |
+    | anything else                 | norm < bound, in float64, clipped last |
 
     Args:
         num_classes: K, >= 2.
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
-        k: coordinates kept, those of the student's k largest predictions; None keeps all.
+        k: coordinates kept; None keeps all.
+        mask: "public" keeps those of the student's k largest predictions, and only they get noise;
+            "private" keeps a teacher's own k largest gradient entries (M_k as printed), which says
+            something about the teacher, so all K coordinates get noise.
+        normalise: "sample" or "batch".
         noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
             then sees un-noised answers and must be trusted).
-        teachers: n, teachers at a client, each on a shard of its own, >= 1.
+        shards: the client's teachers.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -53,13 +65,17 @@ class NormalizedGradient:
 
     name: ClassVar[str] = "gradient"
     input: ClassVar[Literal["gradient"]] = "gradient"
+    calibrated_by: ClassVar[str] = "noise_multiplier"
+    reason: ClassVar[None] = None
     num_classes: int
     noise_multiplier: float
     bound: float = 1e-3
     stability: float = 1e-4
     k: int | None = None
+    mask: Literal["public", "private"] = "public"
+    normalise: Literal["sample", "batch"] = "sample"
     noise_at: NoiseAt = "client"
-    teachers: int = 1
+    shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
         for field in ("noise_multiplier", "bound", "stability"):
@@ -68,27 +84,36 @@ class NormalizedGradient:
                 raise ValueError(f"{field}={value} must be a finite number > 0")
         if self.k is not None:
             check_k(self.k, self.num_classes)
-        if self.noise_at not in ("client", "server"):
-            raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'server'")
-        check_teachers(self.teachers)
+        if self.mask not in ("public", "private"):
+            raise ValueError(f"mask={self.mask!r} must be 'public' or 'private'")
+        if self.normalise not in ("sample", "batch"):
+            raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
+        check_noise_at(self.noise_at)
 
     @property
     def trust(self) -> Trust:
         """The server, where it adds the noise; otherwise nobody."""
         return "server" if self.noise_at == "server" else "nobody"
 
+    def row_norm(self, queries: int) -> float:
+        """About the norm of one of `queries` encoded rows of an ask."""
+        return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
+
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
-        """Mask, normalise and clip (B, K) gradients to L2 norm at most `bound` per row."""
+        """Mask, normalise and clip (B, K) gradients, by row or as a whole."""
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
-        sensitive *= self._mask(predictions)
+        if self.k is not None:
+            ranked = predictions if self.mask == "public" else np.abs(sensitive)
+            sensitive *= top_k(ranked, self.k)
+        axis = 1 if self.normalise == "sample" else None
         # Dividing by the largest entry first keeps the squares from overflowing.
-        largest = np.abs(sensitive).max(axis=1, keepdims=True, initial=0)
+        largest = np.abs(sensitive).max(axis=axis, keepdims=True, initial=0)
         unit = sensitive / np.where(largest > 0, largest, 1)
-        norm = largest * np.linalg.norm(unit, axis=1, keepdims=True)
+        norm = largest * np.sqrt(np.square(unit).sum(axis=axis, keepdims=True))
         with np.errstate(over="ignore"):
             bounded = self.bound * (sensitive / (norm + self.stability))
-        length = np.linalg.norm(bounded, axis=1, keepdims=True)
+        length = np.sqrt(np.square(bounded).sum(axis=axis, keepdims=True))
         clipped: NDArray[np.float64] = bounded * np.minimum(
             1, self.bound / np.maximum(length, self.bound)
         )
@@ -97,28 +122,40 @@ class NormalizedGradient:
     def noise(
         self, value: Values, predictions: Values, rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n and add N(0, noise_multiplier^2 bound^2), once a query.
-
-        The noise falls on the kept coordinates only.
-        """
+        """Sum (n, B, K) `value` over n and add N(0, noise_multiplier^2 bound^2), once a query."""
         total = np.asarray(value, np.float64).sum(0)
-        draw = rng.normal(0, self.noise_multiplier * self.bound, total.shape)
-        noisy: NDArray[np.float64] = total + draw * self._mask(predictions)
+        stddev = self.noise_multiplier * self.bound
+        noisy = snap(total + rng.normal(0, stddev, total.shape), stddev)
+        if self.k is not None and self.mask == "public":
+            noisy *= top_k(predictions, self.k)
         return noisy
 
-    def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """L2 change of a query's sum: 2 * bound for each replaced teacher, bound for a removed one.
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """All rows; where the server adds the noise, those of norm <= teachers * bound."""
+        if self.noise_at == "client":
+            return np.ones(len(values), bool)
+        axis = 1 if self.normalise == "sample" else None
+        with np.errstate(over="ignore"):
+            norm = np.sqrt(np.square(values).sum(axis=axis, keepdims=True))
+        fits = norm <= teachers * self.bound * (1 + 1e-9)
+        return np.broadcast_to(fits, (len(values), 1))[:, 0]
 
-        A record replaces one teacher under either relation (the teacher stays); a client has n.
-        """
-        changed = self.teachers if unit == "client" else 1
-        removed = unit == "client" and relation == "add_remove"
-        return changed * (self.bound if removed else 2 * self.bound)
+    def releases(self, asks: int, queries: int) -> int:
+        """One for each query, or for each ask that is normalised as a whole."""
+        return asks * (queries if self.normalise == "sample" else 1)
+
+    def sensitivity(self, unit: Unit, relation: Relation) -> float:
+        """L2 change of a sum: 2 * bound for each replaced teacher, bound for a removed one."""
+        return self.shards.changed(unit) * self.bound * (1 if vanishes(unit, relation) else 2)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """One Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
         stddev = self.noise_multiplier * self.bound
         return GaussianDpEvent(stddev / self.sensitivity(unit, relation))
 
-    def _mask(self, predictions: Values) -> NDArray[np.bool_]:
-        return top_k(predictions, self.num_classes if self.k is None else self.k)
+    def worst_case(self) -> tuple[Values, Values]:
+        """(n, 1, K) gradients of the teachers in two worlds that differ in one record the most."""
+        first = np.zeros((self.shards.teachers, 1, self.num_classes))
+        second = first.copy()
+        first[0, 0, 0], second[0, 0, 0] = 1e6 * self.stability, -1e6 * self.stability
+        return first, second

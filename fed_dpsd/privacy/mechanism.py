@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
-from dp_accounting import DpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 Unit = Literal["record", "patient", "client"]
@@ -16,6 +16,15 @@ Relation = Literal["add_remove", "replace_one"]
 NoiseAt = Literal["client", "server"]
 Trust = Literal["nobody", "server"]
 Values = NDArray[Any]
+
+UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
+    ("record", "add_remove"),
+    ("record", "replace_one"),
+    ("patient", "add_remove"),
+    ("patient", "replace_one"),
+    ("client", "add_remove"),
+    ("client", "replace_one"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,12 @@ class Epsilon:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        number = "inf" if math.isinf(self.value) else f"{self.value:,.5g}"
-        if 1e4 <= self.value < math.inf:
-            number = f"{self.value:,.0f}"
+        number = "inf"
+        if self.value < math.inf:  # five digits, rounded up: it is an upper bound
+            digits = max(0, 4 - math.floor(math.log10(max(self.value, 1e-4))))
+            rounded = math.ceil(self.value * 10**digits - 1e-9) / 10**digits
+            number = f"{rounded:,.{digits}f}"
+            number = number.rstrip("0").rstrip(".") if digits else number
         return (
             f"{number} ({self.unit}, {self.relation}, trust {self.trust}, "
             f"delta {self.delta:g}, {self.accountant})"
@@ -70,6 +82,45 @@ class Epsilon:
         }
 
 
+@dataclass(frozen=True)
+class Shards:
+    """How a client's records are shared out among its teachers, one shard a teacher.
+
+    Args:
+        teachers: n >= 1, a public constant.
+        by: whose keyed hash decides the shard. By "record" a patient's records may lie in all n
+            shards; by "patient" they lie in one.
+
+    Raises:
+        ValueError: there is no teacher.
+    """
+
+    teachers: int = 1
+    by: Literal["record", "patient"] = "record"
+
+    def __post_init__(self) -> None:
+        if self.teachers < 1:
+            raise ValueError(f"teachers={self.teachers} must be >= 1")
+        if self.by not in ("record", "patient"):
+            raise ValueError(f"by={self.by!r} must be 'record' or 'patient'")
+
+    def changed(self, unit: Unit) -> int:
+        """The number of a client's teachers that one change of `unit` may change."""
+        one = unit == "record" or (unit == "patient" and self.by == "patient")
+        return 1 if one else self.teachers
+
+
+ONE_TEACHER = Shards()
+
+
+def vanishes(unit: Unit, relation: Relation) -> bool:
+    """Whether answers are taken away rather than replaced: only where a whole client is.
+
+    A teacher whose record or patient goes is trained on the rest and still answers.
+    """
+    return unit == "client" and relation == "add_remove"
+
+
 class Mechanism(Protocol):
     """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
 
@@ -79,6 +130,11 @@ class Mechanism(Protocol):
 
     name: ClassVar[str]
     input: ClassVar[Literal["gradient", "probabilities"]]
+    calibrated_by: ClassVar[str | None]  # the field that sets the noise
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing finite is proven, for the units where nothing is."""
 
     @property
     def noise_at(self) -> NoiseAt:
@@ -94,49 +150,27 @@ class Mechanism(Protocol):
     def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
         """The randomised sum, (B, K), of (n, B, K) encoded values."""
 
-    def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Largest change of one encoded answer, in the mechanism's own norm."""
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """(B,) rows of a client's (B, K) answer that its `teachers` could honestly have given.
+
+        A norm is judged only where un-noised values are sent.
+        """
+
+    def releases(self, asks: int, queries: int) -> int:
+        """The number of `event`s that `asks` asks of `queries` queries each cost."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of one query, with sensitivity and relation folded into its parameters."""
-
-
-class TrainingMechanism(Protocol):
-    """A mechanism that trains a teacher privately; its event is charged before the first step."""
-
-    name: ClassVar[str]
-
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of the whole training."""
+        """One release's event, with sensitivity and relation folded into its parameters."""
 
 
 @dataclass(frozen=True)
-class PostProcessing:
-    """Free answers of a teacher that was trained with DP.
+class Clear:
+    """What leaves without noise of its own: (B, K) probabilities, summed over the teachers."""
 
-    Only a site makes one, over an entry that its ledger already holds.
-
-    Args:
-        ledger_entry: identifier of the training's charge.
-    """
-
-    name: ClassVar[str] = "post_processing"
-    ledger_entry: str
-
-
-@dataclass(frozen=True)
-class NonPrivate:
-    """Answers in the clear: (B, K) probabilities leave as they are, and epsilon is `inf`.
-
-    Args:
-        reason: one line that says why nothing is proven.
-    """
-
-    name: ClassVar[str] = "non_private"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     trust: ClassVar[Trust] = "nobody"
-    reason: str = "answers leave the client without noise"
+    calibrated_by: ClassVar[str | None] = None
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
         """The value itself, as float32; uniform where a row holds NaN or infinity."""
@@ -145,12 +179,52 @@ class NonPrivate:
         return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
 
     def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
-        """The sum itself: there is no noise."""
+        """The sum itself."""
         return np.asarray(value.sum(0))
 
-    def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Infinite: nothing bounds the answer's dependence on the data in any useful way."""
-        return math.inf
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """Rows that are sums of probabilities."""
+        total = values.sum(axis=1, dtype=np.float64)
+        return np.asarray((values >= 0).all(axis=1) & (np.abs(total - teachers) <= 1e-3 * teachers))
+
+
+@dataclass(frozen=True)
+class PostProcessing(Clear):
+    """Free answers of a teacher that was trained with DP.
+
+    Only a site makes one, over an entry that its ledger already holds.
+
+    Args:
+        ledger_entry: digest of the training's charge.
+    """
+
+    name: ClassVar[str] = "post_processing"
+    reason: ClassVar[None] = None
+    ledger_entry: str
+
+    def releases(self, asks: int, queries: int) -> int:
+        """None: everything was paid for when the teacher was trained."""
+        return 0
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """The empty composition, whose epsilon is 0."""
+        return ComposedDpEvent([])
+
+
+@dataclass(frozen=True)
+class NonPrivate(Clear):
+    """Answers in the clear, and epsilon is `inf`.
+
+    Args:
+        reason: one line that says why nothing is proven.
+    """
+
+    name: ClassVar[str] = "non_private"
+    reason: str = "answers leave the client without noise"
+
+    def releases(self, asks: int, queries: int) -> int:
+        """One for each query."""
+        return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """The non-private event, whose epsilon is infinite."""
@@ -160,7 +234,7 @@ class NonPrivate:
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     """Mask of each row's k largest entries of (B, K) `predictions`; ties go to the lower class.
 
-    The mask depends on public predictions only, and both sides compute the same one.
+    Where the mask depends on public predictions only, both sides compute the same one.
     """
     order = np.argsort(-predictions, axis=1, kind="stable")[:, :k]
     mask = np.zeros(predictions.shape, bool)
@@ -168,13 +242,24 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     return mask
 
 
-def check_teachers(teachers: int) -> None:
-    """Raise ValueError unless there is a teacher."""
-    if teachers < 1:
-        raise ValueError(f"teachers={teachers} must be >= 1")
+def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    """Noisy `values` on a grid of 2^-20 of the noise's scale, or a little less.
+
+    The last bits of a floating-point sum tell which number the noise was added to (Mironov: "On
+    significance of the least significant bits for differential privacy", CCS 2012). Rounding is
+    post-processing of ideal noise, and hides them; it is no proof for a generator's own noise.
+    """
+    grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
+    return np.asarray(np.round(values / grid) * grid)
 
 
 def check_k(k: int, num_classes: int) -> None:
     """Raise ValueError unless 2 <= k <= num_classes."""
     if not 2 <= k <= num_classes:
         raise ValueError(f"k={k} must be between 2 and the number of classes, {num_classes}")
+
+
+def check_noise_at(noise_at: str) -> None:
+    """Raise ValueError unless somebody adds the noise."""
+    if noise_at not in ("client", "server"):
+        raise ValueError(f"noise_at={noise_at!r} must be 'client' or 'server'")

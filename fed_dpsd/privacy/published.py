@@ -10,6 +10,7 @@ from scipy.optimize import minimize_scalar
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
 
 
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
@@ -20,6 +21,8 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
         )
     if isinstance(mechanism, TopKRandomizedResponse):
         return theorem_2(mechanism.epsilon_per_answer)
+    if isinstance(mechanism, NoisyVotes) and mechanism.noise_law == "laplace":
+        return dgd_labels(2 / mechanism.noise_multiplier, queries, delta)
     return math.inf
 
 
@@ -53,3 +56,32 @@ def theorem_2(epsilon_per_answer: float) -> float:
     It counts one response; one training record may change all of them.
     """
     return epsilon_per_answer
+
+
+def dpdfd_theorem_3(
+    bound: float, noise_stddev: float, num_classes: int, batch: int, rounds: int, delta: float
+) -> float:
+    """Theorem 3 of DPDFD (IJCAI 2023), minimised over lambda > 1: Theorem 1's form.
+
+    Its noise multiplies one mean gradient outside the sum over a batch, whose sensitivity is
+    2 * bound * batch; the formula counts `batch` separate queries instead.
+
+    Args:
+        bound: C, norm of a sample's gradient.
+        noise_stddev: sigma.
+        num_classes: n.
+        batch: B.
+        rounds: T.
+        delta: failure probability.
+    """
+    return theorem_1(bound, noise_stddev, num_classes, batch * rounds, delta)
+
+
+def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:
+    """DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
+
+    Its votes have Laplace noise of scale 2 / eps0. It leaves out the generator, which is trained
+    against a classifier of all private data.
+    """
+    spread = math.sqrt(-2 * queries * math.log(delta))
+    return queries * epsilon_per_query**2 + epsilon_per_query * spread

@@ -9,37 +9,43 @@ from dp_accounting import DpEvent, RandomizedResponseDpEvent, SelfComposedDpEven
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.mechanism import (
+    ONE_TEACHER,
     NoiseAt,
     Relation,
+    Shards,
     Trust,
     Unit,
     Values,
     check_k,
-    check_teachers,
     top_k,
 )
+
+LARGEST_EPSILON = 30.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
 @dataclass(frozen=True)
 class TopKRandomizedResponse:
-    """The teacher's class, randomised among the student's k most probable classes.
+    """The teacher's class, randomised among a set I of classes that the student finds probable.
 
-    Let I be the student's top k (public) and r the teacher's class. r in I is returned with
-    probability e^eps0 / (e^eps0 + k - 1) and each other member with 1 / (e^eps0 + k - 1); r
-    outside I returns a uniform member. Alg. 2's k = |I| is used; Eq. 5 as printed divides by the
-    number of classes and could leave I.
+    I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
+    randomised response), all those above it and at least two. Let r be the teacher's class and
+    k = |I|. r in I is returned with probability e^eps0 / (e^eps0 + k - 1), each other member with
+    1 / (e^eps0 + k - 1); r outside I returns a uniform member. Alg. 2's k = |I| is used; Eq. 5 as
+    printed divides by the number of classes and could leave I.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
     record may change its teacher and so all N of them. The published claim of eps0 overall is the
-    loss of a single response. A client's n teachers change together, so for a client each query
+    loss of a single response. With a threshold k varies, and k = 2 is charged, which dominates
+    every eps0-private response. A client's n teachers change together, so for a client each query
     counts n responses.
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, >= 0.
+        epsilon_per_answer: eps0, in [0, 30].
         k: size of I, 2 <= k <= K; None is K.
-        teachers: n, teachers at a client, each on a shard of its own, >= 1.
+        threshold: probability in [0, 1) above which a class belongs to I, instead of k.
+        shards: the client's teachers.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -49,29 +55,38 @@ class TopKRandomizedResponse:
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     trust: ClassVar[Trust] = "nobody"
+    calibrated_by: ClassVar[str] = "epsilon_per_answer"
+    reason: ClassVar[None] = None
     num_classes: int
     epsilon_per_answer: float
     k: int | None = None
-    teachers: int = 1
+    threshold: float | None = None
+    shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon_per_answer < math.inf:
+        if not 0 <= self.epsilon_per_answer <= LARGEST_EPSILON:
             raise ValueError(
-                f"epsilon_per_answer={self.epsilon_per_answer} must be a finite number >= 0"
+                f"epsilon_per_answer={self.epsilon_per_answer} must be between 0 and "
+                f"{LARGEST_EPSILON:g}: rarer lies than that are never drawn"
             )
-        check_k(self.size, self.num_classes)
-        check_teachers(self.teachers)
+        if self.k is not None:
+            check_k(self.k, self.num_classes)
+        if self.threshold is not None and (self.k is not None or not 0 <= self.threshold < 1):
+            raise ValueError(
+                f"threshold={self.threshold} must be at least 0 and below 1, and replaces "
+                f"k={self.k}; give one of them"
+            )
 
-    @property
-    def size(self) -> int:
-        """Size of I: k, or all classes."""
-        return self.num_classes if self.k is None else self.k
+    def members(self, predictions: Values) -> NDArray[np.bool_]:
+        """(B, K) mask of I, from the public predictions."""
+        if self.threshold is not None:
+            return np.asarray(predictions > self.threshold) | top_k(predictions, 2)
+        return top_k(predictions, self.num_classes if self.k is None else self.k)
 
-    @property
-    def lie_probability(self) -> float:
-        """Probability of each single class of I other than the true one."""
-        truth = math.exp(-self.epsilon_per_answer)
-        return truth / (1 + (self.size - 1) * truth)
+    def lie_probability(self, size: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Probability of each single class of I other than the true one, for |I| = `size`."""
+        lie = math.exp(-self.epsilon_per_answer)
+        return np.asarray(lie / (1 + (np.asarray(size) - 1) * lie))
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """The law of the response: (B, K) probabilities, zero outside I.
@@ -80,11 +95,13 @@ class TopKRandomizedResponse:
         """
         sensitive_valid = np.atleast_1d(np.isfinite(sensitive_value).all(axis=1))
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
-        members = top_k(predictions, self.size)
+        members = self.members(predictions)
+        size = members.sum(1)  # (B,)
+        lie = self.lie_probability(size)
         listed = np.take_along_axis(members, sensitive_class[:, None], axis=1)[:, 0]
         inside: NDArray[np.bool_] = np.logical_and(listed, sensitive_valid)
-        law = np.where(inside[:, None], self.lie_probability, 1 / self.size) * members
-        law[inside, sensitive_class[inside]] = 1 - (self.size - 1) * self.lie_probability
+        law: NDArray[np.float64] = np.where(inside, lie, 1 / size)[:, None] * members
+        law[inside, sensitive_class[inside]] = (1 - (size - 1) * lie)[inside]
         return law
 
     def noise(
@@ -100,14 +117,25 @@ class TopKRandomizedResponse:
         )
         return votes
 
-    def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Log-ratio bound of a query: eps0, or n * eps0 where a client's teachers all change."""
-        return self.epsilon_per_answer * (self.teachers if unit == "client" else 1)
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """Rows of counts, inside I only, with one response of each teacher."""
+        counts = (values >= 0) & (values == np.round(values))
+        inside = ((values == 0) | self.members(predictions)).all(axis=1)
+        answered = values.sum(axis=1, dtype=np.float64) == teachers
+        return np.asarray(counts.all(axis=1) & inside & answered)
+
+    def releases(self, asks: int, queries: int) -> int:
+        """One for each query."""
+        return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """k-ary randomised response; its noise parameter is the probability of a uniform redraw."""
-        response = RandomizedResponseDpEvent(
-            noise_parameter=self.size * self.lie_probability, num_buckets=self.size
-        )
-        many = unit == "client" and self.teachers > 1
-        return SelfComposedDpEvent(response, self.teachers) if many else response
+        """k-ary randomised response; its noise parameter is the probability of a uniform redraw.
+
+        Every teacher that changes counts. A client that vanishes is bounded by one that answers
+        otherwise.
+        """
+        size = 2 if self.threshold is not None else (self.k or self.num_classes)
+        redraw = float(size * self.lie_probability(size))
+        response = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
+        changed = self.shards.changed(unit)
+        return response if changed == 1 else SelfComposedDpEvent(response, changed)

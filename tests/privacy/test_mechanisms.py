@@ -5,13 +5,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
+from torch import nn
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, top_k
+from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, PostProcessing, Shards, snap, top_k
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.votes import NoisyVotes
 
 UNIFORM = np.full((1, 4), 0.25, np.float32)
+RELATIONS = ("add_remove", "replace_one")
 
 
 def rng(seed=0):
@@ -101,7 +107,8 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
         ("k", 1),
         ("k", 11),
         ("noise_at", "both"),
-        ("teachers", 0),
+        ("mask", "hidden"),
+        ("normalise", "round"),
     ],
 )
 def test_gradient_parameters_are_checked(field, value):
@@ -112,6 +119,138 @@ def test_gradient_parameters_are_checked(field, value):
 def test_trust_follows_who_adds_the_noise():
     assert NormalizedGradient(10, 1.0).trust == "nobody"
     assert NormalizedGradient(10, 1.0, noise_at="server").trust == "server"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_a_private_mask_hides_gets_noise_too(seed):
+    """The mask is the teacher's own, so zeros outside it would tell it: all get noise."""
+    gradient = NormalizedGradient(4, 7.0, bound=1.0, k=2, mask="private")
+    rows = np.array([[0.1, -9.0, 0.2, 5.0]])
+    encoded = gradient.encode(rows, UNIFORM)
+    assert (encoded[0] != 0).tolist() == [False, True, False, True]
+    assert np.linalg.norm(encoded) < 1
+    predictions = np.repeat(UNIFORM, 5_000, 0)
+    noisy = gradient.noise(np.zeros((1, 5_000, 4)), predictions, rng(seed))
+    for column in noisy.T:
+        assert fits(column, 7.0)
+        assert not fits(column, 7.0 * 2 / 3)
+        assert not fits(column, 7.0 * 3 / 2)
+    assert gradient.event("record", "add_remove") == GaussianDpEvent(3.5)
+
+
+def test_a_batch_is_bounded_as_a_whole():
+    gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12, normalise="batch")
+    values = rng().normal(size=(64, 10)) * 10.0 ** rng(1).uniform(-200, 200, (64, 1))
+    predictions = np.full((64, 10), 0.1, np.float32)
+    whole = np.linalg.norm(gradient.encode(values, predictions))
+    assert 0.0999 < whole <= 0.1 * (1 + 4e-16)
+    by_row = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12)
+    assert np.linalg.norm(by_row.encode(values, predictions)) > 0.5  # the control: up to 0.8
+    assert (gradient.releases(3, 64), by_row.releases(3, 64)) == (3, 192)
+    assert gradient.row_norm(64) == pytest.approx(0.1 / 8)
+    empty = np.zeros((0, 10))
+    assert gradient.encode(empty, empty).shape == (0, 10)
+    assert (gradient.encode(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
+
+
+def test_the_last_bits_of_a_noisy_sum_tell_nothing():
+    """Answers lie on one grid, whatever was added; the control: plain sums of floats do not."""
+    for mechanism in (NoisyVotes(4, 2.0, "laplace"), NormalizedGradient(4, 2.0, bound=1.0)):
+        grids = []
+        for value in (0.0, 1.0, 0.1):
+            noisy = mechanism.noise(np.full((1, 2_000, 4), value), np.ones((2_000, 4)), rng())
+            grids.append((noisy * 2**19 == np.round(noisy * 2**19)).all())
+        assert all(grids)
+    plain = rng().laplace(0, 2, 2_000) + 1.0
+    assert not (plain * 2**19 == np.round(plain * 2**19)).any()
+    assert snap(np.array([1.0 + 1e-9]), 1.0).tolist() == [1.0]
+
+
+def test_the_server_sees_through_answers_that_no_client_could_have_given():
+    gradient = NormalizedGradient(4, 1.0, bound=0.5, noise_at="server", shards=Shards(2))
+    values = np.array([[1.0, 0, 0, 0], [0.6, 0.8, 0, 0], [1.1, 0, 0, 0], [1e200, 0, 0, 0]])
+    predictions = np.repeat(UNIFORM, 4, 0)
+    assert gradient.admissible(values, predictions, 2).tolist() == [True, True, False, False]
+    whole = NormalizedGradient(4, 1.0, bound=0.5, noise_at="server", normalise="batch")
+    assert not whole.admissible(values, predictions, 2).any()
+    assert whole.admissible(values[:1], predictions[:1], 2).all()
+    noisy_at_client = NormalizedGradient(4, 1.0, bound=0.5)
+    assert noisy_at_client.admissible(values, predictions, 2).all()
+    votes = NoisyVotes(4, 1.0, noise_at="server")
+    counts = np.array([[2.0, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0], [3, 0, 0, 0], [0.5, 0, 0, 0]])
+    accepted = votes.admissible(counts, np.repeat(UNIFORM, 5, 0), 2)
+    assert accepted.tolist() == [True, True, True, False, False]
+    assert NoisyVotes(4, 1.0).admissible(counts, np.repeat(UNIFORM, 5, 0), 2).all()
+    responses = TopKRandomizedResponse(4, 1.0, 2)
+    ranked = np.repeat(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32), 5, 0)
+    counts = np.array([[1, 1, 0, 0], [2, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0], [3, -1, 0, 0]])
+    accepted = responses.admissible(counts, ranked, 2)
+    assert accepted.tolist() == [True, True, False, False, False]
+    clear = np.array([[0.5, 1.5, 0, 0], [1.0, 0, 0, 0], [3.0, -1, 0, 0]])
+    assert NonPrivate().admissible(clear, predictions[:3], 2).tolist() == [True, False, False]
+
+
+# --- votes ---
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("law", "named"), [("gaussian", "norm"), ("laplace", "laplace")])
+def test_vote_noise_has_its_law_and_no_other(law, named, seed):
+    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
+    votes = NoisyVotes(10, 3.0, law)
+    ones = votes.encode(np.eye(10)[np.zeros(2_000, int)], np.full((2_000, 10), 0.1, np.float32))
+    noisy = votes.noise(np.stack([ones] * 3), ones, rng(seed)) - 3 * ones
+
+    def accepts(scale):
+        return stats.kstest(noisy.ravel(), getattr(stats, named)(scale=scale).cdf).pvalue > 1e-6
+
+    assert accepts(3.0)
+    assert not accepts(2.0)
+    assert not accepts(4.5)
+
+
+def test_votes_are_one_hot_and_ties_and_silence_are_settled():
+    votes = NoisyVotes(3, 1.0)
+    rows = np.array([[0.2, 0.4, 0.4], [math.nan, 1, 0], [0, math.inf, 0], [0, 0, 1]])
+    encoded = votes.encode(rows, np.full((4, 3), 1 / 3, np.float32))
+    assert encoded.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]]
+    empty = np.zeros((0, 3))
+    assert votes.noise(votes.encode(empty, empty)[None], empty, rng()).shape == (0, 3)
+
+
+def test_vote_events_are_those_of_the_largest_moves():
+    """All moves of up to three votes among four counts, against the events' own shifts."""
+    moves = [
+        np.bincount(after, minlength=4) - np.bincount(before, minlength=4)
+        for before in itertools.product(range(4), repeat=3)
+        for after in itertools.product(range(4), repeat=3)
+    ]
+    gone = [np.bincount(before, minlength=4) for before in itertools.product(range(4), repeat=3)]
+    gaussian = NoisyVotes(4, 6.0, "gaussian", shards=Shards(3))
+    laplace = NoisyVotes(4, 6.0, "laplace", shards=Shards(3))
+    for relation, shifts in (("replace_one", moves), ("add_remove", gone)):
+        largest = max(np.linalg.norm(shift) for shift in shifts)
+        assert gaussian.event("client", relation).noise_multiplier == pytest.approx(6.0 / largest)
+        parts = laplace.event("client", relation).events
+        assert parts == [LaplaceDpEvent(2.0)] * (2 if relation == "replace_one" else 1)
+        assert sum(3 for _ in parts) == max(np.abs(shift).sum() for shift in shifts)
+    assert gaussian.event("record", "add_remove").noise_multiplier == pytest.approx(6 / 2**0.5)
+    assert laplace.event("record", "add_remove").events == [LaplaceDpEvent(6.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("noise_multiplier", 0.0), ("noise_law", "cauchy"), ("noise_at", "nobody")],
+)
+def test_vote_parameters_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        NoisyVotes(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
+
+
+@pytest.mark.parametrize(("field", "value"), [("teachers", 0), ("by", "ward")])
+def test_shards_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        Shards(**{field: value})
 
 
 # --- randomised response ---
@@ -163,6 +302,24 @@ def test_responses_are_drawn_from_their_law(seed):
     assert stats.chisquare(counts[:3], 20_000 * wrong[0, :3]).pvalue < 1e-20
 
 
+def test_a_threshold_keeps_what_is_probable_and_at_least_two_classes():
+    mechanism = TopKRandomizedResponse(4, 1.0, threshold=0.2)
+    predictions = np.array(
+        [[0.97, 0.01, 0.01, 0.01], [0.3, 0.25, 0.25, 0.2], [0.1, 0.1, 0.4, 0.4]], np.float32
+    )
+    assert mechanism.members(predictions).sum(1).tolist() == [2, 3, 2]
+    law = mechanism.encode(np.eye(4)[[0, 1, 0]], predictions)
+    lies = [1 / (math.e + 1), 1 / (math.e + 2)]
+    assert law[0] == pytest.approx([1 - lies[0], lies[0], 0, 0])
+    assert law[1] == pytest.approx([lies[1], 1 - 2 * lies[1], lies[1], 0])
+    assert law[2] == pytest.approx([0, 0, 0.5, 0.5])
+    assert mechanism.event("record", "add_remove") == TopKRandomizedResponse(4, 1.0, 2).event(
+        "record", "add_remove"
+    )
+    with pytest.raises(ValueError, match=r"threshold=0.2 .* k=3"):
+        TopKRandomizedResponse(4, 1.0, k=3, threshold=0.2)
+
+
 def test_a_teacher_without_a_class_answers_uniformly():
     mechanism = TopKRandomizedResponse(4, 3.0, 2)
     law = mechanism.encode(np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32))
@@ -173,10 +330,10 @@ def test_a_teacher_without_a_class_answers_uniformly():
     ("field", "value"),
     [
         ("epsilon_per_answer", -1.0),
-        ("epsilon_per_answer", math.inf),
+        ("epsilon_per_answer", 31.0),
+        ("epsilon_per_answer", math.nan),
         ("k", 1),
         ("k", 11),
-        ("teachers", 0),
     ],
 )
 def test_response_parameters_are_checked(field, value):
@@ -190,7 +347,7 @@ def test_each_teacher_responds_on_its_own():
 
     With eps0 = 20 a lie has probability 6e-9 a response.
     """
-    mechanism = TopKRandomizedResponse(4, 20.0, teachers=3)
+    mechanism = TopKRandomizedResponse(4, 20.0, shards=Shards(3))
     laws = np.stack([mechanism.encode(np.eye(4)[[c]], UNIFORM) for c in (0, 2, 2)])
     votes = mechanism.noise(laws, UNIFORM, rng())
     assert votes.tolist() == [[1, 0, 2, 0]]
@@ -201,7 +358,7 @@ def test_each_teacher_responds_on_its_own():
 
 
 def test_a_client_is_all_its_teachers_and_a_record_is_one():
-    gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9, teachers=5)
+    gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9, shards=Shards(5))
     rows = [np.array([[sign, 0.0, 0, 0]]) for sign in (1.0, -1.0)]
     up, down = (gradient.encode(row, UNIFORM) for row in rows)
     zero = np.zeros_like(up)
@@ -215,17 +372,110 @@ def test_a_client_is_all_its_teachers_and_a_record_is_one():
         ("client", "add_remove"): moved([up] * 5, [zero] * 5),
         ("client", "replace_one"): moved([up] * 5, [down] * 5),
     }
+    worst |= {("patient", relation): worst["client", "replace_one"] for relation in RELATIONS}
     for (unit, relation), change in worst.items():
         assert gradient.sensitivity(unit, relation) == pytest.approx(change), (unit, relation)
         assert gradient.event(unit, relation).noise_multiplier == pytest.approx(1.5 / change)
 
 
 def test_a_clients_responses_all_count():
-    one, many = TopKRandomizedResponse(4, 1.0), TopKRandomizedResponse(4, 1.0, teachers=5)
+    one, many = TopKRandomizedResponse(4, 1.0), TopKRandomizedResponse(4, 1.0, shards=Shards(5))
     for relation in ("add_remove", "replace_one"):
         assert many.event("record", relation) == one.event("record", relation)
         event = many.event("client", relation)
         assert (event.event, event.count) == (one.event("client", relation), 5)
+
+
+# --- private training ---
+
+
+def dp_sgd(**fields):
+    values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
+    values |= {"learning_rate": 1.0}
+    return DPSGD(**(values | fields))
+
+
+@pytest.fixture
+def _plain_steps(monkeypatch):
+    """Steps that are the noisy sum itself, so that it can be seen."""
+    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+
+
+def trained(mechanism, images, seed, features=4_000):
+    """How far a training with plain steps moves a linear layer from zero, negated."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 2, bias=False))
+    nn.init.zeros_(model[1].weight)
+    labels = torch.zeros(len(images), dtype=torch.long)
+    mechanism.train(model, images, labels, torch.Generator().manual_seed(seed))
+    return -model[1].weight.detach().double().numpy()
+
+
+@pytest.mark.usefixtures("_plain_steps")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
+def test_training_noise_has_its_law_and_no_other(seed, count):
+    """An empty shard, an empty batch and records of zero gradient: a step is noise alone.
+
+    Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50.
+    """
+    noise = trained(dp_sgd(), torch.zeros(count, 1, 1, 4_000), seed).ravel()
+    assert fits(noise, 0.5)
+    assert not fits(noise, 0.5 * 2 / 3)
+    assert not fits(noise, 0.5 * 3 / 2)
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds():
+    """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
+    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
+    for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
+        moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
+        assert moved <= 0.5 * (1 + 1e-4)
+        assert value != 1.0 or moved > 0.49  # the bound is reached, so it is not vacuous
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_records_are_sampled_each_by_itself_at_the_rate():
+    """40 steps of 50 records at rate 0.3: the count of records is binomial (level 1e-6)."""
+    mechanism = dp_sgd(noise_multiplier=1e-9, sample_rate=0.3, steps=40, learning_rate=1e-9)
+    images = torch.eye(50).reshape(50, 1, 1, 50)  # each record moves a coordinate of its own
+    counts = trained(mechanism, images, 0, features=50)[0] / (1e-9 * 0.5 / 2**0.5)
+    total = round(-counts.sum())
+    assert stats.binomtest(total, 50 * 40, 0.3).pvalue > 1e-6
+    assert stats.binomtest(total, 50 * 40, 0.36).pvalue < 1e-6
+    assert stats.chisquare(-counts).pvalue > 1e-6
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_large_batches_are_taken_in_parts_to_the_same_step(monkeypatch):
+    images = torch.rand((40, 1, 1, 30), generator=torch.Generator().manual_seed(0))
+    mechanism = dp_sgd(sample_rate=0.9)
+    whole = trained(mechanism, images, 3, features=30)
+    monkeypatch.setattr("fed_dpsd.privacy.training.RECORDS_AT_ONCE", 7)
+    assert trained(mechanism, images, 3, features=30) == pytest.approx(whole, abs=1e-5)
+
+
+def test_a_layer_that_mixes_records_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+    images, labels = torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(NotImplementedError, match="BatchNorm"):
+        dp_sgd().train(model, images, labels, torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("noise_multiplier", 0.0),
+        ("sample_rate", 0.0),
+        ("sample_rate", 1.5),
+        ("steps", 0),
+        ("max_grad_norm", math.inf),
+        ("learning_rate", -1.0),
+    ],
+)
+def test_training_parameters_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        dp_sgd(**{field: value})
 
 
 # --- the rest ---
@@ -235,7 +485,20 @@ def test_non_private_answers_are_the_value_itself():
     mechanism = NonPrivate()
     value = mechanism.encode(np.array([[0.25, 0.75]]), UNIFORM)
     assert mechanism.noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
-    assert math.isinf(mechanism.sensitivity("record", "add_remove"))
+    assert (mechanism.releases(3, 4), mechanism.event("record", "add_remove")) == (
+        12,
+        NonPrivateDpEvent(),
+    )
+    assert mechanism.encode(np.array([[math.nan, 1.0]]), UNIFORM).tolist() == [[0.5, 0.5]]
+
+
+def test_post_processing_costs_nothing_and_changes_nothing():
+    mechanism = PostProcessing("entry")
+    value = np.array([[0.25, 0.75]], np.float32)
+    assert mechanism.noise(mechanism.encode(value, UNIFORM)[None], UNIFORM, rng()).tolist() == [
+        [0.25, 0.75]
+    ]
+    assert mechanism.releases(100, 256) == 0
 
 
 @pytest.mark.parametrize(

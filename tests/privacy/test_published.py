@@ -4,11 +4,17 @@ import math
 
 import pytest
 
-from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.privacy.accounting import Charge, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import NonPrivate
-from fed_dpsd.privacy.published import published_epsilon, theorem_1
+from fed_dpsd.privacy.published import (
+    dgd_labels,
+    dpdfd_theorem_3,
+    published_epsilon,
+    theorem_1,
+)
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
 
 
 @pytest.mark.parametrize(("bound", "expected"), [(1e-3, 0.0456), (5e-3, 0.2614)])
@@ -40,9 +46,29 @@ def test_theorem_2_does_not_depend_on_the_queries():
     "mechanism", [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)]
 )
 def test_published_numbers_are_below_what_can_be_proven(mechanism):
-    proven = prove(mechanism, 51_200, 1e-5, "record", "replace_one").value
+    proven = prove([Charge(mechanism, 200, 256)], 1e-5, "record", "replace_one").value
     assert published_epsilon(mechanism, 51_200, 1e-5) < proven / 100
+
+
+@pytest.mark.parametrize(("queries", "expected"), [(27, 1.314), (400, 5.799), (1_300, 11.901)])
+def test_dgds_label_budget_as_printed(queries, expected):
+    assert dgd_labels(1 / 20, queries, 1e-5) == pytest.approx(expected, abs=1e-3)
+    votes = NoisyVotes(10, 40.0, "laplace")
+    assert published_epsilon(votes, queries, 1e-5) == pytest.approx(expected, abs=1e-3)
+
+
+def test_dgds_label_budget_is_valid_but_loose():
+    votes = NoisyVotes(10, 40.0, "laplace")
+    proven = prove([Charge(votes, 1, 400)], 1e-5, "record", "replace_one").value
+    assert proven < published_epsilon(votes, 400, 1e-5)
+
+
+def test_dpdfds_theorem_is_theorem_1_and_far_below_its_own_mechanism():
+    printed = dpdfd_theorem_3(1e-3, 100.0, 10, 256, 200, 1e-5)
+    assert printed == theorem_1(1e-3, 100.0, 10, 51_200, 1e-5)
+    assert printed < 0.05 < 2_929
 
 
 def test_nothing_is_published_for_answers_in_the_clear():
     assert math.isinf(published_epsilon(NonPrivate(), 1, 1e-5))
+    assert math.isinf(published_epsilon(NoisyVotes(10, 40.0), 1, 1e-5))

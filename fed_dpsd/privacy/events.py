@@ -1,0 +1,41 @@
+"""Events that dp_accounting has no class for. An event documents a mechanism; accounting.py proves.
+
+Each is a law of one release under the worst change; nothing here computes an epsilon.
+"""
+
+import attrs
+from dp_accounting import DpEvent
+
+
+@attrs.frozen
+class ReplacedInSampleDpEvent(DpEvent):
+    """A Poisson-sampled Gaussian sum in which one record is replaced by another.
+
+    With probability q the sum holds the record's vector of norm 1, in the other world the opposite
+    vector: (1 - q) N(0, z^2) + q N(1, z^2) against (1 - q) N(0, z^2) + q N(-1, z^2).
+
+    Attributes:
+        sampling_probability: q.
+        noise_multiplier: z, noise standard deviation divided by the norm of one record's vector.
+    """
+
+    sampling_probability: float
+    noise_multiplier: float
+
+
+@attrs.frozen
+class ShuffledResponseDpEvent(DpEvent):
+    """The counts of `responses` k-ary randomised responses, of which one changes.
+
+    The responders answer the same public question, each by itself; only the counts of the k classes
+    are seen. The other responses may be anything.
+
+    Attributes:
+        epsilon_per_answer: eps0 of one response, > 0.
+        k: classes that a response may name, >= 2.
+        responses: M >= 1, honest ones, the changing one among them.
+    """
+
+    epsilon_per_answer: float
+    k: int
+    responses: int

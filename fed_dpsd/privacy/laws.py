@@ -1,0 +1,329 @@
+"""What single events' privacy losses look like: exact laws, Renyi divergences, grids.
+
+Every function is an upper bound in exact arithmetic, or exact; what a solver or a cut tail may lose
+is added. delta is in (0, 1), N >= 1 the number of adaptive releases.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NeighboringRelation,
+    PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
+)
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import gammaln, xlog1py, xlogy
+from scipy.stats import binom, norm
+
+from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
+
+FINEST_GRID = 1e-4
+SMALL_LOSS = 1e-6  # of all releases of an event together
+GRID_POINTS = 2**19  # bounds a grid's memory to 1 GiB and its time to seconds
+EXACT_TERMS = 3e7  # of an exact law; about two seconds
+OUTSIDE = 1e-15  # mass that a window of counts may miss
+ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
+
+
+# --- Gaussian ---------------------------------------------------------------------------------
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """A Gaussian mechanism of noise multiplier 1 / mu, exactly.
+
+    delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
+    (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollary 2.13).
+    """
+
+    def log_excess(candidate: float) -> float:
+        above = norm.logcdf(mu / 2 - candidate / mu)
+        below = candidate + norm.logcdf(-mu / 2 - candidate / mu)
+        return float(above + math.log(-math.expm1(min(below - above, -1e-300))) - math.log(delta))
+
+    if log_excess(0.0) <= 0:
+        return 0.0
+    largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # by Renyi divergences
+    tolerance = 1e-10 * (1 + largest)
+    # The solver's error is added, so that rounding never flatters the result.
+    return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
+
+
+# --- randomised response ----------------------------------------------------------------------
+
+
+def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
+    """Probabilities of the true class and of one other, from the library's uniform redraw."""
+    lie = response.noise_parameter / response.num_buckets
+    return 1 - (response.num_buckets - 1) * lie, lie
+
+
+def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
+    """How many terms `response_epsilon` sums, about."""
+    truth, lie = truth_and_lie(response)
+    lies, truths = _window(releases, lie), _window(releases, truth / (1 - lie))
+    return (lies[1] - lies[0]) * (truths[1] - truths[0])
+
+
+def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: float) -> float:
+    """N k-ary randomised responses, exactly; `inf` where only the pure bound N * eps0 holds.
+
+    The loss of one response is +eps0, 0 or -eps0 with probabilities a = truth, 1 - a - b and
+    b = one lie. With S the sum of N such signs,
+    delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
+    """
+    truth, lie = truth_and_lie(response)
+    per_answer = math.log(truth / lie)
+    law, missing = _sign_sum_law(releases, truth, lie)
+    losses = per_answer * (np.arange(len(law)) - releases)
+    if missing >= delta:
+        return math.inf
+
+    def excess(candidate: float) -> float:
+        above = losses > candidate
+        hit = float(law[above] @ -np.expm1(candidate - losses[above]))
+        return hit + missing - delta
+
+    if excess(0.0) <= 0:
+        return 0.0
+    largest = releases * per_answer
+    if excess(largest) > 0:
+        return math.inf
+    # The solver's error is added, so that rounding never flatters the result.
+    return float(brentq(excess, 0.0, largest, xtol=1e-9 * largest)) + 2e-9 * largest
+
+
+def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
+    """P(S = s) for s = -N..N, S = A - B with (A, B, rest) multinomial, and the mass left out.
+
+    A and B run over windows; what they miss counts as failure.
+    """
+    log_factorial = gammaln(np.arange(releases + 1) + 1.0)
+
+    def log_pmf(count: NDArray[np.int64], trials: int, p: float) -> NDArray[np.float64]:
+        ways = log_factorial[trials] - log_factorial[count] - log_factorial[trials - count]
+        chances = xlogy(count, p) + xlog1py(trials - count, -p)
+        return np.asarray(ways + chances)
+
+    share = truth / (1 - lie)
+    law = np.zeros(2 * releases + 1)
+    lies = np.arange(*_window(releases, lie))
+    for count, log_weight in zip(lies.tolist(), log_pmf(lies, releases, lie), strict=True):
+        truths = np.arange(*_window(releases - count, share))
+        law[truths - count + releases] += np.exp(
+            log_weight + log_pmf(truths, releases - count, share)
+        )
+    return law, 2 * OUTSIDE
+
+
+def _window(trials: int, probability: float) -> tuple[int, int]:
+    """Half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
+
+    Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
+    """
+    limit = math.log(2 / OUTSIDE)
+    variance = trials * probability * (1 - probability)
+    width = limit / 3 + math.sqrt(limit**2 / 9 + 2 * limit * variance)
+    mean = trials * probability
+    return max(0, math.floor(mean - width)), min(trials, math.ceil(mean + width)) + 1
+
+
+# --- pure bounds and Renyi divergences --------------------------------------------------------
+
+
+def pure_epsilon(event: DpEvent) -> float:
+    """The largest privacy loss of one release; `inf` where it has no bound."""
+    if isinstance(event, RandomizedResponseDpEvent):
+        truth, lie = truth_and_lie(event)
+        return max(0.0, math.log(truth / lie)) if lie > 0 else math.inf
+    if isinstance(event, LaplaceDpEvent):
+        return 1 / float(event.noise_multiplier)
+    if isinstance(event, ShuffledResponseDpEvent):
+        return event.epsilon_per_answer
+    return math.inf
+
+
+def renyi_divergence(event: DpEvent, order: float) -> float:
+    """D_order between one release's two worlds, the worse way round; `inf` where no form is known.
+
+    Gaussian: order / (2 z^2). Laplace: Mironov, arXiv 1702.07476v3, Proposition 6. Randomised
+    response: by its three likelihood ratios. Poisson-sampled Gaussian: the library's.
+    """
+    if isinstance(event, GaussianDpEvent):
+        return order / (2 * float(event.noise_multiplier) ** 2)
+    if isinstance(event, LaplaceDpEvent):
+        shift = 1 / event.noise_multiplier
+        up = math.log(order / (2 * order - 1)) + (order - 1) * shift
+        down = math.log((order - 1) / (2 * order - 1)) - order * shift
+        return float(np.logaddexp(up, down)) / (order - 1)
+    if isinstance(event, RandomizedResponseDpEvent):
+        truth, lie = truth_and_lie(event)
+        if lie <= 0:
+            return math.inf
+        rest = max(0.0, 1 - truth - lie)
+        terms = [
+            order * math.log(truth) + (1 - order) * math.log(lie),
+            order * math.log(lie) + (1 - order) * math.log(truth),
+            math.log(rest) if rest > 0 else -math.inf,
+        ]
+        return float(np.logaddexp.reduce(terms)) / (order - 1)
+    if isinstance(event, PoissonSampledDpEvent):
+        accountant = RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE)
+        return float(accountant.compose(event).rdp[0])
+    return math.inf
+
+
+def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
+    """Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12."""
+    return max(
+        0.0,
+        divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1),
+    )
+
+
+def best_order(epsilon: float, delta: float) -> float:
+    """The order at which a Gaussian mechanism that spends (epsilon, delta) is converted best."""
+    width = math.sqrt(2 * math.log(1 / delta))
+    mu = math.sqrt(width**2 + 2 * epsilon) - width
+    return 1 + width / max(mu, 1e-9)
+
+
+def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
+    """Renyi divergences add up; the best of a grid of orders. For sampled events `inf`."""
+    if any(isinstance(event, PoissonSampledDpEvent) for event, _ in parts):
+        return math.inf  # the grid is tighter, and quicker
+    return min(
+        renyi_to_epsilon(sum(n * renyi_divergence(e, order) for e, n in parts), order, delta)
+        for order in ORDERS
+    )
+
+
+# --- privacy loss distributions on a grid -----------------------------------------------------
+
+
+def grid_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
+    """The composition of any events here, by the library's pessimistic grid.
+
+    Gaussian and Laplace events are accounted as add-or-remove always (our sensitivity is folded
+    in), responses as replace-one always, and counts by `self_compose`: an accountant would drop
+    them for responses.
+    """
+    # What is almost nothing counts as pure: it has no place on a grid.
+    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
+    parts = [part for part in parts if part not in small]
+    step = _grid_step(parts)
+    total = pld.identity(step)
+    for event, n in parts:
+        total = total.compose(_loss_distribution(event, step).self_compose(n))
+    rest = sum(n * pure_epsilon(event) for event, n in small)
+    return float(total.get_epsilon_for_delta(delta)) + rest
+
+
+def _grid_step(parts: list[tuple[DpEvent, int]]) -> float:
+    """Fine enough, within GRID_POINTS; where there are responses it divides their loss.
+
+    Losses that lie on the grid are not rounded up, which would cost up to a step for each of them.
+    """
+    spread = sum(n * _concentration(event) for event, n in parts)
+    reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # but for about 1e-15 of the mass
+    step = max(FINEST_GRID, 2 * reach / GRID_POINTS)
+    for event, _ in parts:
+        if isinstance(event, ShuffledResponseDpEvent):
+            step = max(FINEST_GRID / 10, 2 * reach / GRID_POINTS)
+        if isinstance(event, RandomizedResponseDpEvent) and pure_epsilon(event) > step:
+            step = pure_epsilon(event) / math.ceil(pure_epsilon(event) / step)
+    return step
+
+
+def _concentration(event: DpEvent) -> float:
+    """About the mean of the loss, half its variance; it sets the grid and nothing else."""
+    if isinstance(event, GaussianDpEvent):
+        return 1 / (2 * float(event.noise_multiplier) ** 2)
+    if isinstance(event, PoissonSampledDpEvent):
+        return _sampled_concentration(event.sampling_probability, event.event.noise_multiplier)
+    if isinstance(event, ReplacedInSampleDpEvent):
+        return 4 * _sampled_concentration(event.sampling_probability, event.noise_multiplier)
+    pure = pure_epsilon(event)
+    return min(pure, pure**2 / 2)
+
+
+def _sampled_concentration(probability: float, noise_multiplier: float) -> float:
+    whole = 1 / noise_multiplier**2
+    return min(probability**2 * math.expm1(min(whole, 500)), whole) / 2
+
+
+def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistribution:
+    if isinstance(event, GaussianDpEvent):
+        return pld.from_gaussian_mechanism(
+            event.noise_multiplier, value_discretization_interval=step
+        )
+    if isinstance(event, LaplaceDpEvent):
+        return pld.from_laplace_mechanism(
+            event.noise_multiplier, value_discretization_interval=step
+        )
+    if isinstance(event, RandomizedResponseDpEvent):
+        truth, lie = truth_and_lie(event)
+        jumps = pure_epsilon(event) / step
+        up, down = math.ceil(jumps), math.floor(jumps)
+        if abs(jumps - round(jumps)) < 1e-9:  # the grid divides the loss, but for rounding
+            up = down = round(jumps)
+        masses: dict[int, float] = {}
+        for jump, mass in ((up, truth), (0, max(0.0, 1 - truth - lie)), (-down, lie)):
+            masses[jump] = masses.get(jump, 0.0) + mass
+        return pld.PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, step)
+    if isinstance(event, ShuffledResponseDpEvent):
+        changed, unchanged = _shuffled_laws(event)
+        return pld.from_two_probability_mass_functions(
+            unchanged, changed, value_discretization_interval=step
+        )
+    sampled = isinstance(event, PoissonSampledDpEvent)
+    return pld.from_gaussian_mechanism(
+        event.event.noise_multiplier if sampled else event.noise_multiplier,
+        value_discretization_interval=step,
+        sampling_prob=event.sampling_probability,
+        neighboring_relation=(
+            NeighboringRelation.ADD_OR_REMOVE_ONE if sampled else NeighboringRelation.REPLACE_ONE
+        ),
+    )
+
+
+def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], dict[Any, float]]:
+    """Log-probabilities of (n, h0, h1) if the one that changes means class 0, and class 1.
+
+    Given to the adversary: who of the other M - 1 answered its true class, and what. The rest, each
+    with probability p = k / (exp(eps0) + k - 1), and the one that changes are n responses whose
+    counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class that it means.
+    What lies outside the windows counts as a certain distinction.
+    """
+    k, others = event.k, event.responses - 1
+    lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
+    truth = 1 - (k - 1) * lie
+    first: dict[Any, float] = {}
+    second: dict[Any, float] = {}
+    for uniform in range(*_window(others, k * lie)):
+        n = uniform + 1
+        counts = np.arange(*_window(n, 1 / k))
+        h0, h1 = (grid.ravel() for grid in np.meshgrid(counts, counts))
+        h0, h1 = h0[h0 + h1 <= n], h1[h0 + h1 <= n]
+        rest = n - h0 - h1
+        if k == 2:
+            h0, h1 = h0[rest == 0], h1[rest == 0]
+            rest = rest[rest == 0]
+        log_counts = gammaln(n + 1) - gammaln(h0 + 1) - gammaln(h1 + 1) - gammaln(rest + 1)
+        log_counts += rest * math.log(max(k - 2, 1)) - n * math.log(k)
+        log_counts += binom.logpmf(uniform, others, k * lie) + math.log(k / n)
+        for law, count in ((first, h0), (second, h1)):
+            logs = log_counts + np.log(lie * n + (truth - lie) * count)
+            law.update(
+                zip(zip([n] * len(h0), h0.tolist(), h1.tolist(), strict=True), logs, strict=True)
+            )
+    # The windows miss less than this, and rounding changes less.
+    first["cut"], second["the other cut"] = math.log(1e-12), math.log(1e-12)
+    return first, second

@@ -40,13 +40,17 @@ class ConfigError(UserError):
 
 @dataclass(frozen=True)
 class DataConfig:
-    """conf/data: where images come from. `path` (a parquet folder) wins over `hub`."""
+    """conf/data: where images come from. `path` (a parquet folder) wins over `hub`.
+
+    With `patient_column`, a client's records are shared out among its teachers by patient.
+    """
 
     name: str
     hub: str | None
     path: str | None
     image_column: str
     label_column: str
+    patient_column: str | None
     shape: tuple[int, ...]
     num_classes: int
 
@@ -105,12 +109,15 @@ class TeacherConfig:
 class PrivacyConfig:
     """The part of conf/privacy that every mechanism has; the rest are the mechanism's fields.
 
-    `budget` caps the record-level (add_remove) epsilon a client spends; null means no cap.
+    `budget` caps the record-level (add_remove) epsilon a client spends, over all that its ledger
+    holds; null means no cap. `target_epsilon` sets the mechanism's noise so that the run spends it
+    (record, add_remove).
     """
 
     delta: float
     epsilon_stated: float | None
     budget: float | None
+    target_epsilon: float | None
     mechanism: Mapping[str, Any]
 
     def __post_init__(self) -> None:
@@ -118,6 +125,8 @@ class PrivacyConfig:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
         if self.budget is not None and not self.budget >= 0:
             raise ValueError(f"budget={self.budget} must be >= 0, or null for no cap")
+        if self.target_epsilon is not None:
+            require_positive(self, "target_epsilon")
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,7 @@ class Config:
     out: str
     cache: str
     run_folder: str
+    ledger: str
     data: DataConfig
     model: ModelConfig
     teacher: TeacherConfig

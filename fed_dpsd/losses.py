@@ -128,7 +128,7 @@ def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def response_loss(
-    logits: torch.Tensor, votes: torch.Tensor, members: torch.Tensor, lie_probability: float
+    logits: torch.Tensor, votes: torch.Tensor, members: torch.Tensor, lie_probability: torch.Tensor
 ) -> torch.Tensor:
     """Eq. 7 for randomised responses: mean negative log-likelihood of the votes under their law.
 
@@ -142,7 +142,7 @@ def response_loss(
         logits: (B, K) float.
         votes: (B, K) float, shares of the votes, zero outside I.
         members: (B, K) float, 1 inside I and 0 outside.
-        lie_probability: b, in (0, 1 / k].
+        lie_probability: (B, 1) float, b, in (0, 1 / k].
     """
     k = members.sum(1, keepdim=True)  # (B, 1)
     inside = logits.softmax(1) * members

@@ -1,11 +1,12 @@
 """What may travel, and what is refused."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, check_answer
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, misfit
 
 
 def ask(query_id=1, count=3, seed=0):
@@ -50,14 +51,11 @@ def test_malformed_asks_are_refused(change, expected):
         (Answer(2, np.zeros((3, 10))), "query_id=2, asked 1"),
         (Answer(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
         (Answer(1, np.zeros((3, 10), np.int64)), "type int64"),
-        (Answer(1, np.full((3, 10), np.inf)), "NaN or infinity"),
-        (Answer(1, np.zeros((3, 10)), teachers=0), "teachers=0"),
     ],
 )
-def test_answers_that_do_not_fit_are_refused(answer, expected):
-    with pytest.raises(ProtocolError, match=f"client 7 sent an invalid answer.*{expected}"):
-        check_answer(ask(), 7, answer)
+def test_answers_that_do_not_fit_are_told(answer, expected):
+    assert re.search(expected, misfit(ask(), answer))
 
 
 def test_a_fitting_answer_passes():
-    check_answer(ask(), 0, Answer(1, np.zeros((3, 10), np.uint8)))
+    assert misfit(ask(), Answer(1, np.zeros((3, 10), np.uint8))) == ""

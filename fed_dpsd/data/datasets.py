@@ -22,17 +22,19 @@ DIGITS_TEST_SIZE = 360
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, C, H, W) uint8 with their labels (N,) int64."""
+    """Images (N, C, H, W) uint8 with their labels and, where known, patients, (N,) int64 each."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    patients: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """The records at `indices`."""
-        return Split(self.images[indices], self.labels[indices])
+        patients = None if self.patients is None else self.patients[indices]
+        return Split(self.images[indices], self.labels[indices], patients)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,11 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         UserError: the folder or the network is missing, or the data is not as `config` says.
     """
     if config.name == "digits":
+        if config.patient_column is not None:
+            raise UserError(
+                f"data.patient_column={config.patient_column!r}: data=digits knows no patients; "
+                "use null"
+            )
         return _digits()
     return Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
 
@@ -90,12 +97,17 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
             "set data.path to a folder with train.parquet and test.parquet"
         )
     key = hashlib.sha256(f"{source} {split} {config}".encode()).hexdigest()[:24]
-    images, labels = cache / "data" / f"{key}.images.npy", cache / "data" / f"{key}.labels.npy"
+    images, labels, patients = (
+        cache / "data" / f"{key}.{name}.npy" for name in ("images", "labels", "patients")
+    )
     if not labels.is_file():
         decoded = _decode(config, split, _read_table(config, split))
         _save(images, decoded.images)
+        if decoded.patients is not None:
+            _save(patients, decoded.patients)
         _save(labels, decoded.labels)
-    return Split(np.load(images, mmap_mode="r"), np.load(labels))
+    known = np.load(patients) if patients.is_file() else None
+    return Split(np.load(images, mmap_mode="r"), np.load(labels), known)
 
 
 def _read_table(config: DataConfig, split: str) -> "pyarrow.Table":
@@ -109,11 +121,9 @@ def _read_table(config: DataConfig, split: str) -> "pyarrow.Table":
 def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
     """Arrow columns to arrays; images keep their size, and become grey or RGB as the shape says."""
     where = f"data={config.name} ({config.path or config.hub}), split {split}"
-    for key, column in (
-        ("image_column", config.image_column),
-        ("label_column", config.label_column),
-    ):
-        if column not in table.column_names:
+    for key in ("image_column", "label_column", "patient_column"):
+        column = getattr(config, key)
+        if column is not None and column not in table.column_names:
             raise UserError(
                 f"{where}: there is no column data.{key}={column!r}; "
                 f"the columns are {', '.join(table.column_names)}"
@@ -134,7 +144,16 @@ def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
                 f"but data.shape={list(config.shape)}"
             )
         images[index] = image
-    return Split(images, labels)
+    return Split(images, labels, _read_patients(config, table))
+
+
+def _read_patients(config: DataConfig, table: "pyarrow.Table") -> NDArray[np.int64] | None:
+    """Each record's patient as a number: a hash of what the column says."""
+    if config.patient_column is None:
+        return None
+    names = (str(name).encode() for name in table.column(config.patient_column).to_pylist())
+    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
+    return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
 
 
 def _open_images(pictures: Iterable[bytes], channels: int) -> Iterable[NDArray[np.uint8]]:

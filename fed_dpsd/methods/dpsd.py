@@ -10,8 +10,10 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Charge, Federation, Plan, Site, World, fetch_teacher
-from fed_dpsd.privacy.mechanism import NonPrivate
+from fed_dpsd.methods.method import Federation, Plan, Site, World, fetch_teacher
+from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
 WEIGHTS_LEAVE = NonPrivate("the generator is trained against the teacher's own weights (DPSD-T)")
@@ -23,7 +25,8 @@ class DPSD(FedDPSD):
 
     Args:
         discriminator: what generators are trained against. "teacher" is the paper's DPSD-T: the
-            teacher's weights leave the client, so nothing is proven.
+            teacher's weights leave the client, so nothing is proven, unless the teacher was
+            trained with DP.
     """
 
     num_clients: ClassVar[int | None] = 1
@@ -42,14 +45,16 @@ class DPSD(FedDPSD):
     def plan(self, world: World) -> Plan:
         """One answer for each synthetic query; before them, for DPSD-T, the teacher's weights."""
         answers = super().plan(world)
-        if self.discriminator == "student":
+        if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
             return answers
-        return Plan((Charge(WEIGHTS_LEAVE, 1), *answers.stages))
+        return Plan((Charge(WEIGHTS_LEAVE, 1, 1), *answers.stages))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""
         if ask.kind == "weights" and self.discriminator == "teacher":
-            return site.release(WEIGHTS_LEAVE, site.sensitive_weights(), ask)
+            paid = isinstance(site.mechanism, PostProcessing)  # the weights of a DP teacher too
+            mechanism: Mechanism = site.mechanism if paid else WEIGHTS_LEAVE
+            return site.release(mechanism, site.sensitive_weights(), ask)
         return super().client(ask, site)
 
     def critic(self, federation: Federation, world: World) -> nn.Module | None:

@@ -22,7 +22,6 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import (
     Bank,
-    Charge,
     Federation,
     Plan,
     Round,
@@ -34,9 +33,10 @@ from fed_dpsd.methods.method import (
     to_unit,
 )
 from fed_dpsd.models import procedural
+from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
 
@@ -87,7 +87,7 @@ class FedDPSD:
 
     def plan(self, world: World) -> Plan:
         """One answer for each synthetic query, in one stage."""
-        return Plan((Charge(world.mechanism, world.rounds * world.queries_per_round),))
+        return Plan((Charge(world.mechanism, world.rounds, world.queries_per_round),))
 
     # --- client ------------------------------------------------------------------------------
 
@@ -119,17 +119,22 @@ class FedDPSD:
             images = self.draw(critic or student, world, streams, number)
             predictions = self.predictions(student, images, world)
             total = federation.total(Ask(number, images, predictions))
-            if total.count == 0:  # every client's budget is spent
-                return
-            labels = self.noisy_labels(world, predictions, total)
-            bank.append(Bank(images, predictions, labels.astype(np.float32)))
-            if number == world.rounds:  # what went on from a few answers never quite recovers
+            if total.count == 0 and not bank:
+                raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+            over = total.count == 0  # every client's budget is spent
+            if not over:
+                labels = self.noisy_labels(world, predictions, total)
+                bank.append(Bank(images, predictions, labels.astype(np.float32)))
+            last = over or number == world.rounds
+            if last:  # what went on from a few answers never quite recovers
                 student = world.make_student(streams.torch("last student"))
-            loss = self.train_student(student, bank, world, streams, number)
+            loss = self.train_student(student, bank, world, streams, number, last)
             tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
             yield Round(
-                State(number, tensors, bank), student, {"student_loss": loss}, total.refused
+                State(len(bank), tensors, bank), student, {"student_loss": loss}, total.refused
             )
+            if over:
+                return
 
     def critic(self, federation: Federation, world: World) -> nn.Module | None:
         """The classifier that generators are trained against; None for the student itself."""
@@ -215,15 +220,21 @@ class FedDPSD:
         """Eq. 6: labels (B, K) from the sum of the answers; post-processing, so free."""
         mean = total.sum / total.count
         if isinstance(world.mechanism, NormalizedGradient):  # Eq. 3
-            bound = world.mechanism.bound
+            bound = world.mechanism.row_norm(len(predictions))
             return losses.noisy_label(predictions, mean, bound, self.label_step, self.literal)
-        return mean  # Eq. 5: shares of the votes
+        return mean  # Eq. 5: shares of the votes; or probabilities
 
     def train_student(
-        self, student: nn.Module, bank: list[Bank], world: World, streams: Streams, number: int
+        self,
+        student: nn.Module,
+        bank: list[Bank],
+        world: World,
+        streams: Streams,
+        number: int,
+        last: bool,
     ) -> float:
         """Eq. 7 on batches drawn from the whole bank, with Adam; returns the last loss."""
-        steps = self.final_student_steps if number == world.rounds else self.student_steps
+        steps = self.final_student_steps if last else self.student_steps
         optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
@@ -254,8 +265,10 @@ class FedDPSD:
         """L_s: the likelihood of the answers' noise; `literal` is the cross-entropy of Eq. 7."""
         mechanism = world.mechanism
         if isinstance(mechanism, TopKRandomizedResponse) and not self.literal:
-            members = torch.from_numpy(top_k(predictions, mechanism.size)).to(logits)
-            return losses.response_loss(logits, labels, members, mechanism.lie_probability)
-        if isinstance(mechanism, NormalizedGradient) and not self.literal:
+            members = mechanism.members(predictions)
+            lies = mechanism.lie_probability(members.sum(1, keepdims=True))
+            public = (torch.from_numpy(array).to(logits) for array in (members, lies))
+            return losses.response_loss(logits, labels, *public)
+        if isinstance(mechanism, NormalizedGradient | NoisyVotes) and not self.literal:
             return losses.squared_loss(logits, labels)
         return losses.student_loss(logits, labels)

@@ -14,6 +14,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator
+from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
@@ -72,14 +73,6 @@ class World:
 
 
 @dataclass(frozen=True)
-class Charge:
-    """One stage of a plan: `queries` answers of `mechanism`."""
-
-    mechanism: Mechanism
-    queries: int
-
-
-@dataclass(frozen=True)
 class Plan:
     """What one client will be charged, stage by stage."""
 
@@ -88,16 +81,7 @@ class Plan:
     @property
     def queries(self) -> int:
         """N, over all stages."""
-        return sum(stage.queries for stage in self.stages)
-
-    def first(self, queries: int) -> "Plan":
-        """The part of the plan that the first `queries` answers are."""
-        stages = []
-        for stage in self.stages:
-            count = min(stage.queries, queries)
-            stages.append(Charge(stage.mechanism, count))
-            queries -= count
-        return Plan(tuple(stages))
+        return sum(stage.asks * stage.queries for stage in self.stages)
 
 
 @dataclass(frozen=True)
@@ -147,7 +131,9 @@ class Federation(Protocol):
 class Site(Protocol):
     """One client, as the client half of a method sees it."""
 
-    mechanism: Mechanism
+    @property
+    def mechanism(self) -> Mechanism:
+        """What it answers with."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The n teachers' (n, B, K) probabilities: never to leave but through `release`."""
@@ -155,9 +141,7 @@ class Site(Protocol):
     def sensitive_weights(self) -> NDArray[np.float32]:
         """The teachers' parameters, (n, P, 1): never to leave but through `release`."""
 
-    def release(
-        self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask
-    ) -> Answer | Refusal:
+    def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """The only way out, for (n, B, K) values: bound, charge the ledger, draw the noise."""
 
 

@@ -34,18 +34,29 @@ class Classifier(nn.Module):
 Build = Callable[[tuple[int, ...], int, int], Classifier]
 
 
-def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[nn.Module]:
+def _two_convolutions(
+    shape: tuple[int, ...], width: int, kernel: int, activation: type[nn.Module] = nn.ReLU
+) -> list[nn.Module]:
     """Two convolutions, each halving the image; 2 * width * (S / 4)^2 features."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((shape[0], width), (width, 2 * width)):
         layers.append(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
-        layers += [nn.MaxPool2d(2), nn.ReLU()]
+        layers += [nn.MaxPool2d(2), activation()]
     return [*layers, nn.Flatten()]
 
 
 def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Two 3x3 convolutions with pooling."""
     backbone = nn.Sequential(*_two_convolutions(shape, width, 3))
+    return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
+
+
+def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """As cnn, with bounded activations, which keep the gradients that DP-SGD clips small.
+
+    Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential Privacy".
+    """
+    backbone = nn.Sequential(*_two_convolutions(shape, width, 3, nn.Tanh))
     return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
 
 
@@ -107,5 +118,6 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {
-    build.__name__: build for build in (cnn, cnn3, lenet, mlp, resnet18, mobilenet, squeezenet)
+    build.__name__: build
+    for build in (cnn, cnn_tanh, cnn3, lenet, mlp, resnet18, mobilenet, squeezenet)
 }

@@ -13,7 +13,7 @@ from PIL import Image
 from fed_dpsd.config import DataConfig, UserError
 from fed_dpsd.data import datasets, partition
 
-CONFIG = DataConfig("folder", None, None, "image", "label", (1, 8, 8), 3)
+CONFIG = DataConfig("folder", None, None, "image", "label", None, (1, 8, 8), 3)
 
 
 def picture(shade, size=8):
@@ -31,7 +31,7 @@ def write(folder, shades, labels, size=8, names=("image", "label")):
 
 
 def test_digits_are_embedded_with_a_fixed_split(tmp_path):
-    config = DataConfig("digits", None, None, "image", "label", (1, 8, 8), 10)
+    config = DataConfig("digits", None, None, "image", "label", None, (1, 8, 8), 10)
     data = datasets.load(config, tmp_path)
     assert (len(data.train), len(data.test)) == (1_437, 360)
     assert data.train.images.shape == (1_437, 1, 8, 8)

@@ -9,6 +9,7 @@ import torch
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.method import World
 from fed_dpsd.protocol import Answer, Ask, ProtocolError
+from fed_dpsd.runtime import card as cards
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.streams import Streams
@@ -48,7 +49,15 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
         assert "teacher's own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, f"privacy={privacy}")
         plan = safe.method.plan(World.of(safe.config, safe.mechanism))
-        assert math.isfinite(runs.proven(safe, plan, "record", "replace_one").value)
+        assert math.isfinite(cards.proven(safe, plan, "record", "replace_one").value)
+
+
+def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
+    experiment = small(*AGAINST_TEACHER, "privacy=dp_teacher", "privacy.steps=3")
+    folder = runs.new_run_folder(experiment)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    row = summary["privacy"]["proven"][0]
+    assert row["epsilon"] == row["spent"] < math.inf
 
 
 def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):

@@ -17,9 +17,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fed_dpsd.config import ConfigError, UserError, compose
-from fed_dpsd.methods.method import World
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime import card as cards
 from fed_dpsd.runtime import doctor as health
+from fed_dpsd.runtime import ledger as ledgers
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime import simulation
 from fed_dpsd.runtime.experiment import Experiment, set_up
@@ -188,28 +190,89 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
 @privacy_app.command()
-def plan(
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-) -> None:
+def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print noise, number of queries, the published epsilon and every proven one."""
     experiment = set_up(compose(overrides or []), Path.cwd())
-    world = World.of(experiment.config, experiment.mechanism)
-    planned = experiment.method.plan(world)
-    card = runs.privacy_card(experiment, planned, None)
+    planned = cards.plan_of(experiment)
+    card = cards.privacy_card(experiment, planned, [])
     if as_json:
         print(json.dumps({"queries_per_client": planned.queries, "privacy": card}))
         return
     out = Console(highlight=False)
     out.print(f"{experiment.mechanism}", markup=False, soft_wrap=True)
+    settings, field = experiment.config.privacy, experiment.mechanism.calibrated_by
+    if settings.target_epsilon is not None:
+        value = getattr(experiment.mechanism, str(field))
+        target = f"privacy.target_epsilon={settings.target_epsilon:g} (record, add_remove)"
+        out.print(f"calibrated to {target}: privacy.{field}={value:.6g}", soft_wrap=True)
     out.print(f"queries per client: {planned.queries:,}")
     stated = card["epsilon_stated"]
     out.print(f"epsilon stated by the paper: {'none' if stated is None else stated}")
     out.print(f"epsilon published (no guarantee): {card['epsilon_published']}")
-    for unit, relation in runs.UNITS_AND_RELATIONS:
-        epsilon = runs.proven(experiment, planned, unit, relation)
+    for unit, relation in UNITS_AND_RELATIONS:
+        epsilon = cards.proven(experiment, planned, unit, relation)
         out.print(f"epsilon proven: {epsilon}", soft_wrap=True)
-    out.print(f"notes: {', '.join(card['proven'][0]['notes'])}", soft_wrap=True)
+    notes = dict.fromkeys(note for row in card["proven"] for note in row["notes"])
+    out.print(f"notes: {', '.join(notes)}", soft_wrap=True)
     if card["reason"]:
-        out.print(f"reason: {card['reason']}")
+        out.print(f"reason: {card['reason']}", soft_wrap=True)
+
+
+@privacy_app.command()
+def audit(overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Attack the mechanism's own noise, and say what of its epsilons is refuted and what is not.
+
+    Twice: at settings where an attack comes close to the proof, which tests the implementation; and
+    at the run's settings, which tests the published epsilon.
+    """
+    experiment = set_up(compose(overrides or []), Path.cwd())
+    close, claim = cards.attacks(experiment)
+    if as_json:
+        print(json.dumps(claim.to_json() | {"check": close.to_json()}))
+        return
+    out = Console(highlight=False)
+    for title, attack in (("the implementation", close), ("the run's settings", claim)):
+        out.print(f"{title}: {attack.mechanism}", markup=False, soft_wrap=True)
+        for sentence in attack.verdict():
+            out.print(f"  {sentence}", markup=False, soft_wrap=True)
+
+
+@privacy_app.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
+    delta: Annotated[float, typer.Option(help="Failure probability of the epsilons.")] = 1e-5,
+    as_json: AsJson = False,
+) -> None:
+    """Print what clients have spent, charge by charge. Nothing is written."""
+    accounts = {file: ledgers.read(file) for file in cards.ledger_files(path)}
+    totals = {
+        file: [cards.account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS]
+        for file, entries in accounts.items()
+    }
+    if as_json:
+        listed = {
+            str(file): {
+                "entries": [json.loads(entry.to_json()) for entry in entries],
+                "spent": [epsilon.to_json() for epsilon in totals[file]],
+            }
+            for file, entries in accounts.items()
+        }
+        print(json.dumps(listed))
+        return
+    out = Console(highlight=False)
+    for file, entries in accounts.items():
+        out.print(str(file), markup=False, soft_wrap=True)
+        for number, entry in enumerate(entries, start=1):
+            ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
+            so_far = cards.account(entries[:number], delta, "record", "add_remove")
+            out.print(
+                f"{entry.at} {entry.kind}{ask}, {entry.queries:,} queries, {entry.digest[:12]}: "
+                f"so far {so_far}",
+                soft_wrap=True,
+            )
+        for epsilon in totals[file]:
+            out.print(f"spent: {epsilon}; {', '.join(epsilon.notes)}", soft_wrap=True)

@@ -162,7 +162,7 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
     code, out, _ = fed_dpsd("privacy", "plan", "privacy=non_private")
     assert code == 0
     proven = [line for line in out if line.startswith("epsilon proven")]
-    assert len(proven) == 4
+    assert len(proven) == 6
     for line in proven:
         assert "trust nobody, delta 1e-05" in line
         assert "inf" in line

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd import cli
-from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.privacy.accounting import Charge, prove
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from tests.conftest import SMALL
 
@@ -77,7 +77,7 @@ def test_numbers_in_the_privacy_text_are_computed():
     text = (ROOT / "docs" / "privacy.md").read_text()
     for epsilon_per_answer, printed in ((1.0, "24,512.6"), (0.1, "351.22")):
         mechanism = TopKRandomizedResponse(10, epsilon_per_answer, 2)
-        proven = prove(mechanism, 51_200, 1e-5, "record", "replace_one").value
+        proven = prove([Charge(mechanism, 1, 51_200)], 1e-5, "record", "replace_one").value
         assert float(printed.replace(",", "")) == pytest.approx(proven, rel=1e-5)
         assert printed in text
 

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import ComposedDpEvent
+
 from fed_dpsd.config import Binder, Config, split_privacy, to_json
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.methods.method import Method
+from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.training import TrainingMechanism
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,14 @@ def home() -> Path:
     return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
 
 
-def set_up(raw: Mapping[str, Any], base: Path | None) -> Experiment:
-    """Bind what Hydra composed.
+def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
+    """Bind what Hydra composed; `privacy.target_epsilon` sets the mechanism's noise.
 
     Args:
         raw: the composed configuration.
         base: folder that relative paths start from; None where the working directory is not the
             user's, and relative paths are errors.
+        written: `raw` was written by an experiment, so its noise is set already.
 
     Raises:
         ConfigError: every problem found, one a line. No data has been read.
@@ -49,7 +54,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None) -> Experiment:
     privacy = dict(raw["privacy"])
     values = {**raw, "privacy": split_privacy(privacy)}
     config = binder.bind(Config, values)
-    num_classes = raw["data"].get("num_classes") if isinstance(raw["data"], Mapping) else None
+    data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
     method = _bind_class(binder, "fed_dpsd.methods", raw["method"], "method", {})
     mechanism = _bind_class(
@@ -57,7 +62,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None) -> Experiment:
         "fed_dpsd.privacy",
         values["privacy"]["mechanism"],
         "privacy",
-        {"num_classes": num_classes, "teachers": raw["teachers_per_client"]},
+        {"num_classes": data.get("num_classes"), "shards": _shards(raw, data)},
     )
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
@@ -74,15 +79,57 @@ def set_up(raw: Mapping[str, Any], base: Path | None) -> Experiment:
                 f"num_clients={config.num_clients}: method "
                 f"{type(method).__name__} needs num_clients={needed}"
             )
+        if config.teacher.path is not None and isinstance(mechanism, TrainingMechanism):
+            binder.problems.append(
+                f"teacher.path={config.teacher.path}: privacy={mechanism.name} trains its teachers "
+                "itself; use teacher.path=null"
+            )
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
+    if config.privacy.target_epsilon is not None and not written:
+        mechanism, config = _calibrate(binder, method, mechanism, config)
+        binder.finish()
     return Experiment(config, method, mechanism, partition)
+
+
+def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of privacy.mechanism.Shards: teachers at a client, and what decides their shards."""
+    by = "record" if data.get("patient_column") is None else "patient"
+    return {"teachers": raw["teachers_per_client"], "by": by}
+
+
+def _calibrate(
+    binder: Binder, method: Method, mechanism: Mechanism, config: Config
+) -> tuple[Mechanism, Config]:
+    """The mechanism whose planned run spends target_epsilon on a record, and its configuration."""
+    settings, field = config.privacy, mechanism.calibrated_by
+    if field is None:
+        binder.problems.append(
+            f"privacy.target_epsilon={settings.target_epsilon}: privacy={mechanism.name} has no "
+            "noise to set; choose another mechanism, or target_epsilon=null"
+        )
+        return mechanism, config
+
+    def spend(value: float) -> float:
+        trial = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
+        stages = method.plan(World.of(config, trial)).stages
+        event = ComposedDpEvent([stage.event("record", "add_remove") for stage in stages])
+        return unchanged_epsilon(event, settings.delta)
+
+    try:
+        value = calibrate(spend, settings.target_epsilon, field == "noise_multiplier")
+    except ValueError as error:
+        binder.problems.append(f"privacy.{error}")
+        return mechanism, config
+    mechanism = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
+    settings = dataclasses.replace(settings, mechanism={**settings.mechanism, field: value})
+    return mechanism, dataclasses.replace(config, privacy=settings)
 
 
 def from_json(text: str) -> Experiment:
     """The experiment that `Experiment.to_json` wrote."""
-    return set_up(json.loads(text), None)
+    return set_up(json.loads(text), None, written=True)
 
 
 def _bind_class(
@@ -124,8 +171,9 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
         "out": absolute("out", config.out) if config.out else str(default_out),
         "cache": absolute("cache", config.cache) if config.cache else str(home() / "cache"),
     }
-    if config.run_folder:
-        changes["run_folder"] = absolute("run_folder", config.run_folder)
+    for key in ("run_folder", "ledger"):
+        if getattr(config, key):
+            changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
         if not Path(path).is_dir():

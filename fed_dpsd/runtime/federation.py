@@ -1,6 +1,7 @@
 """The clients as a method sees them, whatever hosts them; and the host that needs no Flower."""
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total, check_answer
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total, misfit
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.site import open_site
+from fed_dpsd.runtime.site import answer, open_site
 from fed_dpsd.streams import Streams
+
+logger = logging.getLogger("fed_dpsd")
 
 
 class HostedFederation(ABC):
@@ -43,32 +46,59 @@ class HostedFederation(ABC):
 
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
         """Every client's checked answer, in the order of the clients."""
-        answers = self._deliver(ask)
-        for client, answer in answers.items():
-            if isinstance(answer, Answer):
-                check_answer(ask, client, answer)
-                self.bytes_to_server += answer.values.nbytes
+        answers: dict[int, Answer | Refusal] = {}
+        for client, given in sorted(self._deliver(ask).items()):
             self.bytes_to_clients += ask.nbytes
-        return dict(sorted(answers.items()))
+            if isinstance(given, Answer):
+                self.bytes_to_server += given.values.nbytes
+                given = self._receive(ask, client, given)
+            answers[client] = given
+        return answers
+
+    def _receive(self, ask: Ask, client: int, given: Answer) -> Answer:
+        """What counts of an answer: a bad one, or its bad rows, count as zero.
+
+        The number of teachers stays, so that a bad answer cannot change what the others weigh. What
+        was wrong goes to the log of whoever runs the server.
+
+        Raises:
+            ProtocolError: weights are bad, so there is nothing to go on with.
+        """
+        teachers = self.experiment.config.teachers_per_client
+        problem = misfit(ask, given)
+        if ask.kind == "weights":
+            if problem or not np.isfinite(given.values).all():
+                problem = problem or "values hold NaN or infinity"
+                raise ProtocolError(f"client {client} sent invalid weights: {problem}")
+            return given
+        if problem:
+            logger.warning("client %d: the answer counts as zero: %s", client, problem)
+            return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
+        good = np.isfinite(given.values).all(axis=1)
+        values = np.where(good[:, None], given.values, 0)
+        mechanism = self.experiment.mechanism
+        good &= mechanism.admissible(values, ask.predictions, teachers)
+        if not good.all():
+            count = len(good) - int(good.sum())
+            logger.warning("client %d: %d of %d rows count as zero", client, count, len(good))
+        return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
 
     def total(self, ask: Ask) -> Total:
         """The sum of the answers; with `noise_at: server` its noise is drawn here, once a query."""
         answers = self.each(ask)
-        given = [answer for answer in answers.values() if isinstance(answer, Answer)]
+        given = [each for each in answers.values() if isinstance(each, Answer)]
         total = np.zeros(ask.predictions.shape)
-        for answer in given:
-            total += answer.values
+        for each in given:
+            total += each.values
         mechanism = self.experiment.mechanism
         if mechanism.noise_at == "server" and given:
             streams = Streams(self.experiment.config.seed)
             rng = streams.numpy("server noise", query_id=int(ask.digest(), 16))
             total = mechanism.noise(total[None], ask.predictions, rng)
         refused = {
-            client: answer.reason
-            for client, answer in answers.items()
-            if isinstance(answer, Refusal)
+            client: each.reason for client, each in answers.items() if isinstance(each, Refusal)
         }
-        return Total(total, sum(answer.teachers for answer in given), refused)
+        return Total(total, sum(each.teachers for each in given), refused)
 
 
 class LocalFederation(HostedFederation):
@@ -84,7 +114,7 @@ class LocalFederation(HostedFederation):
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
         with client_threads(self.experiment):
             method = self.experiment.method
-            return {client: method.client(ask, site) for client, site in self._sites.items()}
+            return {client: answer(method, ask, site) for client, site in self._sites.items()}
 
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
         """Exact probabilities of every teacher on the test split."""

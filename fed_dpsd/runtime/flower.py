@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fed_dpsd.config import UserError, from_run_config
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime import site as sites
 from fed_dpsd.runtime.experiment import Experiment, from_json, set_up
 from fed_dpsd.runtime.federation import HostedFederation, client_threads
 from fed_dpsd.runtime.site import Site, open_site
@@ -233,7 +234,7 @@ def _answer_one(message: Message, experiment: Experiment, client: int) -> NDArra
         arrays["predictions"].numpy(),
         str(meta["asked"]),  # type: ignore[arg-type]  # Ask checks it
     )
-    result = experiment.method.client(ask, site)
+    result = sites.answer(experiment.method, ask, site)
     return result if isinstance(result, Refusal) else result.values
 
 

@@ -1,11 +1,22 @@
-"""What a client has spent, and what it answered: charged before noise is drawn."""
+"""A client's account of everything that ever left about one data set, charged before the noise.
 
+FOLDER/client_003.jsonl holds a header and then one line a charge; FOLDER/client_003/ holds the
+answers, one file each; FOLDER/client_003.lock admits one process at a time.
+"""
+
+import fcntl
+import functools
+import hashlib
+import io
 import json
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import attrs
 import dp_accounting
@@ -14,69 +25,165 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.config import UserError
+from fed_dpsd.privacy import events
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 
-_EVENTS = ("GaussianDpEvent", "RandomizedResponseDpEvent", "NonPrivateDpEvent")
+_FORMAT = 1
+_CHECK = ', "check": "'
+_NEW = os.O_WRONLY | os.O_CREAT
+_EVENTS: dict[str, type[DpEvent]] = {
+    event.__name__: event
+    for event in (
+        dp_accounting.GaussianDpEvent,
+        dp_accounting.LaplaceDpEvent,
+        dp_accounting.RandomizedResponseDpEvent,
+        dp_accounting.NonPrivateDpEvent,
+        dp_accounting.PoissonSampledDpEvent,
+        SelfComposedDpEvent,
+        ComposedDpEvent,
+        events.ReplacedInSampleDpEvent,
+        events.ShuffledResponseDpEvent,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    """Whose account a ledger is."""
+
+    data: str
+    client: int
+
+    def __str__(self) -> str:
+        return f"client {self.client} and data {self.data!r}"
+
+
+class LedgerError(UserError):
+    """A ledger cannot be read, believed or written: nothing may be drawn."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge: `queries` times `event`, for the ask with this digest."""
+    """One charge.
+
+    Args:
+        digest: idempotency key: of the whole ask, the mechanism and the teachers.
+        kind: what left.
+        query_id: the ask's.
+        queries: synthetic queries answered; 0 for a training.
+        releases: how many times each event of `costs` counts.
+        mechanism: for people.
+        trust: who must be honest.
+        costs: one release's event for each of UNITS_AND_RELATIONS.
+        at: when, an ISO 8601 second in UTC.
+
+    Raises:
+        ValueError: a count is negative, or the cost for a unit and relation is missing.
+    """
 
     digest: str
+    kind: Literal["answers", "weights", "training"]
     query_id: int
     queries: int
-    event: DpEvent
+    releases: int
+    mechanism: str
+    trust: Trust
+    costs: Mapping[tuple[Unit, Relation], DpEvent]
+    at: str
+
+    def __post_init__(self) -> None:
+        if self.queries < 0 or self.releases < 0:
+            raise ValueError(f"queries={self.queries}, releases={self.releases} must be >= 0")
+        if missing := set(UNITS_AND_RELATIONS) - set(self.costs):
+            raise ValueError(f"costs lack {sorted(missing)}")
+
+    @classmethod
+    def now(cls, **fields: Any) -> "Entry":
+        """An entry made at this second."""
+        return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """The event of the whole charge."""
+        return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
-        """One line that a person can read."""
-        event = {"type": type(self.event).__name__, **attrs.asdict(self.event)}
-        return json.dumps(
-            {
-                "digest": self.digest,
-                "query_id": self.query_id,
-                "queries": self.queries,
-                "event": event,
-            }
-        )
+        """One line that a person can read: each distinct event once, with what it is the cost of.
+
+        Raises:
+            TypeError: an event is not of a type that a ledger may hold.
+        """
+        pairs: dict[str, list[str]] = {}
+        for pair, event in self.costs.items():
+            pairs.setdefault(json.dumps(event, default=_pack), []).append(" ".join(pair))
+        costs = {", ".join(names): json.loads(event) for event, names in pairs.items()}
+        return json.dumps({**vars(self), "costs": costs})
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
-        """The entry of a line; only known event types are built."""
-        values = json.loads(line)
-        parameters: dict[str, Any] = dict(values.pop("event"))
-        kind = parameters.pop("type")
-        if kind not in _EVENTS:
-            raise ValueError(f"unknown event {kind!r}")
-        return cls(**values, event=getattr(dp_accounting, kind)(**parameters))
+        """The entry of a line; only events of known types are built.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError: the line is not one of `to_json`.
+        """
+        values = json.loads(line, object_hook=_unpack)
+        costs = {
+            tuple(pair.split()): event
+            for pairs, event in values["costs"].items()
+            for pair in pairs.split(", ")
+        }
+        return cls(**{**values, "costs": costs})
+
+
+def _pack(event: Any) -> dict[str, Any]:
+    if type(event) not in _EVENTS.values():
+        raise TypeError(f"{event!r} is not an event that a ledger may hold")
+    return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
+
+
+def _unpack(values: dict[str, Any]) -> Any:
+    return _EVENTS[values.pop("type")](**values) if "type" in values else values
+
+
+_entry = functools.lru_cache(maxsize=1 << 14)(Entry.from_json)  # a ledger is read for every ask
+
+
+def spent(entries: Sequence[Entry], unit: Unit, relation: Relation) -> DpEvent:
+    """Everything charged, as one event."""
+    return ComposedDpEvent([entry.event(unit, relation) for entry in entries])
 
 
 class Ledger(Protocol):
-    """A client's account. `charge` is durable when it returns."""
+    """A client's account. All but `transaction` is called inside a transaction."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Keep everyone else out; no transaction lies in another."""
 
     def entries(self) -> Sequence[Entry]:
         """All charges so far, oldest first."""
 
     def charge(self, entry: Entry) -> None:
-        """Write a charge; only then may noise be drawn."""
+        """Write a charge; it is durable when this returns, and only then may noise be drawn."""
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """The answer already given to the ask with this digest."""
+        """The answer already given to the charge with this digest."""
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Keep an answer, to return it when its ask comes again."""
-
-
-def spent(ledger: Ledger) -> DpEvent:
-    """Everything charged so far, as one event."""
-    return ComposedDpEvent([SelfComposedDpEvent(e.event, e.queries) for e in ledger.entries()])
+        """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
 
 class MemoryLedger:
     """A ledger that lives as long as its process."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._answers: dict[str, NDArray[Any]] = {}
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep other threads out."""
+        with self._lock:
+            yield
 
     def entries(self) -> Sequence[Entry]:
         """All charges so far, oldest first."""
@@ -87,69 +194,228 @@ class MemoryLedger:
         self._entries.append(entry)
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """The answer already given to the ask with this digest."""
-        return self._answers.get(digest)
+        """A copy of the answer already given to the charge with this digest."""
+        return self._answers[digest].copy() if digest in self._answers else None
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Remember an answer."""
-        self._answers[digest] = values
+        """Remember an answer as it is now."""
+        self._answers[digest] = values.copy()
 
 
 class FileLedger:
-    """One line a charge in FOLDER/CLIENT.jsonl, fsynced; answers beside it, one file an ask.
+    """A ledger that outlives its process and a loss of power.
 
-    It is read afresh each time, since any process may host the client next.
+    Nothing is kept in memory, since any process may host the client next.
+
+    Args:
+        folder: where the ledgers of all clients are.
+        client: the client's number.
+        data: the data set's name: a budget is per data set, over all runs.
+
+    Raises:
+        LedgerError: by this and by every method, with the path and the remedy.
     """
 
-    def __init__(self, folder: Path, client: int) -> None:
+    def __init__(self, folder: Path, client: int, data: str) -> None:
         self._path = folder / f"client_{client:03d}.jsonl"
         self._answers = folder / f"client_{client:03d}"
-        try:
+        self._header = Header(data, client)
+        with _usable(self._path):
             self._answers.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"the ledger folder {folder} is not writable: {error}") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Keep other processes and threads out; the kernel lets go of what a dead one held."""
+        with ExitStack() as stack:
+            with _usable(self._path):
+                lock = stack.enter_context(_opened(self._path.with_suffix(".lock"), _NEW))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # A process killed before its fsync may have left what all see but a loss of power
+                # takes away; nothing may rest on it before it is durable.
+                for path in (self._path, self._answers):
+                    if path.exists():
+                        _sync(path)
+            self.entries()  # a damaged ledger answers nothing, not even what is stored
+            yield
 
     def entries(self) -> Sequence[Entry]:
         """All charges so far, oldest first.
 
-        A last line cut short by a crash was never acted upon (noise is drawn after the fsync) and
-        is skipped; any other unreadable line is an error.
+        The checksums cannot show that the last lines are gone, or the whole file; the answers can.
         """
-        if not self._path.exists():
-            return ()
-        lines = self._path.read_text().split("\n")
-        complete = lines[:-1]  # what follows the last newline was cut short, or is empty
-        try:
-            return tuple(Entry.from_json(line) for line in complete)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"the ledger {self._path} is corrupt ({error}); restore it from a backup: "
-                "without it nobody knows what this client has spent"
-            ) from error
+        with _usable(self._path):
+            answered = {path.stem for path in self._answers.glob("*.npy")}
+            found, entries = _load(self._path) if self._path.exists() else (None, ())
+        if found not in (None, self._header):
+            raise LedgerError(
+                f"the ledger {self._path} is the account of {found}, not of {self._header}: a "
+                "budget is per data set and client; name the ledger folder of this data"
+            )
+        if lost := answered - {entry.digest for entry in entries}:
+            raise LedgerError(
+                f"the ledger {self._path} is corrupt: it lacks the charges of {len(lost)} answers "
+                f"in {self._answers}; restore it from a newer backup"
+            )
+        return entries
 
     def charge(self, entry: Entry) -> None:
-        """Append a line and fsync it."""
-        with self._path.open("a+b") as file:
-            file.seek(0)
-            content = file.read()
-            keep = content.rfind(b"\n") + 1
-            if keep < len(content):
-                file.truncate(keep)
-            file.seek(0, os.SEEK_END)
-            file.write(entry.to_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append a line and fsync it; where that fails, take it back."""
+        content = entry.to_json()
+        with _usable(self._path):
+            lines = _lines(self._path) if self._path.exists() else []
+            if not lines:
+                lines = [self._append([], json.dumps({"format": _FORMAT, **vars(self._header)}))]
+            if len(lines) == 1:
+                self._sync_folders()
+            self._append(lines, content)
+
+    def _append(self, lines: list[str], content: str) -> str:
+        line = _seal(lines[-1] if lines else "", content)
+        size = sum(len(line) + 1 for line in lines)
+        with _opened(self._path, _NEW | os.O_APPEND) as file:
+            try:
+                os.ftruncate(file, size)  # cuts off what a crash cut short
+                _write(file, f"{line}\n".encode())
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(file, size)
+                raise
+        return line
+
+    def _sync_folders(self) -> None:
+        """Make the new file durable, and the folders above it, which may be new too."""
+        for folder in self._answers.parents:
+            with suppress(PermissionError):  # what we may not read we have not made
+                _sync(folder)
+            if folder.is_mount():
+                break
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """The answer already given to the ask with this digest."""
+        """The answer already given to the charge with this digest."""
         path = self._answers / f"{digest}.npy"
-        return np.load(path, allow_pickle=False) if path.exists() else None
+        with _usable(self._path):
+            if not path.exists():
+                return None
+            content = path.read_bytes()
+        if content != _seal_answer(digest, values := content[:-32]):
+            raise LedgerError(
+                f"the answer {path} is damaged; restore it from a backup: "
+                "to draw it again would take its noise away"
+            )
+        answer: NDArray[Any] = np.load(io.BytesIO(values), allow_pickle=False)
+        return answer
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Write an answer atomically."""
-        temporary = self._answers / f"{digest}.{os.getpid()}.tmp"
-        with temporary.open("wb") as file:
-            np.save(file, values)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._answers / f"{digest}.npy")
+        content = io.BytesIO()
+        np.save(content, values, allow_pickle=False)
+        temporary = self._answers / f"{digest}.tmp"
+        with _usable(self._path):
+            with _opened(temporary, _NEW | os.O_TRUNC) as file:
+                _write(file, _seal_answer(digest, content.getvalue()))
+            os.replace(temporary, self._answers / f"{digest}.npy")
+            _sync(self._answers)
+
+
+def header(path: Path) -> Header | None:
+    """Whose account the ledger at `path` is; None where nothing was ever charged.
+
+    Raises:
+        LedgerError: the file is missing, corrupt or of another format.
+    """
+    return _load(path)[0]
+
+
+def read(path: Path) -> Sequence[Entry]:
+    """All charges of the ledger at `path`, oldest first; neither locked nor written to.
+
+    Raises:
+        LedgerError: the file is missing, corrupt or of another format.
+    """
+    return _load(path)[1]
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _load(path: Path) -> tuple[Header | None, Sequence[Entry]]:
+    lines = _lines(path)
+    if not lines:
+        return None, ()
+    with _usable(path):
+        first, *contents = map(_content, lines)
+        values = json.loads(first)
+        if (version := values.pop("format")) != _FORMAT:
+            raise LedgerError(
+                f"the ledger {path} has format {version}, this version of FedDPSD knows only "
+                f"{_FORMAT}; use the version that wrote it"
+            )
+        return Header(**values), tuple(map(_entry, contents))
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines, each with the checksum it should have.
+
+    What follows the last newline was cut short by a crash before its fsync returned, so nothing was
+    drawn on it: it is left out.
+    """
+    with _usable(path):
+        *complete, _ = path.read_bytes().split(b"\n")
+        lines = [line.decode("ascii") for line in complete]
+        for number, (previous, line) in enumerate(zip(["", *lines], lines, strict=False), start=1):
+            if line != _seal(previous, _content(line)):
+                raise ValueError(f"the checksum of line {number} is wrong")
+    return lines
+
+
+def _seal(previous: str, content: str) -> str:
+    """A line: a JSON object and a checksum over it and the line before."""
+    check = hashlib.sha256(f"{previous}\n{content}".encode()).hexdigest()
+    return f'{content[:-1]}{_CHECK}{check}"}}'
+
+
+def _content(line: str) -> str:
+    return line.rpartition(_CHECK)[0] + "}"
+
+
+def _seal_answer(digest: str, values: bytes) -> bytes:
+    """An answer's file: NumPy's own, and a checksum over it and its name."""
+    return values + hashlib.sha256(digest.encode() + values).digest()
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger {path} cannot be read or written ({error}); free disk space or mend "
+            "its permissions: until then this client answers nothing"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerError(
+            f"the ledger {path} is corrupt ({error}); restore it from a backup: "
+            "without it nobody knows what this client has spent"
+        ) from error
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags, 0o666)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _write(file: int, content: bytes) -> None:
+    """Write all of it, durably."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+    os.fsync(file)
+
+
+def _sync(path: Path) -> None:
+    with _opened(path, os.O_RDONLY) as file:
+        os.fsync(file)

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import math
 import platform
 import secrets
 import time
@@ -20,21 +19,17 @@ from torchvision.utils import save_image
 
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
-from fed_dpsd.methods.method import Bank, Plan, Round, World, below, predict, to_unit
-from fed_dpsd.privacy.accounting import UNITS_AND_RELATIONS, prove_stages
-from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, Relation, Unit
-from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.methods.method import Bank, Round, World, below, predict, to_unit
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.runtime import checkpoint
+from fed_dpsd.runtime.card import plan_of, privacy_card, proven
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
-from fed_dpsd.runtime.ledger import FileLedger
-from fed_dpsd.runtime.site import load_data
+from fed_dpsd.runtime.site import ledger_of, load_data
 from fed_dpsd.streams import Streams
 
-NOTES = ("seeded noise", "per run")
-TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 MEANINGFUL_EPSILON = 10.0
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -89,7 +84,7 @@ def open_run_folder(folder: Path) -> Experiment:
         raise UserError(f"{folder} is not a run folder: {path}: {reason}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{folder} is not a run folder: {path} is empty")
-    return set_up(raw, None)
+    return set_up(raw, None, written=True)
 
 
 def run(
@@ -183,9 +178,13 @@ def _diagnose(
     The vote is the most frequent class of the teachers; the answered vote that of their randomised
     responses, where these do not hang on a student's top k.
     """
-    sensitive = federation.diagnose()
+    sensitive = {
+        client: values[np.isfinite(values).all((1, 2))]
+        for client, values in federation.diagnose().items()
+    }
     teachers = np.concatenate(list(sensitive.values()))  # (M, N, K)
-    teachers = teachers[np.isfinite(teachers).all((1, 2))]
+    if not len(teachers):
+        return {}
     votes = np.eye(teachers.shape[2])[teachers.argmax(2)]  # (M, N, K)
 
     def score(values: NDArray[Any]) -> float:
@@ -193,11 +192,12 @@ def _diagnose(
 
     scores = {
         "ensemble": score(teachers.mean(0)),
-        "clients": [score(np.nanmean(values, axis=0)) for values in sensitive.values()],
+        "clients": [score(v.mean(0)) if len(v) else None for v in sensitive.values()],
         "vote": score(votes.sum(0)),
     }
     mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
-    if isinstance(mechanism, TopKRandomizedResponse) and mechanism.size == num_classes:
+    everything = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
+    if everything and mechanism.k in (None, num_classes):
         uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
         laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
         rng = Streams(experiment.config.seed).numpy("diagnostic vote")
@@ -263,7 +263,7 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "vote": None,
             "answered_vote": None,
             "evaluated_on": "public test split, simulation only",
-            "covered_by_epsilon": False,
+            "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
         },
         "queries": {"answered_per_client": 0, "bytes_to_clients": 0, "bytes_to_server": 0},
         "privacy": None,
@@ -289,49 +289,14 @@ def one_line(error: BaseException) -> str:
 
 def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
     """Fill in what the run cost: the plan's guarantee, and what the ledgers say was spent."""
-    config = experiment.config
-    plan = experiment.method.plan(World.of(config, experiment.mechanism))
-    answered = 0
-    for client in range(config.num_clients):
-        entries = FileLedger(folder / "ledger", client).entries()
-        answered = max(answered, sum(entry.queries for entry in entries))
+    ledgers = []
+    for client in range(experiment.config.num_clients):
+        ledger = ledger_of(experiment, client, folder)
+        with ledger.transaction():
+            ledgers.append(ledger.entries())
+    answered = max(sum(entry.queries for entry in entries) for entries in ledgers)
     summary["queries"]["answered_per_client"] = answered
-    summary["privacy"] = privacy_card(experiment, plan, answered)
-
-
-def privacy_card(experiment: Experiment, plan: Plan, answered: int | None) -> dict[str, Any]:
-    """The `privacy` object of summary.json and of `fed-dpsd privacy plan`.
-
-    Args:
-        experiment: whose mechanism and delta.
-        plan: what a client will be charged; its epsilon is the guarantee, whatever was used of it.
-        answered: queries answered by the client that answered most; None before a run.
-    """
-    settings, mechanism = experiment.config.privacy, experiment.mechanism
-    rows = []
-    for unit, relation in UNITS_AND_RELATIONS:
-        row = proven(experiment, plan, unit, relation).to_json()
-        if answered is not None:
-            used = proven(experiment, plan.first(answered), unit, relation)
-            row["spent"] = used.to_json()["epsilon"]
-        rows.append(row)
-    open_stages = [s.mechanism for s in plan.stages if isinstance(s.mechanism, NonPrivate)]
-    counted = sum(stage.queries for stage in plan.stages if stage.mechanism == mechanism)
-    return {
-        "mechanism": mechanism.name,
-        "epsilon_stated": settings.epsilon_stated,
-        "epsilon_published": _number(published_epsilon(mechanism, counted, settings.delta)),
-        "proven": rows,
-        "reason": open_stages[0].reason if open_stages else None,
-    }
-
-
-def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> Epsilon:
-    """The proven epsilon of a plan's answers in this experiment, with its caveats."""
-    config = experiment.config
-    notes = NOTES if config.teacher.path is None else (*NOTES, TEACHER_NOTE)
-    stages = [(stage.mechanism, stage.queries) for stage in plan.stages]
-    return prove_stages(stages, config.privacy.delta, unit, relation, notes)
+    summary["privacy"] = privacy_card(experiment, plan_of(experiment), ledgers)
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
@@ -345,19 +310,14 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     published = card["epsilon_published"]
     published = published if isinstance(published, str) else f"{published:.3g}"
     parts.append(f"published {published} ({card['mechanism']})")
-    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
-    epsilon = proven(experiment, plan, "record", "replace_one")
-    weak = epsilon.value > MEANINGFUL_EPSILON
-    parts.append(f"proven {epsilon}" + (": no meaningful protection" if weak else ""))
+    claim = proven(experiment, plan_of(experiment), "record", "replace_one")
+    weak = claim.value > MEANINGFUL_EPSILON
+    parts.append(f"proven {claim}" + (": no meaningful protection" if weak else ""))
     return " · ".join(parts)
 
 
 def _method_name(experiment: Experiment) -> str:
     return type(experiment.method).__module__.rsplit(".", 1)[-1]
-
-
-def _number(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

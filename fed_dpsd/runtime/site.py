@@ -1,23 +1,32 @@
 """One client: its data, its teachers, its ledger, and the only door for anything private."""
 
 import functools
+import hashlib
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.config import Config, DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
-from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.methods.method import Method
+from fed_dpsd.privacy.accounting import within_budget
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, PostProcessing
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.ledger import Entry, FileLedger, Ledger, spent
+from fed_dpsd.runtime.ledger import Entry, FileLedger, Ledger, LedgerError
 from fed_dpsd.runtime.teachers import Teachers
 from fed_dpsd.streams import Streams
+
+logger = logging.getLogger("fed_dpsd")
+
+
+class BudgetSpent(Exception):
+    """A charge would pass the client's budget: nothing was charged, trained or drawn."""
 
 
 class Site:
@@ -26,11 +35,12 @@ class Site:
     Args:
         config: the site's own configuration: budget, trust and limits are read from it, never from
             a message.
-        mechanism: the mechanism this site answers with.
+        mechanism: the mechanism this site answers with, or trains its teachers with.
         client: the client's number.
         records: its private records.
-        record_ids: (len(records),) each record's lasting id.
-        test: the public test split, for diagnostics in a simulation.
+        shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
+            record's shard.
+        test: the public test split, for diagnostics.
         ledger: its account.
     """
 
@@ -40,16 +50,33 @@ class Site:
         mechanism: Mechanism,
         client: int,
         records: Split,
-        record_ids: NDArray[np.int64],
+        shard_ids: NDArray[np.int64],
         test: Split,
         ledger: Ledger,
     ) -> None:
         self.config = config
-        self.mechanism = mechanism
         self.client = client
         self.ledger = ledger
-        self._teachers = Teachers(config, client, records, record_ids)
+        self._mechanism = mechanism
+        self._teachers = Teachers(config, mechanism, client, records, shard_ids)
         self._test = test
+
+    @functools.cached_property
+    def mechanism(self) -> Mechanism:
+        """What it answers with: its mechanism or, over a paid training, post-processing.
+
+        Raises:
+            BudgetSpent: the training is not paid for, and would pass the budget.
+        """
+        if not isinstance(self._mechanism, TrainingMechanism):
+            return self._mechanism
+        digest = self._teachers.identity
+        with self.ledger.transaction():
+            if self._charged(digest):
+                logger.info("client %d: entry %.12s paid for its teachers", self.client, digest)
+            else:
+                self._charge(self._mechanism, digest, "training", 0, 0)
+        return PostProcessing(digest)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -58,59 +85,109 @@ class Site:
                 f"images have shape {list(images.shape[1:])}; "
                 f"this client's teachers take {list(self.config.data.shape)}"
             )
-        return self._teachers.sensitive_probabilities(images).astype(np.float64)
+        return self._paid_teachers().sensitive_probabilities(images).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """The teachers' parameters, (n, P, 1); private until released."""
-        return self._teachers.sensitive_weights()
+        return self._paid_teachers().sensitive_weights()
 
-    def release(
-        self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask
-    ) -> Answer | Refusal:
+    def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
         An ask that comes again returns the stored answer and charges nothing. Over budget nothing
-        is drawn. The noise stream is keyed by the whole ask, so the same id with other content gets
-        other noise and its own charge.
-        """
-        digest = ask.digest()
-        stored = self.ledger.stored(digest)
-        if stored is not None:
-            return Answer(ask.query_id, stored, self.config.teachers_per_client)
-        queries = max(1, len(ask.images))  # weights are one answer
-        entry = Entry(digest, ask.query_id, queries, mechanism.event("record", "add_remove"))
-        bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
-        if all(charged.digest != digest for charged in self.ledger.entries()):
-            if self._exceeds_budget(entry):
-                return Refusal(ask.query_id, "the client's privacy budget is spent")
-            self.ledger.charge(entry)
-        if mechanism.noise_at == "client":
-            key = int(digest, 16)
-            rng = Streams(self.config.seed).numpy("answer", self.client, key)
-            values = mechanism.noise(bounded, ask.predictions, rng)
-        else:
-            values = bounded.sum(0)
-        self.ledger.store(digest, values)
-        return Answer(ask.query_id, values, self.config.teachers_per_client)
-
-    def _exceeds_budget(self, entry: Entry) -> bool:
-        budget = self.config.privacy.budget
-        if budget is None:
-            return False
-        event = ComposedDpEvent(
-            [spent(self.ledger), SelfComposedDpEvent(entry.event, entry.queries)]
-        )
-        return epsilon(event, self.config.privacy.delta)[0] > budget
-
-    def diagnose(self) -> NDArray[np.float32]:
-        """The teachers' exact (n, N, K) probabilities on the test split; in a simulation only.
+        is drawn. The noise follows the whole ask, the mechanism and the teachers, so the same id
+        with other content gets other noise and its own charge, and so does a retrained teacher.
 
         Raises:
-            ProtocolError: this site is not part of a simulation.
+            BudgetSpent: the charge would pass the budget; nothing was charged or drawn.
+            LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
-        if not self.config.federation.simulation:
+        asked = f"{ask.digest()} {mechanism} {self._teachers.identity}"
+        digest = hashlib.sha256(asked.encode()).hexdigest()
+        bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
+        with self.ledger.transaction():
+            values = self.ledger.stored(digest)
+            if values is None:
+                if not self._charged(digest):
+                    queries = max(1, len(ask.images))  # weights are one answer
+                    self._charge(mechanism, digest, ask.kind, ask.query_id, queries)
+                if mechanism.noise_at == "client":
+                    rng = Streams(self.config.seed).numpy("answer", self.client, int(digest, 16))
+                    values = mechanism.noise(bounded, ask.predictions, rng)
+                else:
+                    values = bounded.sum(0)
+                self.ledger.store(digest, values)
+        return Answer(ask.query_id, values, self.config.teachers_per_client)
+
+    def diagnose(self) -> NDArray[np.float32]:
+        """The teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
+
+        They are exact functions of private data, so a simulation's only; those of teachers that
+        were trained with DP are post-processing.
+
+        Raises:
+            ProtocolError: the teachers are not private, and this site is not part of a simulation.
+        """
+        private = isinstance(self._mechanism, TrainingMechanism)
+        if not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
-        return self._teachers.sensitive_probabilities(self._test.images)
+        try:
+            return self._paid_teachers().sensitive_probabilities(self._test.images)
+        except BudgetSpent:
+            shape = (self.config.teachers_per_client, len(self._test), self.config.data.num_classes)
+            return np.full(shape, np.nan, np.float32)
+
+    def _paid_teachers(self) -> Teachers:
+        """The teachers; a training mechanism's are charged before they take their first step."""
+        _ = self.mechanism
+        return self._teachers
+
+    def _charged(self, digest: str) -> bool:
+        return any(entry.digest == digest for entry in self.ledger.entries())
+
+    def _charge(
+        self,
+        mechanism: Mechanism,
+        digest: str,
+        kind: Literal["answers", "weights", "training"],
+        query_id: int,
+        queries: int,
+    ) -> None:
+        """Write a charge, durably; inside a transaction.
+
+        Raises:
+            BudgetSpent: it would pass the budget; nothing is written.
+        """
+        entry = Entry.now(
+            digest=digest,
+            kind=kind,
+            query_id=query_id,
+            queries=queries,
+            releases=mechanism.releases(1, queries),
+            mechanism=str(mechanism),
+            trust=mechanism.trust,
+            costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
+        )
+        settings = self.config.privacy
+        if settings.budget is not None:
+            charges = [e.event("record", "add_remove") for e in (*self.ledger.entries(), entry)]
+            if not within_budget(charges, settings.budget, settings.delta):
+                raise BudgetSpent("the client's privacy budget is spent")
+        self.ledger.charge(entry)
+
+
+def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
+    """A client's answer; a spent budget and a ledger that cannot be kept are refusals.
+
+    The refusal says nothing of the ledger's content; the cause goes to the client's own log.
+    """
+    try:
+        return method.client(ask, site)
+    except BudgetSpent as spent:
+        return Refusal(ask.query_id, str(spent))
+    except LedgerError as error:
+        logger.error("client %d: %s", site.client, error)
+        return Refusal(ask.query_id, "the client's ledger cannot be read or written")
 
 
 @functools.lru_cache(maxsize=2)
@@ -132,17 +209,29 @@ def shares(experiment: Experiment) -> list[NDArray[np.int64]]:
     return _shares(config.data, config.cache, experiment.partition, config.num_clients)
 
 
+def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
+    """A simulated client's account: in the run folder or, over many runs, where `ledger` says.
+
+    Its data set is the client's part of the data, so another partition is another data set.
+    """
+    config = experiment.config
+    folder = Path(config.ledger) if config.ledger else run_folder / "ledger"
+    data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
+    return FileLedger(folder, client, data)
+
+
 def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
-    """A simulated client, with its ledger in the run folder."""
+    """A simulated client."""
     config = experiment.config
     data = load_data(config.data, config.cache)
-    record_ids = shares(experiment)[client]
+    share = shares(experiment)[client]
+    records = data.train.take(share)
     return Site(
         config=config,
         mechanism=experiment.mechanism,
         client=client,
-        records=data.train.take(record_ids),
-        record_ids=record_ids,
+        records=records,
+        shard_ids=share if records.patients is None else records.patients,
         test=data.test,
-        ledger=FileLedger(run_folder / "ledger", client),
+        ledger=ledger_of(experiment, client, run_folder),
     )

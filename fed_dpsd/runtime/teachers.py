@@ -1,7 +1,8 @@
 """A client's teachers: each trained on a shard of its own of the client's records, and cached.
 
 One changed record touches one shard, so it changes one teacher: nothing here is shared between
-shards, neither random streams nor hold-outs nor statistics.
+shards, neither random streams nor hold-outs nor statistics. A training mechanism's teachers see
+nothing but through it; what they cost is charged by the site.
 """
 
 import functools
@@ -18,24 +19,29 @@ from torch import nn
 from fed_dpsd import __version__
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import predict, to_unit
+from fed_dpsd.methods.method import to_unit
 from fed_dpsd.models import initialise, misfit, read_weights, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.streams import Streams
 
+IMAGES_AT_ONCE = 128
 
-def assign_shards(record_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Each record's shard, in 0..shards-1: a keyed hash of its own id and of nothing else.
+
+def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
+    """Each record's shard, in 0..shards-1: a keyed hash of its own, or its patient's, id alone.
 
     So adding, removing or changing a record leaves every other record where it was.
     """
     secret = key.to_bytes(16, "little")
 
     def shard(record: int) -> int:
-        digest = hashlib.blake2b(record.to_bytes(8, "little"), key=secret, digest_size=8).digest()
+        name = record.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(name, key=secret, digest_size=8).digest()
         return int.from_bytes(digest, "little") % shards
 
-    return np.array([shard(int(record)) for record in record_ids], np.int64)
+    return np.array([shard(int(record)) for record in shard_ids], np.int64)
 
 
 class Teachers:
@@ -43,45 +49,85 @@ class Teachers:
 
     Args:
         config: the site's configuration.
+        mechanism: if it trains, it trains these.
         client: the client's number.
         records: its private records.
-        record_ids: (len(records),) each record's lasting id; it decides the record's shard.
+        shard_ids: (len(records),) each record's lasting id, or its patient's.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture.
     """
 
     def __init__(
-        self, config: Config, client: int, records: Split, record_ids: NDArray[np.int64]
+        self,
+        config: Config,
+        mechanism: Mechanism,
+        client: int,
+        records: Split,
+        shard_ids: NDArray[np.int64],
     ) -> None:
         self._config = config
         self._client = client
-        self._records = records
-        self._record_ids = record_ids
+        self._training = mechanism if isinstance(mechanism, TrainingMechanism) else None
         self._read = config.teacher.path and read_teacher(config, client)
+        keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
+        self._shards = [
+            records.take(np.flatnonzero(keys == shard))
+            for shard in range(config.teachers_per_client)
+        ]
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Of what makes each teacher: its records and every setting. They stay at the client."""
+        config, digests = self._config, []
+        settings = [config.architecture(self._client), config.model.teacher_width]
+        settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
+        settings += [str(self._training), self._client, __version__, torch.__version__]
+        for shard, records in enumerate(self._shards):
+            digest = hashlib.sha256(json.dumps([*settings, shard], sort_keys=True).encode())
+            digest.update(f"{records.images.shape}".encode())
+            digest.update(np.ascontiguousarray(records.images).tobytes())
+            digest.update(records.labels.tobytes())
+            digests.append(digest.hexdigest())
+        return digests
+
+    @property
+    def identity(self) -> str:
+        """One digest for all of them; of a teacher from a file, its weights."""
+        if self._read:
+            digests = [t.numpy().tobytes() for t in self._read.state_dict().values()]
+        else:
+            digests = [digest.encode() for digest in self.digests]
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
     @functools.cached_property
     def models(self) -> list[Classifier | None]:
-        """The trained teachers; None for an empty shard."""
-        config = self._config
+        """The trained teachers; None for an empty shard.
+
+        A training mechanism trains on an empty shard too: else it would tell that it is empty.
+        """
         if self._read:
             return [self._read]
-        shards = assign_shards(self._record_ids, config.teachers_per_client, config.teacher.seed)
-        parts = [np.flatnonzero(shards == shard) for shard in range(config.teachers_per_client)]
         return [
-            load_or_train(config, self._client, shard, self._records.take(part))
-            if len(part)
-            else None
-            for shard, part in enumerate(parts)
+            self._load_or_train(shard, records) if len(records) or self._training else None
+            for shard, records in enumerate(self._shards)
         ]
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(n, B, K) probabilities; NaN where a teacher's shard is empty, so it has no opinion."""
-        shape = (len(self.models), len(images), self._config.data.num_classes)
+        """(n, B, K) probabilities; NaN where a teacher's shard is empty, so it has no opinion.
+
+        All teachers answer in one pass over the images.
+        """
+        teachers = [teacher and teacher.eval() for teacher in self.models]
+        shape = (len(teachers), len(images), self._config.data.num_classes)
         sensitive = np.full(shape, np.nan, np.float32)
-        for row, teacher in zip(sensitive, self.models, strict=True):
-            if teacher is not None:
-                row[:] = predict(teacher, images, torch.device("cpu"))
+        with torch.inference_mode():
+            for start in range(0, len(images), IMAGES_AT_ONCE):
+                batch = slice(start, start + IMAGES_AT_ONCE)
+                pixels = to_unit(images[batch], torch.device("cpu"))
+                for row, teacher in zip(sensitive, teachers, strict=True):
+                    if teacher is not None:
+                        row[batch] = teacher(pixels).softmax(1).numpy()
         return sensitive
 
     def sensitive_weights(self) -> NDArray[np.float32]:
@@ -91,6 +137,34 @@ class Teachers:
             model = teacher or make_teacher(self._config, self._client, shard)
             vectors.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
         return torch.stack(vectors).numpy()[:, :, None]
+
+    def _load_or_train(self, shard: int, records: Split) -> Classifier:
+        """A shard's teacher, from the cache or trained now."""
+        config, digest = self._config, self.digests[shard]
+        path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
+        teacher = make_teacher(config, self._client, shard)
+        if path.exists():
+            try:
+                teacher.load_state_dict(read_weights(path))
+                return teacher
+            except (ValueError, RuntimeError):
+                path.unlink()  # a damaged cache entry is trained again, to the same bits
+        streams = Streams(config.teacher.seed)
+        if self._training:
+            images = to_unit(records.images, torch.device("cpu"))
+            labels = torch.from_numpy(records.labels)
+            rng = streams.torch("private training", self._client, int(digest, 16))
+            teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
+            self._training.train(teacher, images, labels, rng)
+            teacher.to(memory_format=torch.channels_last)
+        else:
+            rng = streams.torch("teacher batches", self._client, shard)
+            train(teacher, records, config, rng)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        write_weights(teacher, temporary)
+        os.replace(temporary, path)
+        return teacher
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
@@ -125,36 +199,6 @@ def read_teacher(config: Config, client: int) -> Classifier:
             f"{problem}; give the architecture and width that it was trained with"
         )
     teacher.load_state_dict(weights)
-    return teacher
-
-
-def load_or_train(config: Config, client: int, shard: int, records: Split) -> Classifier:
-    """A shard's teacher, from the cache or trained now.
-
-    The cache key is a digest of the records, the architecture, the settings, the seed and the
-    library versions; it stays at the client.
-    """
-    settings = [config.architecture(client), config.model.teacher_width, config.data.num_classes]
-    settings += [vars(config.teacher), client, shard, config.threads_client]
-    settings += [__version__, torch.__version__]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    digest.update(f"{records.images.shape}".encode())
-    digest.update(np.ascontiguousarray(records.images).tobytes())
-    digest.update(records.labels.tobytes())
-    path = Path(config.cache) / "teachers" / f"{digest.hexdigest()}.safetensors"
-    teacher = make_teacher(config, client, shard)
-    if path.exists():
-        try:
-            teacher.load_state_dict(read_weights(path))
-            return teacher
-        except (ValueError, RuntimeError):
-            path.unlink()  # a damaged cache entry is trained again
-    rng = Streams(config.teacher.seed).torch("teacher batches", client, shard)
-    train(teacher, records, config, rng)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    write_weights(teacher, temporary)
-    os.replace(temporary, path)
     return teacher
 
 

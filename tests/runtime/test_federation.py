@@ -1,6 +1,8 @@
 """Summing answers, and the same bits whatever hosts the clients."""
 
 import logging
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +125,64 @@ def test_refusals_are_counted_out_and_named(small):
     total = federation.total(ask())
     assert total.count == 0
     assert total.refused == dict.fromkeys((0, 1), "the client's privacy budget is spent")
+
+
+# --- what a receiver makes of bad answers ---
+
+
+class Lying(LocalFederation):
+    """The second client's answers are what `lie` makes of them."""
+
+    def __init__(self, experiment, folder, lie):
+        super().__init__(experiment, folder)
+        self.lie = lie
+
+    def _deliver(self, ask):
+        answers = super()._deliver(ask)
+        return answers | {1: self.lie(answers[1])}
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (lambda a: replace(a, query_id=9), "query_id=9, asked 1"),
+        (lambda a: replace(a, values=a.values[:3]), r"shape \(3, 10\)"),
+        (lambda a: replace(a, values=a.values.astype(np.int64)), "type int64"),
+        (lambda a: replace(a, values=np.full((16, 10), np.nan)), "16 of 16 rows"),
+        (lambda a: replace(a, values=a.values * np.float64(1e12)), "16 of 16 rows"),
+    ],
+    ids=["id", "shape", "type", "not finite", "norm"],
+)
+def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, lie, said):
+    """The number of teachers stays, and what was wrong is in the operator's log alone."""
+    experiment = small("privacy=gradient", "privacy.noise_at=server")
+    honest = LocalFederation(experiment, tmp_path / "a").each(ask())
+    lying = Lying(experiment, tmp_path / "b", lie)
+    each, total = lying.each(ask()), lying.total(ask())
+    assert (each[0].values == honest[0].values).all()
+    assert (each[1].values == 0).all()
+    assert (total.count, total.refused) == (2, {})
+    assert re.search(f"client 1: .*{said}", caplog.text)
+
+
+def test_one_bad_row_costs_that_row_alone(small, tmp_path):
+    def lie(answer):
+        values = answer.values.astype(float)
+        values[3, 0] = np.inf
+        return replace(answer, values=values)
+
+    experiment = small("privacy=gradient")
+    honest = LocalFederation(experiment, tmp_path / "a").each(ask())[1].values
+    received = Lying(experiment, tmp_path / "b", lie).each(ask())[1].values
+    assert (received[3] == 0).all()
+    kept = np.arange(16) != 3
+    assert (received[kept] == honest[kept]).all()
+
+
+def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):
+    experiment = small("privacy=label")
+    lying = Lying(experiment, tmp_path, lambda answer: replace(answer, teachers=1_000))
+    assert lying.total(ask()).count == 2
 
 
 def test_clients_compute_with_their_own_number_of_threads(small):

@@ -64,13 +64,18 @@ def test_the_privacy_card_of_a_summary(small):
     assert [(row["unit"], row["relation"]) for row in card["proven"]] == [
         ("record", "add_remove"),
         ("record", "replace_one"),
+        ("patient", "add_remove"),
+        ("patient", "replace_one"),
         ("client", "add_remove"),
         ("client", "replace_one"),
     ]
     for row in card["proven"]:
         assert row["epsilon"] == row["spent"] == 1_920
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
-        assert row["notes"] == ["seeded noise", "per run"]
+        assert row["notes"][:2] == ["seeded noise", "per run"]
+        assert row["notes"][2:] == (
+            ["a patient known at one client only"] if row["unit"] == "patient" else []
+        )
     line = runs.result_line(small(), summary)
     assert "published 10 (label) · proven 1,920 (record, replace_one, trust nobody" in line.replace(
         "1,920.", "1,920"
@@ -117,7 +122,8 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
         small("privacy.epsilon_per_answer=1", "privacy.k=3", "privacy.budget=100")
     )
     assert summary["status"] == "completed"
-    assert len(lines) == 2
+    assert [line["round"] for line in lines] == [1, 2, 2]  # the last student of what was answered
+    assert len(lines[-1]["refused"]) == 2
     row = summary["privacy"]["proven"][0]
     assert (row["queries"], summary["queries"]["answered_per_client"]) == (192, 128)
     assert row["spent"] < 100 < row["epsilon"]

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, PostProcessing
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
-from fed_dpsd.runtime.ledger import MemoryLedger
+from fed_dpsd.runtime import site as sites
+from fed_dpsd.runtime.ledger import LedgerError, MemoryLedger, spent
 from fed_dpsd.runtime.site import Site, load_data, open_site, shares
 
 
@@ -23,14 +27,11 @@ def records(small):
 
 
 def make(experiment, records, ledger=None):
-    return Site(
+    site = Site(
         *(experiment.config, experiment.mechanism, 0, records, np.arange(len(records))),
         *(records, ledger or MemoryLedger()),
     )
-
-
-def answer(site, question):
-    return site.release(site.mechanism, site.sensitive_probabilities(question.images), question)
+    return site, lambda question: sites.answer(experiment.method, question, site)
 
 
 def test_a_charge_comes_before_the_noise(small, records):
@@ -40,55 +41,143 @@ def test_a_charge_comes_before_the_noise(small, records):
             return super().noise(value, predictions, rng)
 
     ledger = MemoryLedger()
-    site = make(small(), records, ledger)
+    site, _ = make(small(), records, ledger)
     assert isinstance(site.release(Watching(10, 1.0, 3), np.full((1, 32, 10), 0.1), ask()), Answer)
-    entry = ledger.entries()[0]
-    assert (entry.query_id, entry.queries, entry.digest) == (1, 32, ask().digest())
+    (entry,) = ledger.entries()
+    assert (entry.kind, entry.query_id, entry.queries, entry.releases) == ("answers", 1, 32, 32)
+    for pair in UNITS_AND_RELATIONS:
+        assert entry.costs[pair] == Watching(10, 1.0, 3).event(*pair)
 
 
 def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
-    site = make(small("privacy=gradient"), records)
-    first, again = answer(site, ask()), answer(site, ask())
+    site, answer = make(small("privacy=gradient"), records)
+    first, again = answer(ask()), answer(ask())
     assert (first.values == again.values).all()
     assert len(site.ledger.entries()) == 1
 
 
-def test_the_same_id_with_other_content_is_a_new_charge_with_other_noise(small, records):
-    site = make(small("privacy=gradient"), records)
-    one, other = answer(site, ask(seed=0)), answer(site, ask(seed=1))
-    assert len(site.ledger.entries()) == 2
-    noise = [
-        a.values - site.mechanism.encode(np.zeros((32, 10)), ask().predictions)
-        for a in (one, other)
-    ]
-    assert np.abs(np.corrcoef(noise[0].ravel(), noise[1].ravel())[0, 1]) < 0.3
+@pytest.mark.parametrize(
+    "other",
+    [
+        (("privacy=gradient", "privacy.noise_multiplier=99.0"), 0, 60),
+        (("privacy=gradient", "teacher.seed=7"), 0, 60),
+        (("privacy=gradient",), 0, 59),
+        (("privacy=gradient",), 1, 60),
+    ],
+    ids=["other noise", "retrained", "a record less", "other content"],
+)
+def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(small, records, other):
+    """Else the difference of two answers would show what lies below one noise."""
+    settings, seed, count = other
+    ledger = MemoryLedger()
+    _, answer = make(small("privacy=gradient"), records, ledger)
+    first = answer(ask())
+    few = records.take(np.arange(count))
+    again = make(small(*settings), few, ledger)[1](ask(seed=seed))
+    assert len(ledger.entries()) == 2
+    # The noise is 100 times what it hides, so that the answers are as alike as their noise.
+    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+    assert np.abs(correlation) < 0.3
 
 
 def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
     """The noise is a function of the ask, so the answer after the crash is the one before it."""
     ledger = MemoryLedger()
-    site = make(small("privacy=gradient"), records, ledger)
-    first = answer(site, ask())
+    _, answer = make(small("privacy=gradient"), records, ledger)
+    first = answer(ask())
     ledger._answers.clear()
-    again = answer(make(small("privacy=gradient"), records, ledger), ask())
+    again = make(small("privacy=gradient"), records, ledger)[1](ask())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1
 
 
 def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
-    site = make(
-        small("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65"), records
-    )
-    answers = [answer(site, ask(query_id=i, seed=i)) for i in range(4)]
+    settings = ("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65")
+    site, answer = make(small(*settings), records)
+    answers = [answer(ask(query_id=i, seed=i)) for i in range(4)]
     assert [type(a) for a in answers] == [Answer, Answer, Refusal, Refusal]
     assert "budget" in answers[-1].reason
     assert len(site.ledger.entries()) == 2
-    assert isinstance(answer(site, ask(query_id=0, seed=0)), Answer)  # an old answer is free
+    assert isinstance(answer(ask(query_id=0, seed=0)), Answer)  # an old answer is free
 
 
 def test_a_zero_budget_refuses_everything(small, records):
-    site = make(small("privacy=non_private", "privacy.budget=0"), records)
-    assert isinstance(answer(site, ask()), Refusal)
+    _, answer = make(small("privacy=non_private", "privacy.budget=0"), records)
+    assert isinstance(answer(ask()), Refusal)
+
+
+def test_a_ledger_that_cannot_be_kept_refuses_and_keeps_its_secrets(small, records, tmp_path):
+    class Full(MemoryLedger):
+        def charge(self, entry):
+            raise LedgerError(f"the ledger of a patient called {tmp_path} cannot be written")
+
+    _, answer = make(small("privacy=gradient"), records, Full())
+    refusal = answer(ask())
+    assert refusal == Refusal(1, "the client's ledger cannot be read or written")
+
+
+# --- teachers trained with DP ---
+
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "privacy.sample_rate=0.5")
+
+
+def test_a_private_training_is_charged_before_its_first_step(small, records, monkeypatch):
+    ledger = MemoryLedger()
+    steps = DPSGD.train
+
+    def watched(*arguments):
+        assert [entry.kind for entry in ledger.entries()] == ["training"]
+        steps(*arguments)
+
+    monkeypatch.setattr(DPSGD, "train", watched)
+    experiment = small(*PRIVATE, "teachers_per_client=2")
+    site, answer = make(experiment, records, ledger)
+    for number in range(3):
+        assert isinstance(answer(ask(number, number)), Answer)
+    training, *answers = ledger.entries()
+    assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
+    assert training.costs["record", "add_remove"] == experiment.mechanism.event(
+        "record", "add_remove"
+    )
+    assert [entry.kind for entry in answers] == ["answers"] * 3
+    delta = experiment.config.privacy.delta
+    whole = epsilon(spent(ledger.entries(), "record", "add_remove"), delta)
+    assert whole == epsilon(training.event("record", "add_remove"), delta)
+    assert site.mechanism == PostProcessing(training.digest)
+
+
+def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, records):
+    ledger = MemoryLedger()
+    for settings, trainings in (
+        ((), 1),
+        ((), 1),
+        (("teacher.seed=5",), 2),
+        (("privacy.steps=4",), 3),
+    ):
+        make(small(*PRIVATE, *settings), records, ledger)[1](ask())
+        assert sum(entry.kind == "training" for entry in ledger.entries()) == trainings
+    make(small(*PRIVATE), records.take(np.arange(59)), ledger)[1](ask())
+    assert sum(entry.kind == "training" for entry in ledger.entries()) == 4
+
+
+def test_over_budget_no_private_teacher_is_trained(small, records, monkeypatch):
+    monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
+    site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
+    assert isinstance(answer(ask()), Refusal)
+    assert not site.ledger.entries()
+    assert np.isnan(site.diagnose()).all()
+
+
+def test_private_teachers_may_be_diagnosed_outside_a_simulation(small, records):
+    site, _ = make(small(*PRIVATE, "federation.simulation=false"), records)
+    assert np.isfinite(site.diagnose()).all()
+
+
+def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
+    """Else an empty shard would show: a record more or less would be told for certain."""
+    experiment = small(*PRIVATE, "teachers_per_client=3")
+    site, _ = make(experiment, records.take(np.arange(1)))
+    assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
 
 
 @pytest.mark.parametrize(
@@ -96,20 +185,20 @@ def test_a_zero_budget_refuses_everything(small, records):
 )
 def test_a_client_with_one_class_or_few_records_works(small, records, labels):
     few = Split(records.images[: len(labels)], labels)
-    site = make(small("teacher.batch_size=64"), few)
+    site, answer = make(small("teacher.batch_size=64"), few)
     assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
-    assert isinstance(answer(site, ask()), Answer)
+    assert isinstance(answer(ask()), Answer)
 
 
 def test_diagnostics_are_refused_outside_a_simulation(small, records):
-    assert make(small(), records).diagnose().shape == (1, 60, 10)
+    assert make(small(), records)[0].diagnose().shape == (1, 60, 10)
     with pytest.raises(ProtocolError, match="refused outside a simulation"):
-        make(small("federation.simulation=false"), records).diagnose()
+        make(small("federation.simulation=false"), records)[0].diagnose()
 
 
 def test_images_of_a_wrong_shape_are_refused(small, records):
     with pytest.raises(ProtocolError, match=r"images have shape \[1, 12, 12\]"):
-        make(small(), records).sensitive_probabilities(ask(shape=(1, 12, 12)).images)
+        make(small(), records)[0].sensitive_probabilities(ask(shape=(1, 12, 12)).images)
 
 
 def test_simulated_clients_hold_their_share(small, tmp_path):
@@ -117,4 +206,4 @@ def test_simulated_clients_hold_their_share(small, tmp_path):
     parts = shares(experiment)
     assert len(np.unique(np.concatenate(parts))) == 1_437
     site = open_site(experiment, 2, tmp_path)
-    assert len(site._teachers._records) == len(parts[2])
+    assert sum(len(shard) for shard in site._teachers._shards) == len(parts[2])

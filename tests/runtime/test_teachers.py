@@ -9,10 +9,11 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import predict
 from fed_dpsd.models import write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.runtime import teachers
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
-from fed_dpsd.runtime.teachers import Teachers, assign_shards, load_or_train, make_teacher
+from fed_dpsd.runtime.teachers import Teachers, assign_shards, make_teacher
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def records(small):
 
 def make(experiment, records, record_ids=None, client=0):
     ids = np.arange(len(records)) if record_ids is None else record_ids
-    return Teachers(experiment.config, client, records, ids)
+    return Teachers(experiment.config, experiment.mechanism, client, records, ids)
 
 
 def same(one, other):
@@ -120,33 +121,65 @@ def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path)
 
 
 def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkeypatch):
-    config = small("seed=11").config
     trained = []
     original = teachers.train
     monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
-    device = torch.device("cpu")
-    first = predict(load_or_train(config, 0, 0, records), records.images, device)
-    again = predict(load_or_train(config, 0, 0, records), records.images, device)
+    experiment = small("seed=11")
+    first = make(experiment, records).sensitive_probabilities(records.images)
+    again = make(experiment, records).sensitive_probabilities(records.images)
     assert (first == again).all()
     assert len(trained) == 1
-    fewer = Split(records.images[1:], records.labels[1:])
+    fewer = records.take(np.arange(1, 60))
     for other, client, data in (
-        (small("seed=12").config, 0, records),
-        (small("seed=11", "teacher.learning_rate=0.1").config, 0, records),
-        (small("seed=11", "model.teacher_width=5").config, 0, records),
-        (config, 1, records),
-        (config, 0, fewer),
+        (small("seed=12"), 0, records),
+        (small("seed=11", "teacher.learning_rate=0.1"), 0, records),
+        (small("seed=11", "model.teacher_width=5"), 0, records),
+        (experiment, 1, records),
+        (experiment, 0, fewer),
     ):
-        load_or_train(other, client, 0, data)
-    load_or_train(config, 0, 1, records)
-    assert len(trained) == 7
+        assert make(other, data, client=client).models
+    assert len(trained) == 6
+
+
+def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypatch):
+    trained = []
+    original = DPSGD.train
+    monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
+    private = ("privacy=dp_teacher", "privacy.steps=2", "seed=13")
+    first = make(small(*private), records).sensitive_probabilities(records.images)
+    again = make(small(*private), records).sensitive_probabilities(records.images)
+    assert (first == again).all()
+    assert len(trained) == 1
+    assert make(small(*private, "privacy.noise_multiplier=2.0"), records).models
+    assert len(trained) == 2
+
+
+def test_a_private_training_draws_other_noise_for_other_records(small, records):
+    """Else the difference of two teachers would show a record below one noise."""
+    private = ("privacy=dp_teacher", "privacy.steps=1", "privacy.noise_multiplier=1000.0")
+    weights = [
+        next(make(small(*private), data).models[0].parameters()).detach().ravel()
+        for data in (records, records.take(np.arange(59)))
+    ]
+    start = next(make_teacher(small().config, 0, 0).parameters()).detach().ravel()
+    noise = [(weight - start).numpy() for weight in weights]
+    assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
+    assert np.abs(noise).max() > 1
 
 
 def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
-    config = small(f"cache={tmp_path}/cache").config
-    first = predict(load_or_train(config, 0, 0, records), records.images, torch.device("cpu"))
+    experiment = small(f"cache={tmp_path}/cache")
+    first = make(experiment, records).sensitive_probabilities(records.images)
     (path,) = (tmp_path / "cache" / "teachers").iterdir()
     path.write_bytes(b"damaged")
-    again = predict(load_or_train(config, 0, 0, records), records.images, torch.device("cpu"))
+    again = make(experiment, records).sensitive_probabilities(records.images)
     assert (first == again).all()
     assert path.stat().st_size > 100
+
+
+def test_a_patients_records_share_a_shard(small, records):
+    patients = np.repeat(np.arange(6), 10)
+    known = Split(records.images, records.labels, patients)
+    parts = make(small("teachers_per_client=3"), known, patients)._shards
+    assert sum(len(part) for part in parts) == 60
+    assert sum(len(set(part.patients)) for part in parts) == 6

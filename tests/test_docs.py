@@ -1,6 +1,7 @@
 """Docs that stay true: names import, README's commands run, numbers in the docs are computed."""
 
 import importlib
+import math
 import re
 import shlex
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 from fed_dpsd import cli
 from fed_dpsd.privacy.accounting import Charge, prove
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[1]
@@ -73,13 +77,37 @@ def test_the_readmes_commands_run(command, call):
     call(*words, *(small if words[0] == "run" else ()))
 
 
-def test_numbers_in_the_privacy_text_are_computed():
-    text = (ROOT / "docs" / "privacy.md").read_text()
-    for epsilon_per_answer, printed in ((1.0, "24,512.6"), (0.1, "351.22")):
-        mechanism = TopKRandomizedResponse(10, epsilon_per_answer, 2)
-        proven = prove([Charge(mechanism, 1, 51_200)], 1e-5, "record", "replace_one").value
-        assert float(printed.replace(",", "")) == pytest.approx(proven, rel=1e-5)
-        assert printed in text
+PRIVACY = (ROOT / "docs" / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "queries", "printed"),
+    [
+        (TopKRandomizedResponse(10, 1.0, 2), 51_200, "24,512.6"),
+        (TopKRandomizedResponse(10, 0.1, 2), 51_200, "351.22"),
+        (TopKRandomizedResponse(10, 10.0, 3), 51_200, "| 10 | 512,000 |"),
+        (TopKRandomizedResponse(10, 1.0, 3), 51_200, "| 1 | 19,424 |"),
+        (NormalizedGradient(10, 100.0), 51_200, "| 0.0456 | 28.839 |"),
+        (NormalizedGradient(10, 100.0, bound=5e-3), 51_200, "| 0.2614 | 28.839 |"),
+        (NoisyVotes(10, 40.0, "laplace"), 400, "| 5.799 | 2.924 |"),
+    ],
+)
+def test_numbers_in_the_privacy_text_are_computed(mechanism, queries, printed):
+    assert printed in PRIVACY
+    *published, proven = (float(n) for n in re.findall(r"[\d.]+", printed.replace(",", "")))
+    claim = prove([Charge(mechanism, 1, queries)], 1e-5, "record", "replace_one")
+    assert proven == pytest.approx(claim.value, rel=2e-4)
+    for number in published:
+        expected = published_epsilon(mechanism, queries, 1e-5)
+        assert number == pytest.approx(expected, rel=2e-3)
+
+
+def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
+    rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) %", PRIVACY, re.MULTILINE)
+    assert len(rows) == 4
+    for epsilon, percent in rows:
+        odds = math.exp(float(epsilon))
+        assert float(percent) == pytest.approx(100 * odds / (1 + odds), abs=0.06)
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch):

@@ -34,28 +34,12 @@ _NEW = os.O_WRONLY | os.O_CREAT
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event
     for event in (
-        dp_accounting.GaussianDpEvent,
-        dp_accounting.LaplaceDpEvent,
-        dp_accounting.RandomizedResponseDpEvent,
-        dp_accounting.NonPrivateDpEvent,
-        dp_accounting.PoissonSampledDpEvent,
-        SelfComposedDpEvent,
-        ComposedDpEvent,
-        events.ReplacedInSampleDpEvent,
-        events.ShuffledResponseDpEvent,
+        *(dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent),
+        *(dp_accounting.RandomizedResponseDpEvent, dp_accounting.NonPrivateDpEvent),
+        *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
+        *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
     )
 }
-
-
-@dataclass(frozen=True)
-class Header:
-    """Whose account a ledger is."""
-
-    data: str
-    client: int
-
-    def __str__(self) -> str:
-        return f"client {self.client} and data {self.data!r}"
 
 
 class LedgerError(UserError):
@@ -120,11 +104,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
-        """The entry of a line; only events of known types are built.
-
-        Raises:
-            ValueError, TypeError, KeyError, AttributeError: the line is not one of `to_json`.
-        """
+        """The entry of a line of `to_json`; only events of known types are built."""
         values = json.loads(line, object_hook=_unpack)
         costs = {
             tuple(pair.split()): event
@@ -219,7 +199,7 @@ class FileLedger:
     def __init__(self, folder: Path, client: int, data: str) -> None:
         self._path = folder / f"client_{client:03d}.jsonl"
         self._answers = folder / f"client_{client:03d}"
-        self._header = Header(data, client)
+        self._header = {"format": _FORMAT, "data": data, "client": client}
         with _usable(self._path):
             self._answers.mkdir(parents=True, exist_ok=True)
 
@@ -232,9 +212,8 @@ class FileLedger:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 # A process killed before its fsync may have left what all see but a loss of power
                 # takes away; nothing may rest on it before it is durable.
-                for path in (self._path, self._answers):
-                    if path.exists():
-                        _sync(path)
+                for path in filter(Path.exists, (self._path, self._answers)):
+                    _sync(path)
             self.entries()  # a damaged ledger answers nothing, not even what is stored
             yield
 
@@ -245,8 +224,8 @@ class FileLedger:
         """
         with _usable(self._path):
             answered = {path.stem for path in self._answers.glob("*.npy")}
-            found, entries = _load(self._path) if self._path.exists() else (None, ())
-        if found not in (None, self._header):
+            found, entries = _load(self._path) if self._path.exists() else ({}, ())
+        if found not in ({}, self._header):
             raise LedgerError(
                 f"the ledger {self._path} is the account of {found}, not of {self._header}: a "
                 "budget is per data set and client; name the ledger folder of this data"
@@ -264,7 +243,7 @@ class FileLedger:
         with _usable(self._path):
             lines = _lines(self._path) if self._path.exists() else []
             if not lines:
-                lines = [self._append([], json.dumps({"format": _FORMAT, **vars(self._header)}))]
+                lines = [self._append([], json.dumps(self._header))]
             if len(lines) == 1:
                 self._sync_folders()
             self._append(lines, content)
@@ -302,8 +281,7 @@ class FileLedger:
                 f"the answer {path} is damaged; restore it from a backup: "
                 "to draw it again would take its noise away"
             )
-        answer: NDArray[Any] = np.load(io.BytesIO(values), allow_pickle=False)
-        return answer
+        return np.asarray(np.load(io.BytesIO(values), allow_pickle=False))
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Write an answer atomically."""
@@ -317,8 +295,8 @@ class FileLedger:
             _sync(self._answers)
 
 
-def header(path: Path) -> Header | None:
-    """Whose account the ledger at `path` is; None where nothing was ever charged.
+def header(path: Path) -> Mapping[str, Any]:
+    """The format, data and client of the ledger at `path`; empty where nothing was ever charged.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
@@ -335,22 +313,19 @@ def read(path: Path) -> Sequence[Entry]:
     return _load(path)[1]
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
-def _load(path: Path) -> tuple[Header | None, Sequence[Entry]]:
+def _load(path: Path) -> tuple[Mapping[str, Any], Sequence[Entry]]:
     lines = _lines(path)
     if not lines:
-        return None, ()
+        return {}, ()
     with _usable(path):
         first, *contents = map(_content, lines)
-        values = json.loads(first)
-        if (version := values.pop("format")) != _FORMAT:
+        values = dict(json.loads(first))
+        if values["format"] != _FORMAT:
             raise LedgerError(
-                f"the ledger {path} has format {version}, this version of FedDPSD knows only "
-                f"{_FORMAT}; use the version that wrote it"
+                f"the ledger {path} has format {values['format']}, this version of FedDPSD knows "
+                f"only {_FORMAT}; use the version that wrote it"
             )
-        return Header(**values), tuple(map(_entry, contents))
+        return values, tuple(map(_entry, contents))
 
 
 def _lines(path: Path) -> list[str]:

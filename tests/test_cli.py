@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,11 @@ def test_resuming_what_is_no_run_is_an_error(fed_dpsd, tmp_path):
 
 # --- privacy plan ---
 
+WEIGHTS_LEAVE = (
+    *("method=dpsd", "num_clients=1"),
+    *("method.discriminator=teacher", "method.generator_steps=1"),
+)
+
 
 def plan(fed_dpsd, *overrides):
     code, out, _ = fed_dpsd("privacy", "plan", "--json", *overrides)
@@ -168,6 +174,112 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
         assert "inf" in line
     assert "epsilon published (no guarantee): inf" in out
     assert "reason: answers leave the client without noise" in out
+
+
+@pytest.mark.parametrize(
+    ("privacy", "field"),
+    [
+        ("gradient", "noise_multiplier"),
+        ("votes", "noise_multiplier"),
+        ("dp_teacher", "noise_multiplier"),
+        ("label", "epsilon_per_answer"),
+    ],
+)
+def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, privacy, field):
+    overrides = (f"privacy={privacy}", "privacy.target_epsilon=1.5", "rounds=4")
+    row = plan(fed_dpsd, *overrides)["privacy"]["proven"][0]
+    assert (row["unit"], row["relation"]) == ("record", "add_remove")
+    assert 0.98 * 1.5 <= row["epsilon"] <= 1.5
+    _, out, _ = fed_dpsd("privacy", "plan", *overrides)
+    asked = "calibrated to privacy.target_epsilon=1.5 (record, add_remove): "
+    assert any(line.startswith(f"{asked}privacy.{field}=") for line in out)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("privacy=non_private", "privacy.target_epsilon=1"), "has no noise to set"),
+        (("privacy=gradient", "privacy.target_epsilon=0"), "must be a finite number > 0"),
+        ((*WEIGHTS_LEAVE, "privacy=gradient", "privacy.target_epsilon=1"), "less than any setting"),
+        (("privacy=label", "privacy.target_epsilon=1e9"), "more than any setting"),
+    ],
+)
+def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, overrides, expected):
+    code, _, err = fed_dpsd("privacy", "plan", *overrides)
+    assert code == 1
+    assert "target_epsilon=" in err
+    assert expected in err
+
+
+# --- privacy ledger and audit ---
+
+
+def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
+    _, (folder,), _ = fed_dpsd("run", *SMALL, "privacy=gradient")
+    code, out, _ = fed_dpsd("privacy", "ledger", folder)
+    assert code == 0
+    assert sum(" answers to ask " in line for line in out) == 2 * 3
+    assert sum(line.startswith("spent: ") for line in out) == 2 * 6
+    for line in out:
+        if "so far" in line or line.startswith("spent: "):
+            assert "trust nobody, delta 1e-05, gdp_exact)" in line
+    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.jsonl", "--json")
+    (account,) = json.loads(out[0]).values()
+    assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]
+    summary = json.loads((Path(folder) / "summary.json").read_text())
+    for spent, row in zip(account["spent"], summary["privacy"]["proven"], strict=True):
+        assert spent["epsilon"] == row["spent"] == row["epsilon"]
+        assert (spent["unit"], spent["relation"]) == (row["unit"], row["relation"])
+
+
+def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
+    """Three runs of 192 queries under a cap that pays for about two and a half."""
+    life = ("privacy=gradient", f"ledger={tmp_path}/life", "partition.seed=0")
+    budget = plan(fed_dpsd, "privacy=gradient", "rounds=5", "queries_per_round=96")
+    cap = budget["privacy"]["proven"][0]["epsilon"]
+    rounds = []
+    for seed in (1, 2, 3):
+        code, (folder,), _ = fed_dpsd(
+            "run", *SMALL, *life, f"seed={seed}", f"privacy.budget={cap:.6f}"
+        )
+        lines = [json.loads(x) for x in (Path(folder) / "rounds.jsonl").read_text().splitlines()]
+        rounds.append((code, len([line for line in lines if not line["refused"]])))
+    assert rounds == [(0, 3), (0, 3), (0, 1)]
+    code, _, err = fed_dpsd("run", *SMALL, *life, "seed=4", f"privacy.budget={cap:.6f}")
+    assert code == 1
+    assert "no client answers" in err
+    assert "budget is spent" in err
+
+
+def test_a_ledger_that_is_none_is_one_line(fed_dpsd, tmp_path):
+    code, _, err = fed_dpsd("privacy", "ledger", str(tmp_path))
+    assert code == 1
+    assert "holds no ledger" in err
+
+
+def test_audit_says_in_words_what_is_refuted(fed_dpsd):
+    """A small run; the paper's own setting is in privacy/test_audit.py."""
+    small = ("rounds=2", "queries_per_round=64", "privacy=gradient", "privacy.noise_multiplier=5.0")
+    code, out, _ = fed_dpsd("privacy", "audit", *small)
+    assert code == 0
+    text = "\n".join(out)
+    assert text.count("consistent with the proven epsilon") == 2
+    assert "refuted: the published epsilon" in text
+    assert "not shown: that a particular trained teacher leaks this much" in text
+    _, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
+    found = json.loads(out[0])
+    assert found["published_refuted"] is True
+    assert found["epsilon_published"] < found["lower_bound"] < found["epsilon_proven"]
+    assert (found["queries"], found["runs"], found["failure_probability"]) == (128, 300, 1e-6)
+    check = found["check"]
+    assert 0.7 * 2.1 < check["lower_bound"] <= check["epsilon_proven"] <= 2.1
+
+
+def test_audit_of_what_adds_no_noise_to_answers_says_why(fed_dpsd):
+    for privacy in ("non_private", "dp_teacher"):
+        code, _, err = fed_dpsd("privacy", "audit", f"privacy={privacy}")
+        assert code == 1
+        assert "nothing to audit by sampling" in err
 
 
 # --- data and doctor ---

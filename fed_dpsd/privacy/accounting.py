@@ -149,34 +149,41 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     return laws.renyi_to_epsilon(divergence, order, share) <= budget
 
 
-def calibrate(spend: Callable[[float], float], target: float, more_is_private: bool) -> float:
+def calibrate(
+    spend: Callable[[float], float], target: float, private: float, open_end: float
+) -> float:
     """The parameter at which `spend` comes closest to `target` without exceeding it.
 
     Args:
-        spend: epsilon at a value of the parameter, monotone.
+        spend: epsilon at a value of the parameter, monotone between the ends.
         target: epsilon to spend, > 0.
-        more_is_private: whether `spend` falls with the parameter (noise) or rises (epsilon).
+        private: the end that spends least, > 0: a large noise or a small epsilon.
+        open_end: the end that spends most, > 0.
 
     Raises:
-        ValueError: no value between 1e-3 and 1e7 spends as much, or as little.
+        ValueError: the target lies outside what the ends spend.
     """
-    power = -1.0 if more_is_private else 1.0
+    ends = math.log(private), math.log(open_end)
+    stride = math.copysign(1.0, ends[1] - ends[0])
 
-    def excess(log_signal: float) -> float:
-        return spend(math.exp(power * log_signal)) / target - 1
+    def excess(log_value: float) -> float:
+        value = open_end if log_value == ends[1] else math.exp(log_value)
+        return spend(value) / target - 1
 
-    # Signals grow from the private end until the target is passed.
-    high = -16.0 if more_is_private else -12.0
-    if excess(high) > 0:
-        raise ValueError(f"target_epsilon={target} is too small for any setting here")
-    while excess(high + 1.0) < 0:
-        high += 1.0
-        if high > 7:
+    # From the private end until the target is passed: what lies beyond is never asked for.
+    near = far = ends[0]
+    while excess(far) < 0:
+        if far == ends[1]:
             raise ValueError(f"target_epsilon={target} is more than any setting here spends")
-    root = float(brentq(excess, high, high + 1.0, xtol=1e-5))
+        near, far = far, far + stride
+        if (far - ends[1]) * stride > 0:
+            far = ends[1]
+    if far == ends[0]:
+        raise ValueError(f"target_epsilon={target} is less than any setting here spends")
+    root = float(brentq(excess, near, far, xtol=1e-5))
     while excess(root) > 0:
-        root -= 1e-5
-    return math.exp(power * root)
+        root -= math.copysign(1e-5, stride)
+    return math.exp(root)
 
 
 # --- the smallest bound -----------------------------------------------------------------------

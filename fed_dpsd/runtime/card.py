@@ -19,7 +19,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Epsilon, Mechanism, 
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
-from fed_dpsd.runtime.experiment import Experiment
+from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.runtime.ledger import Entry, spent
 
 NOTES = ("seeded noise", "per run")
@@ -190,7 +190,8 @@ def _with_close_attack(mechanism: Any) -> Mechanism:
     def spend(value: float) -> float:
         return _record_epsilon(with_noise(value), CLOSE_QUERIES, CLOSE_DELTA).value
 
-    return with_noise(calibrate(spend, CLOSE_EPSILON, more_is_private=True))
+    ends = CALIBRATED_BETWEEN["noise_multiplier"]
+    return with_noise(calibrate(spend, CLOSE_EPSILON, *ends))
 
 
 def _record_epsilon(mechanism: Mechanism, queries: int, delta: float) -> Epsilon:

@@ -16,7 +16,13 @@ from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import TrainingMechanism
+
+CALIBRATED_BETWEEN = {
+    "noise_multiplier": (1e7, 1e-2),
+    "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
+}  # the value that spends least, and the one that spends most
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _calibrate(
         return unchanged_epsilon(event, settings.delta)
 
     try:
-        value = calibrate(spend, settings.target_epsilon, field == "noise_multiplier")
+        value = calibrate(spend, settings.target_epsilon, *CALIBRATED_BETWEEN[field])
     except ValueError as error:
         binder.problems.append(f"privacy.{error}")
         return mechanism, config

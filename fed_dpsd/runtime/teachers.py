@@ -83,6 +83,7 @@ class Teachers:
         settings = [config.architecture(self._client), config.model.teacher_width]
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
         settings += [str(self._training), self._client, __version__, torch.__version__]
+        settings += [torch.backends.cpu.get_cpu_capability()]  # another one rounds otherwise
         for shard, records in enumerate(self._shards):
             digest = hashlib.sha256(json.dumps([*settings, shard], sort_keys=True).encode())
             digest.update(f"{records.images.shape}".encode())

@@ -527,39 +527,36 @@ def test_a_budget_never_admits_what_has_no_bound():
     assert not within_budget([EVENTS["gaussian"]], 0.0, DELTA)
 
 
+NOISE = (1e7, 1e-2)
+
 # --- calibration ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", [0.3, 1.0, 7.7, 40.0])
+@pytest.mark.parametrize("target", [0.3, 1.0, 12.0])
 @pytest.mark.parametrize(
-    ("make", "more_is_private"),
+    ("make", "ends"),
     [
-        (lambda value: NormalizedGradient(10, value), True),
-        (lambda value: NoisyVotes(10, value), True),
-        (lambda value: NoisyVotes(10, value, "laplace"), True),
-        (lambda value: response(value, 3), False),
-        (lambda value: dp_sgd(value, 0.02, 300), True),
+        (lambda value: NormalizedGradient(10, value), NOISE),
+        (lambda value: NoisyVotes(10, value), NOISE),
+        (lambda value: NoisyVotes(10, value, "laplace"), NOISE),
+        (lambda value: response(value, 3), (1e-7, 30.0)),
+        (lambda value: dp_sgd(value, 0.02, 300), NOISE),
     ],
     ids=["gradient", "votes", "laplace", "label", "dp_sgd"],
 )
-def test_calibration_never_overshoots_and_wastes_little(make, more_is_private, target):
+def test_calibration_never_overshoots_and_wastes_little(make, ends, target):
     def spend(value):
         stage = Charge(make(value), 20, 64)
         return unchanged_epsilon(stage.event("record", "add_remove"), DELTA)
 
-    value = calibrate(spend, target, more_is_private)
+    value = calibrate(spend, target, *ends)
     assert 0.98 * target <= spend(value) <= target
     claim = prove([Charge(make(value), 20, 64)], DELTA, "record", "add_remove")
     assert 0.98 * target <= claim.value <= target
 
 
 def test_a_target_out_of_reach_is_an_error_that_names_it():
-    for spend in (lambda value: math.inf, lambda value: 5.0):
-        with pytest.raises(ValueError, match="target_epsilon=1e-30"):
-            calibrate(spend, 1e-30, True)
-    with pytest.raises(ValueError, match=r"target_epsilon=9.*more than any setting"):
-        calibrate(lambda value: 1.0, 9, True)
-
-
-def test_a_response_that_is_known_by_name_only_is_not_an_event():
-    assert epsilon(RandomizedResponseDpEvent(0.5, 2), DELTA).epsilon > 0
+    with pytest.raises(ValueError, match=r"target_epsilon=1e-30 is less than any setting"):
+        calibrate(lambda value: math.inf, 1e-30, *NOISE)
+    with pytest.raises(ValueError, match=r"target_epsilon=9 is more than any setting"):
+        calibrate(lambda value: 1.0, 9, *NOISE)

@@ -8,7 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies
 from PIL import Image
 
 from fed_dpsd.config import UserError
@@ -127,6 +129,32 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     row = summary["privacy"]["proven"][0]
     assert (row["queries"], summary["queries"]["answered_per_client"]) == (192, 128)
     assert row["spent"] < 100 < row["epsilon"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("privacy=gradient",),
+        ("privacy=votes",),
+        ("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2"),
+    ],
+    ids=" ".join,
+)
+def test_a_calibrated_run_spends_what_was_asked_and_is_answered_to_its_end(small, settings):
+    """Any target, with the same budget: at most the target, and at least 98 % of it."""
+
+    @hypothesis.settings(max_examples=3, derandomize=True, deadline=None, database=None)
+    @hypothesis.given(strategies.floats(0.2, 12.0))
+    def run(target):
+        asked = (f"privacy.target_epsilon={target!r}", f"privacy.budget={target!r}")
+        _, summary, lines = complete(small(*settings, *asked, "num_clients=1"))
+        row = summary["privacy"]["proven"][0]
+        assert (row["unit"], row["relation"]) == ("record", "add_remove")
+        assert 0.98 * target <= row["spent"] <= target
+        assert row["spent"] == row["epsilon"]
+        assert not any(line["refused"] for line in lines)
+
+    run()
 
 
 def test_a_run_folder_is_never_overwritten(small, tmp_path):

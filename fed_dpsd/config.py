@@ -123,8 +123,8 @@ class PrivacyConfig:
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
-        if self.budget is not None and not self.budget >= 0:
-            raise ValueError(f"budget={self.budget} must be >= 0, or null for no cap")
+        if self.budget is not None and not 0 <= self.budget < float("inf"):
+            raise ValueError(f"budget={self.budget} must be finite and >= 0, or null for no cap")
         if self.target_epsilon is not None:
             require_positive(self, "target_epsilon")
 

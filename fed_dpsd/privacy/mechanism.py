@@ -4,6 +4,7 @@ One frozen object holds the noise and the event derived from it, so they cannot 
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -80,6 +81,12 @@ class Epsilon:
             "accountant": self.accountant,
             "notes": list(self.notes),
         }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Epsilon":
+        """What `to_json` wrote; other keys are left aside."""
+        fields = {key: row[key] for key in cls.__dataclass_fields__ if key in row}
+        return cls(value=float(row["epsilon"]), **fields | {"notes": tuple(row["notes"])})
 
 
 @dataclass(frozen=True)

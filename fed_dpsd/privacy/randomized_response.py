@@ -20,7 +20,7 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
 )
 
-LARGEST_EPSILON = 30.0  # a uniform draw has 53 bits, and a lie must keep its probability
+LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TopKRandomizedResponse:
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 30].
+        epsilon_per_answer: eps0, in [0, 20].
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.
         shards: the client's teachers.

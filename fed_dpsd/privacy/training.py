@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from dp_accounting import (
     DpEvent,
@@ -43,7 +44,11 @@ class TrainingMechanism(Clear, ABC):
 
     @abstractmethod
     def train(
-        self, teacher: nn.Module, images: torch.Tensor, labels: torch.Tensor, rng: torch.Generator
+        self,
+        teacher: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: np.random.Generator,
     ) -> None:
         """Train a teacher in place on one shard's (N, C, H, W) images and (N,) labels."""
 
@@ -104,7 +109,11 @@ class DPSGD(TrainingMechanism):
         return SelfComposedDpEvent(step, self.steps)
 
     def train(
-        self, teacher: nn.Module, images: torch.Tensor, labels: torch.Tensor, rng: torch.Generator
+        self,
+        teacher: nn.Module,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        rng: np.random.Generator,
     ) -> None:
         """`steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
 
@@ -117,18 +126,27 @@ class DPSGD(TrainingMechanism):
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
         from opacus.optimizers import DPOptimizer
 
+        class Optimizer(DPOptimizer):
+            """Noise from `rng` in float64: torch's float32 normals end at 5.77 deviations."""
+
+            def add_noise(self) -> None:
+                stddev = self.noise_multiplier * self.max_grad_norm
+                for parameter in self.params:
+                    noise = torch.from_numpy(rng.normal(0, stddev, parameter.shape))
+                    noisy = parameter.summed_grad.double() + noise
+                    parameter.grad = noisy.to(parameter.dtype)
+
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
-        optimiser = DPOptimizer(
+        optimiser = Optimizer(
             torch.optim.Adam(model.parameters(), self.learning_rate),
             # Clipped a little lower, so that float32 cannot carry a norm over the bound.
             noise_multiplier=self.noise_multiplier / (1 - CLIPPING_MARGIN),
             max_grad_norm=self.max_grad_norm * (1 - CLIPPING_MARGIN),
             expected_batch_size=None,
             loss_reduction="sum",
-            generator=rng,
         )
         for _ in range(self.steps):
-            sampled = torch.rand(len(labels), generator=rng) < self.sample_rate
+            sampled = torch.from_numpy(rng.random(len(labels)) < self.sample_rate)
             parts = sampled.nonzero()[:, 0].split(RECORDS_AT_ONCE)  # one empty part if none is
             for number, part in enumerate(parts, start=1):
                 optimiser.signal_skip_step(do_skip=number < len(parts))

@@ -46,11 +46,16 @@ def privacy_card(
     settings, mechanism = experiment.config.privacy, experiment.mechanism
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
-        row = proven(experiment, plan, unit, relation).to_json()
-        if ledgers:
-            charged = (epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers)
-            row["spent"] = _number(max(bound.epsilon for bound in charged))
-        rows.append(row)
+        claim = proven(experiment, plan, unit, relation)
+        if not ledgers:
+            rows.append(claim.to_json())
+            continue
+        charged = (epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers)
+        used = max(bound.epsilon for bound in charged)
+        if used > claim.value and not experiment.config.ledger:
+            notes = (*claim.notes, "more was charged than planned")
+            claim = dataclasses.replace(claim, value=used, delta=settings.delta, notes=notes)
+        rows.append(claim.to_json() | {"spent": _number(used)})
     counted = sum(s.asks * s.queries for s in plan.stages if s.mechanism == mechanism)
     return {
         "mechanism": mechanism.name,

@@ -1,6 +1,7 @@
 """The clients as a method sees them, whatever hosts them; and the host that needs no Flower."""
 
 import contextlib
+import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -92,8 +93,11 @@ class HostedFederation(ABC):
             total += each.values
         mechanism = self.experiment.mechanism
         if mechanism.noise_at == "server" and given:
+            # Other answers get other noise: else what two sums differ by would be seen exactly.
+            digest = hashlib.sha256(ask.digest().encode())
+            digest.update(b"".join(each.values.tobytes() for each in given))
             streams = Streams(self.experiment.config.seed)
-            rng = streams.numpy("server noise", query_id=int(ask.digest(), 16))
+            rng = streams.numpy("server noise", query_id=int(digest.hexdigest(), 16))
             total = mechanism.noise(total[None], ask.predictions, rng)
         refused = {
             client: each.reason for client, each in answers.items() if isinstance(each, Refusal)

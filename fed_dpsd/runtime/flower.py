@@ -26,6 +26,10 @@ from fed_dpsd.runtime.experiment import Experiment, from_json, set_up
 from fed_dpsd.runtime.federation import HostedFederation, client_threads
 from fed_dpsd.runtime.site import Site, open_site
 
+NOT_SIMULATED = (
+    "this node is no simulation's, and a client must not take its budget from a message: start its "
+    "SuperNode with --node-config 'simulation=true' if its data is not private"
+)
 ANSWER, DIAGNOSE = "query.answer", "query.diagnose"
 logger = logging.getLogger("fed_dpsd")
 
@@ -195,14 +199,20 @@ class GridFederation(HostedFederation):
 def answer(message: Message, context: Context, client_app: Path) -> Message:
     """Answer a node's message for every client that it hosts.
 
-    A failure travels as one line. It may depend on private data, so outside a simulation only its
-    kind is told and the rest stays in the node's own log.
+    The configuration comes with the message, so a node answers only where its own operator says
+    that it is a simulation's: Flower's simulation does (`partition-id`), and a SuperNode may, with
+    `--node-config "simulation=true"`.
+
+    A failure travels as one line. It may depend on private data, so outside a simulation it says
+    that there was one, and the rest stays in the node's own log.
     """
     reply = {"code": code_digest(client_app), "error": "", "refusals": "{}"}
     values: dict[str, Array] = {}
     refusals: dict[str, str] = {}
     client, simulation = -1, False
     try:
+        if not {"partition-id", "simulation"} & set(context.node_config):
+            raise ProtocolError(NOT_SIMULATED)
         meta = message.content["meta"]
         experiment = from_json(str(meta["experiment"]))
         simulation = experiment.config.federation.simulation
@@ -215,8 +225,10 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
                     values[str(client)] = Array(result)
     except Exception as error:
         logger.exception("client %s failed", client)
-        cause = runs.one_line(error) if simulation else type(error).__name__
-        reply["error"] = f"client {client} failed: {cause}"
+        told = simulation or str(error) == NOT_SIMULATED
+        reply["error"] = (
+            f"client {client} failed: {runs.one_line(error) if told else 'see its log'}"
+        )
     reply["refusals"] = json.dumps(refusals)
     content = RecordDict({"meta": ConfigRecord(reply), "answers": ArrayRecord(values)})
     return Message(content, reply_to=message)

@@ -23,7 +23,7 @@ from fed_dpsd.methods.method import Bank, Round, World, below, predict, to_unit
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.runtime import checkpoint
-from fed_dpsd.runtime.card import plan_of, privacy_card, proven
+from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
@@ -31,6 +31,7 @@ from fed_dpsd.runtime.site import ledger_of, load_data
 from fed_dpsd.streams import Streams
 
 MEANINGFUL_EPSILON = 10.0
+HEADLINE = ("record", "replace_one")
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -310,7 +311,8 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     published = card["epsilon_published"]
     published = published if isinstance(published, str) else f"{published:.3g}"
     parts.append(f"published {published} ({card['mechanism']})")
-    claim = proven(experiment, plan_of(experiment), "record", "replace_one")
+    (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == HEADLINE)
+    claim = Epsilon.from_json(row)
     weak = claim.value > MEANINGFUL_EPSILON
     parts.append(f"proven {claim}" + (": no meaningful protection" if weak else ""))
     return " · ".join(parts)

@@ -78,13 +78,26 @@ class Site:
                 self._charge(self._mechanism, digest, "training", 0, 0)
         return PostProcessing(digest)
 
+    def check(self, ask: Ask) -> None:
+        """Look at an ask before anything private is: whatever is wrong with it is public.
+
+        Raises:
+            ProtocolError: images or predictions are not of this client's shape.
+        """
+        shape, num_classes = self.config.data.shape, self.config.data.num_classes
+        if ask.images.shape[1:] != shape:
+            raise ProtocolError(
+                f"images have shape {list(ask.images.shape[1:])}; "
+                f"this client's teachers take {list(shape)}"
+            )
+        if ask.predictions.shape[1] != num_classes:
+            raise ProtocolError(
+                f"predictions have {ask.predictions.shape[1]} classes; this client's teachers "
+                f"know {num_classes}"
+            )
+
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
-        if images.shape[1:] != self.config.data.shape:
-            raise ProtocolError(
-                f"images have shape {list(images.shape[1:])}; "
-                f"this client's teachers take {list(self.config.data.shape)}"
-            )
         return self._paid_teachers().sensitive_probabilities(images).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
@@ -94,15 +107,17 @@ class Site:
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
-        An ask that comes again returns the stored answer and charges nothing. Over budget nothing
-        is drawn. The noise follows the whole ask, the mechanism and the teachers, so the same id
-        with other content gets other noise and its own charge, and so does a retrained teacher.
+        An ask that comes again returns the stored answer and charges nothing, whatever the records
+        are now: else the two answers would tell whether they changed. Over budget nothing is drawn.
+        The noise follows the whole ask and every setting, so the same id with other content gets
+        other noise and its own charge.
 
         Raises:
             BudgetSpent: the charge would pass the budget; nothing was charged or drawn.
             LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
-        asked = f"{ask.digest()} {mechanism} {self._teachers.identity}"
+        self.check(ask)
+        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {self.config.method}"
         digest = hashlib.sha256(asked.encode()).hexdigest()
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
@@ -182,6 +197,7 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     The refusal says nothing of the ledger's content; the cause goes to the client's own log.
     """
     try:
+        site.check(ask)
         return method.client(ask, site)
     except BudgetSpent as spent:
         return Refusal(ask.query_id, str(spent))

@@ -76,16 +76,23 @@ class Teachers:
             for shard in range(config.teachers_per_client)
         ]
 
-    @functools.cached_property
-    def digests(self) -> list[str]:
-        """Of what makes each teacher: its records and every setting. They stay at the client."""
-        config, digests = self._config, []
+    @property
+    def settings(self) -> str:
+        """Every public setting that makes the teachers."""
+        config = self._config
         settings = [config.architecture(self._client), config.model.teacher_width]
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
         settings += [str(self._training), self._client, __version__, torch.__version__]
         settings += [torch.backends.cpu.get_cpu_capability()]  # another one rounds otherwise
+        settings += [config.teachers_per_client]
+        return json.dumps(settings, sort_keys=True)
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Of what makes each teacher: its records and every setting. They stay at the client."""
+        digests = []
         for shard, records in enumerate(self._shards):
-            digest = hashlib.sha256(json.dumps([*settings, shard], sort_keys=True).encode())
+            digest = hashlib.sha256(f"{self.settings} {shard}".encode())
             digest.update(f"{records.images.shape}".encode())
             digest.update(np.ascontiguousarray(records.images).tobytes())
             digest.update(records.labels.tobytes())
@@ -154,7 +161,7 @@ class Teachers:
         if self._training:
             images = to_unit(records.images, torch.device("cpu"))
             labels = torch.from_numpy(records.labels)
-            rng = streams.torch("private training", self._client, int(digest, 16))
+            rng = streams.numpy("private training", self._client, int(digest, 16))
             teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
             self._training.train(teacher, images, labels, rng)
             teacher.to(memory_format=torch.channels_last)

@@ -122,6 +122,7 @@ class Recorder:
 
     def __init__(self, site):
         self.site, self.mechanism, self.released = site, site.mechanism, []
+        self.check = site.check
 
     def sensitive_probabilities(self, images):
         return self.site.sensitive_probabilities(images)

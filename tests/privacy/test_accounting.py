@@ -539,7 +539,7 @@ NOISE = (1e7, 1e-2)
         (lambda value: NormalizedGradient(10, value), NOISE),
         (lambda value: NoisyVotes(10, value), NOISE),
         (lambda value: NoisyVotes(10, value, "laplace"), NOISE),
-        (lambda value: response(value, 3), (1e-7, 30.0)),
+        (lambda value: response(value, 3), (1e-7, 20.0)),
         (lambda value: dp_sgd(value, 0.02, 300), NOISE),
     ],
     ids=["gradient", "votes", "laplace", "label", "dp_sgd"],

@@ -226,9 +226,8 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     except Exception as error:
         logger.exception("client %s failed", client)
         told = simulation or str(error) == NOT_SIMULATED
-        reply["error"] = (
-            f"client {client} failed: {runs.one_line(error) if told else 'see its log'}"
-        )
+        cause = runs.one_line(error) if told else "see its log"
+        reply["error"] = f"client {client} failed: {cause}"
     reply["refusals"] = json.dumps(refusals)
     content = RecordDict({"meta": ConfigRecord(reply), "answers": ArrayRecord(values)})
     return Message(content, reply_to=message)

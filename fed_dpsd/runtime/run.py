@@ -20,6 +20,7 @@ from torchvision.utils import save_image
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import Bank, Round, World, below, predict, to_unit
+from fed_dpsd.privacy.mechanism import Epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.runtime import checkpoint

@@ -4,6 +4,7 @@ import logging
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ class FakeGrid:
     def __init__(self, nodes, break_reply=lambda reply: reply, lose=0):
         self.nodes, self.break_reply, self.lose = nodes, break_reply, lose
         self.pull_interval = 0.1
+        self.node_config = {"partition-id": 0}
         self.sent = []
 
     def get_node_ids(self):
@@ -46,7 +48,7 @@ class FakeGrid:
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(number)
             handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
-            reply = handler(message, None)
+            reply = handler(message, SimpleNamespace(node_config=self.node_config))
             reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
             replies.append(self.break_reply(reply))
         return list(reversed(replies))[self.lose :]
@@ -240,8 +242,32 @@ def test_a_client_failure_is_one_line_in_a_simulation_and_a_name_outside(small, 
         failing(small, nodes=1).each(wrong)
     experiment = small("federation.simulation=false")
     deployed = GridFederation(experiment, FakeGrid(1), runs.new_run_folder(experiment), CLIENT_APP)
-    with pytest.raises(ProtocolError, match=r"^client 0 failed: ProtocolError$"):
+    with pytest.raises(ProtocolError, match=r"^client 0 failed: see its log$"):
         deployed.each(wrong)
+
+
+def test_a_node_that_is_no_simulations_answers_nothing(small):
+    """Its configuration would come with the message: whoever sends it could raise its budget."""
+    experiment = small()
+    grid = FakeGrid(1)
+    federation = GridFederation(experiment, grid, runs.new_run_folder(experiment), CLIENT_APP)
+    grid.node_config = {}
+    with pytest.raises(ProtocolError, match=r"no simulation's.*--node-config 'simulation=true'"):
+        federation.each(ask())
+    grid.node_config = {"simulation": True}
+    assert len(federation.each(ask())) == 2
+
+
+def test_the_servers_noise_is_another_one_for_other_answers(small, tmp_path):
+    """Else two sums of one ask would differ by exactly what one client answered."""
+    experiment = small("privacy=gradient", "privacy.noise_at=server")
+    honest = LocalFederation(experiment, tmp_path / "a").total(ask())
+    silent = Lying(
+        experiment, tmp_path / "b", lambda answer: replace(answer, values=0 * answer.values)
+    )
+    exact = LocalFederation(experiment, tmp_path / "c").each(ask())[1].values
+    gap = honest.sum - silent.total(ask()).sum
+    assert np.abs(gap).mean() > 10 * np.abs(exact).mean()
 
 
 # --- the server app ---

@@ -121,9 +121,10 @@ ONE_TEACHER = Shards()
 
 
 def vanishes(unit: Unit, relation: Relation) -> bool:
-    """Whether answers are taken away rather than replaced: only where a whole client is.
+    """Whether values become zero rather than others: only where a whole client's do.
 
-    A teacher whose record or patient goes is trained on the rest and still answers.
+    A client without records still answers, zero with its noise. A teacher whose record or patient
+    goes is trained on the rest.
     """
     return unit == "client" and relation == "add_remove"
 

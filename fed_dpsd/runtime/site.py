@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import logging
 from pathlib import Path
 from typing import Any, Literal
@@ -117,7 +118,8 @@ class Site:
             LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
         self.check(ask)
-        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {self.config.method}"
+        method = json.dumps(dict(self.config.method), sort_keys=True)
+        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         digest = hashlib.sha256(asked.encode()).hexdigest()
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():

@@ -129,9 +129,9 @@ def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:
     """Overrides that make the simulation write and read where this command would."""
     config = experiment.config
     paths = {"run_folder": str(folder), "cache": config.cache, "out": config.out}
-    if config.data.path is not None:
-        paths["data.path"] = config.data.path
-    return paths
+    given = {"ledger": config.ledger, "data.path": config.data.path}
+    given["teacher.path"] = config.teacher.path
+    return paths | {key: path for key, path in given.items() if path}
 
 
 @contextlib.contextmanager

@@ -355,7 +355,7 @@ class Hospital:
 
 @pytest.fixture(scope="module")
 def config():
-    config = set_up(compose(["data=digits", "privacy=gradient"]), Path("/")).config
+    config = set_up(compose(["data=digits", f"data.num_classes={CLASSES}", "privacy=gradient"]), Path("/")).config
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
     budget = unchanged_epsilon(ledger.SelfComposedDpEvent(event, CAP), DELTA)
     privacy = dataclasses.replace(config.privacy, budget=budget * (1 + 1e-9), delta=DELTA)

@@ -23,6 +23,7 @@ from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.runtime.ledger import Entry, spent
 
 NOTES = ("seeded noise", "per run")
+SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 PATIENT_NOTE = "a patient known at one client only"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 
@@ -72,6 +73,8 @@ def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -
     notes = [*NOTES]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
+    if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
+        notes.append(SAME_ID_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
     return prove(plan.stages, config.privacy.delta, unit, relation, tuple(notes))

@@ -355,7 +355,9 @@ class Hospital:
 
 @pytest.fixture(scope="module")
 def config():
-    config = set_up(compose(["data=digits", f"data.num_classes={CLASSES}", "privacy=gradient"]), Path("/")).config
+    config = set_up(
+        compose(["data=digits", f"data.num_classes={CLASSES}", "privacy=gradient"]), Path("/")
+    ).config
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
     budget = unchanged_epsilon(ledger.SelfComposedDpEvent(event, CAP), DELTA)
     privacy = dataclasses.replace(config.privacy, budget=budget * (1 + 1e-9), delta=DELTA)
@@ -514,15 +516,14 @@ def _die(config, folder, start):
 
 def test_processes_at_once_share_one_cap_and_one_answer_an_ask(config, tmp_path):
     context = multiprocessing.get_context("fork")
-    start, replies = context.Barrier(5), context.SimpleQueue()
-    processes = [context.Process(target=_die, args=(config, tmp_path, start))]
-    processes += [
-        context.Process(target=_compete, args=(config, tmp_path, seed, start, replies))
-        for seed in range(4)
-    ]
+    start, replies = context.Barrier(5, timeout=60), context.Queue()
+    processes = [context.Process(target=_die, args=(config, tmp_path, start), daemon=True)]
+    for seed in range(4):
+        arguments = (config, tmp_path, seed, start, replies)
+        processes.append(context.Process(target=_compete, args=arguments, daemon=True))
     for process in processes:
         process.start()
-    got = [replies.get() for _ in range(4 * 2 * len(ASKS))]
+    got = [replies.get(timeout=60) for _ in range(4 * 2 * len(ASKS))]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [-signal.SIGKILL, 0, 0, 0, 0]

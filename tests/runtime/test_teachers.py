@@ -164,7 +164,7 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     start = next(make_teacher(small().config, 0, 0).parameters()).detach().ravel()
     noise = [(weight - start).numpy() for weight in weights]
     assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
-    assert np.abs(noise).max() > 1
+    assert np.abs(noise).max() > 1e-3  # one step of Adam
 
 
 def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):

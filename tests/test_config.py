@@ -49,7 +49,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("privacy.k=1", "privacy.k=1 must be between 2 and the number of classes, 10"),
         ("privacy.k=11", "privacy.k=11 must be between 2 and the number of classes, 10"),
         ("privacy.delta=1", "privacy.delta=1.0 must be between 0 and 1"),
-        ("privacy.budget=-1", "privacy.budget=-1.0 must be >= 0"),
+        ("privacy.budget=-1", "privacy.budget=-1.0 must be finite and >= 0"),
         ("privacy.epsilon_per_answer=-1", "privacy.epsilon_per_answer=-1.0 must be"),
         ("method.noise_share=1.5", "must be >= 0 and at most 1 together"),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),

@@ -27,14 +27,14 @@ from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Trust, Unit
 
-_SAMPLED = (PoissonSampledDpEvent, ReplacedInSampleDpEvent)
 _KNOWN = (
     GaussianDpEvent,
     LaplaceDpEvent,
     NonPrivateDpEvent,
+    PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
+    ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
-    *_SAMPLED,
 )
 LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
 # The part of delta for a life whose settings change; the rest is for one whose settings do not.

@@ -20,6 +20,7 @@ from fed_dpsd.privacy.mechanism import (
     check_noise_at,
     snap,
     top_k,
+    trust_of,
     vanishes,
 )
 
@@ -93,7 +94,7 @@ class NormalizedGradient:
     @property
     def trust(self) -> Trust:
         """The server, where it adds the noise; otherwise nobody."""
-        return "server" if self.noise_at == "server" else "nobody"
+        return trust_of(self.noise_at)
 
     def row_norm(self, queries: int) -> float:
         """About the norm of one of `queries` encoded rows of an ask."""

@@ -267,6 +267,11 @@ def check_k(k: int, num_classes: int) -> None:
         raise ValueError(f"k={k} must be between 2 and the number of classes, {num_classes}")
 
 
+def trust_of(noise_at: NoiseAt) -> Trust:
+    """The server, where it adds the noise; otherwise nobody."""
+    return "server" if noise_at == "server" else "nobody"
+
+
 def check_noise_at(noise_at: str) -> None:
     """Raise ValueError unless somebody adds the noise."""
     if noise_at not in ("client", "server"):

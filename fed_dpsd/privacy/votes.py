@@ -23,6 +23,7 @@ from fed_dpsd.privacy.mechanism import (
     Values,
     check_noise_at,
     snap,
+    trust_of,
     vanishes,
 )
 
@@ -76,7 +77,7 @@ class NoisyVotes:
     @property
     def trust(self) -> Trust:
         """The server, where it adds the noise; otherwise nobody."""
-        return "server" if self.noise_at == "server" else "nobody"
+        return trust_of(self.noise_at)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """A teacher's (B, K) votes: 1 at its class."""

@@ -1,9 +1,12 @@
 """The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
 
 import datetime
+import functools
 import json
+import os
 import platform
 import secrets
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -28,6 +31,7 @@ from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
+from fed_dpsd.runtime.metrics import METRICS, accuracy
 from fed_dpsd.runtime.site import ledger_of, load_data
 from fed_dpsd.streams import Streams
 
@@ -57,12 +61,14 @@ def new_run_folder(experiment: Experiment) -> Path:
     folder = name_run_folder(experiment)
     try:
         folder.mkdir(parents=True)
+        versions = {library: metadata.version(library) for library in _LIBRARIES}
+        versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
+        versions |= {"commit": _commit(), "machine": _machine()}
+        _write_json(folder / "versions.json", versions)
+        # Last, for it is what makes the folder a run folder.
         write_atomically(
             folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
         )
-        versions = {library: metadata.version(library) for library in _LIBRARIES}
-        versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
-        _write_json(folder / "versions.json", versions)
     except OSError as error:
         if folder.is_dir() and isinstance(error, FileExistsError):
             raise UserError(f"run_folder={folder} exists already; choose another") from None
@@ -70,6 +76,27 @@ def new_run_folder(experiment: Experiment) -> Path:
             f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
         ) from None
     return folder
+
+
+@functools.cache  # of the code that was imported, whatever is committed while it runs
+def _commit() -> str | None:
+    """The commit of this package's checkout, "+dirty" where it was changed; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not just installed inside one
+        return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+dirty")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _machine() -> str:
+    """What the run's times depend on, without naming the host."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
 def open_run_folder(folder: Path) -> Experiment:
@@ -138,14 +165,15 @@ def _run(
 
     before = time.perf_counter()
     if config.federation.simulation:
-        summary["accuracy"] |= _diagnose(experiment, federation, test.labels)
+        for metric, scores in _diagnose(experiment, federation, test.labels).items():
+            summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
     if resume is not None:
         student = world.make_student(Streams(config.seed).torch("student"))
         student.load_state_dict(below("student", resume.tensors))
-        _record_student(summary, student, _student_accuracy(student, world))
+        _record_student(summary, student, _student_scores(student, world))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
         checkpoint.save(folder / "checkpoint", finished.state)
@@ -154,28 +182,30 @@ def _run(
         with log.open("a") as file:
             file.write(json.dumps(line) + "\n")
         progress(line)
-        _record_student(summary, finished.student, line["student_accuracy"])
+        _record_student(summary, finished.student, line)
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
-def _student_accuracy(student: nn.Module, world: World) -> float | None:
-    """Fraction of the test split that the student gets right; None without a test split."""
+def _student_scores(student: nn.Module, world: World) -> dict[str, float | None]:
+    """The student's scores on the test split; None without one."""
     if world.test is None:
-        return None
+        return {f"student_{name}": None for name in METRICS}
     predictions = predict(student, world.test.images, world.device)
-    return float((predictions.argmax(1) == world.test.labels).mean())
+    labels = world.test.labels
+    return {f"student_{name}": metric(predictions, labels) for name, metric in METRICS.items()}
 
 
-def _record_student(summary: dict[str, Any], student: nn.Module, accuracy: float | None) -> None:
+def _record_student(summary: dict[str, Any], student: nn.Module, scores: Mapping[str, Any]) -> None:
     """The latest student, so that a run that fails later still says how far it came."""
-    summary["accuracy"]["student"] = accuracy
+    for name in METRICS:
+        summary[name]["student"] = scores[f"student_{name}"]
     summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
 
 
 def _diagnose(
     experiment: Experiment, federation: HostedFederation, labels: NDArray[np.int64]
-) -> dict[str, Any]:
-    """Exact accuracies of the clients, of the mean of all probabilities, and of the vote.
+) -> dict[str, dict[str, Any]]:
+    """Exact scores of the clients, of the mean of all probabilities, and of the vote.
 
     The vote is the most frequent class of the teachers; the answered vote that of their randomised
     responses, where these do not hang on a student's top k.
@@ -188,22 +218,22 @@ def _diagnose(
     if not len(teachers):
         return {}
     votes = np.eye(teachers.shape[2])[teachers.argmax(2)]  # (M, N, K)
-
-    def score(values: NDArray[Any]) -> float:
-        return float((values.argmax(1) == labels).mean())
-
     scores = {
-        "ensemble": score(teachers.mean(0)),
-        "clients": [score(v.mean(0)) if len(v) else None for v in sensitive.values()],
-        "vote": score(votes.sum(0)),
+        name: {
+            "ensemble": metric(teachers.mean(0), labels),
+            "clients": [metric(v.mean(0), labels) if len(v) else None for v in sensitive.values()],
+        }
+        for name, metric in METRICS.items()
     }
+    scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
     mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
     everything = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
     if everything and mechanism.k in (None, num_classes):
         uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
         laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
         rng = Streams(experiment.config.seed).numpy("diagnostic vote")
-        scores["answered_vote"] = score(mechanism.noise(laws, uniform, rng))
+        answered = mechanism.noise(laws, uniform, rng)
+        scores["accuracy"]["answered_vote"] = accuracy(answered, labels)
     return scores
 
 
@@ -211,7 +241,7 @@ def _round_line(finished: Round, world: World, seconds: float) -> dict[str, Any]
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
-        "student_accuracy": _student_accuracy(finished.student, world),
+        **_student_scores(finished.student, world),
         **finished.metrics,
         "answered_queries": sum(len(part.labels) for part in finished.state.bank),
         "refused": finished.refused,
@@ -267,6 +297,7 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "evaluated_on": "public test split, simulation only",
             "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
         },
+        "auroc": {"student": None, "ensemble": None, "clients": None},
         "queries": {"answered_per_client": 0, "bytes_to_clients": 0, "bytes_to_server": 0},
         "privacy": None,
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
@@ -302,12 +333,16 @@ def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) 
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
-    """The result in one line: accuracies, the published epsilon and the proven one."""
-    scores = summary["accuracy"]
+    """The result in one line: accuracies, the published epsilon and the proven one.
+
+    Two classes are seldom balanced, so their accuracies stand beside the AUROC.
+    """
+    two_classes = experiment.config.data.num_classes == 2
     parts = []
     for role in ("student", "ensemble"):
-        known = scores[role] is not None
-        parts.append(f"{role} {100 * scores[role]:.1f} %" if known else f"{role} unknown")
+        fraction, area = summary["accuracy"][role], summary["auroc"][role]
+        part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
+        parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
     card = summary["privacy"]
     published = card["epsilon_published"]
     published = published if isinstance(published, str) else f"{published:.3g}"

@@ -87,6 +87,13 @@ def test_a_folder_without_parquet_and_a_set_without_source(tmp_path):
         datasets.load(CONFIG, tmp_path)
 
 
+def test_a_validation_split_is_not_read(tmp_path):
+    config = write(tmp_path / "data", [0, 100, 255], [0, 1, 2])
+    (tmp_path / "data" / "val.parquet").write_text("no parquet")
+    data = datasets.load(config, tmp_path / "cache")
+    assert (len(data.train), len(data.test)) == (3, 3)
+
+
 class FakeHub:
     """Stands for flwr_datasets.FederatedDataset where there is no network."""
 

@@ -19,11 +19,15 @@ from rich.table import Table
 from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.report.curve import write_figure
+from fed_dpsd.report.settings import read
+from fed_dpsd.report.table import write_page
 from fed_dpsd.runtime import card as cards
 from fed_dpsd.runtime import doctor as health
 from fed_dpsd.runtime import ledger as ledgers
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime import simulation
+from fed_dpsd.runtime import sweep as sweeps
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data, shares
@@ -98,6 +102,54 @@ def resume(
     _finish(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
 
 
+@app.command()
+def sweep(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Parent of the run folders.")] = Path("runs/sweep"),
+    table: Annotated[
+        Path | None, typer.Option("--csv", help="The table. Default: results.csv in --out.")
+    ] = None,
+) -> None:
+    """Run a grid, such as seed=0,1,2 privacy=label,votes. Again: go on where it stopped.
+
+    The last line of stdout is the table's path.
+    """
+    folder = out.absolute()
+    path = (table or folder / "results.csv").absolute()
+    cells = sweeps.plan(overrides or [], folder, Path.cwd(), _say)
+    failed = sweeps.run(cells, _run_cell, path, _say)
+    print(path, flush=True)
+    for cell, error in failed.items():
+        console.print(f"failed: {cell}: {error}", style="red", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run_cell(experiment: Experiment, folder: Path) -> None:
+    _show(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    tables: Annotated[list[Path], typer.Argument(help="Tables of sweeps.", metavar="CSV...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to. Default: beside the first table.")
+    ] = None,
+) -> None:
+    """Write a table of means over seeds and a figure of accuracy against the proven epsilon."""
+    folder = (out or tables[0].parent).absolute()
+    settings = read(tables)
+    for path in (
+        write_page(settings, folder / f"{tables[0].stem}.md"),
+        write_figure(settings, folder / "privacy_curve.png"),
+    ):
+        print(path)
+
+
 def _run_local(experiment: Experiment, folder: Path, progress: runs.Progress) -> dict[str, Any]:
     try:
         federation = LocalFederation(experiment, folder)
@@ -110,7 +162,18 @@ def _run_local(experiment: Experiment, folder: Path, progress: runs.Progress) ->
 def _finish(
     experiment: Experiment, folder: Path, work: Callable[[runs.Progress], dict[str, Any]]
 ) -> None:
-    """Do the work under a progress display; say the result, and always the run folder."""
+    """Do the work, and always print the run folder."""
+    try:
+        _show(experiment, folder, work)
+    finally:
+        if folder.exists():
+            print(folder, flush=True)
+
+
+def _show(
+    experiment: Experiment, folder: Path, work: Callable[[runs.Progress], dict[str, Any]]
+) -> None:
+    """Do the work under a progress display, and say the result."""
     try:
         with _progress(experiment) as progress:
             summary = work(progress)
@@ -120,9 +183,6 @@ def _finish(
     except Exception as error:
         (folder / "error.log").write_text(traceback.format_exc())
         raise UserError(f"{runs.one_line(error)} (traceback: {folder}/error.log)") from error
-    finally:
-        if folder.exists():
-            print(folder, flush=True)
 
 
 def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:

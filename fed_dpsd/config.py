@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -206,11 +207,35 @@ def conf_folder() -> Path:
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose conf/ with Hydra `overrides` into plain dictionaries.
+    """Compose conf/ with Hydra `overrides` into plain dictionaries; `sweep` is left out.
 
     Raises:
         ConfigError: an override has wrong syntax, names an unknown key, or an unknown choice.
     """
+    return {key: value for key, value in _compose(overrides).items() if key != "sweep"}
+
+
+def declared_sweep(experiment: str) -> Any:
+    """The `sweep` of an experiment's file: overrides, each with its choices as for `choices`."""
+    return _compose([f"experiment={experiment}"])["sweep"]
+
+
+def choices(override: str) -> tuple[str, list[str]]:
+    """The key of an override in Hydra's sweep syntax and its choices; one where nothing is swept.
+
+    Raises:
+        ConfigError: its syntax is wrong, or its choices cannot be listed.
+    """
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        if parsed.is_sweep_override():
+            return parsed.get_key_element(), list(parsed.sweep_string_iterator())
+        return parsed.get_key_element(), [parsed.get_value_element_as_str()]
+    except HydraException as error:
+        raise ConfigError([_explain(str(error), [override])]) from None
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -222,13 +247,11 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _explain(message: str, overrides: Sequence[str]) -> str:
     """Hydra's complaint as one line, with the nearest key that exists."""
-    choice = re.search(r"Could not find '([\w]+)/(.+?)'", message)
-    if choice:
+    if choice := re.search(r"Could not find '([\w]+)/(.+?)'", message):
         group, name = choice.groups()
         names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
         return f"{group}={name} is unknown; choose one of: {', '.join(names)}"
-    unknown = re.search(r"Could not override '([^']+)'", message)
-    if unknown:
+    if unknown := re.search(r"Could not override '([^']+)'", message):
         key = unknown.group(1)
         near = difflib.get_close_matches(key, _flat_keys(compose([])), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "; conf/ lists the keys"
@@ -238,9 +261,8 @@ def _explain(message: str, overrides: Sequence[str]) -> str:
 
 
 def _flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    keys = []
+    keys = [prefix + key for key in tree]
     for key, value in tree.items():
-        keys.append(prefix + key)
         if isinstance(value, Mapping):
             keys += _flat_keys(value, f"{prefix}{key}.")
     return keys
@@ -279,22 +301,15 @@ def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a flat key of a wrong type, or one that stands in `overrides` too.
     """
-    problems = []
     text = run_config.get("overrides", "")
     if not isinstance(text, str):
         raise ConfigError([f'overrides={text!r} must be a string, as in overrides="rounds=10"'])
     overrides = split_overrides(text)
-    raw = compose(overrides)
-    for key in FLAT_KEYS[:2]:
-        value = run_config.get(key, "")
-        if value == "":
-            continue
-        if any(override.split("=")[0].lstrip("+") == key for override in overrides):
-            problems.append(f"{key} is given twice, flat and in overrides; keep one of them")
-        raw[key] = value
-    if problems:
-        raise ConfigError(problems)
-    return raw
+    flat = {key: run_config[key] for key in FLAT_KEYS[:2] if run_config.get(key, "") != ""}
+    if twice := flat.keys() & {override.split("=")[0].lstrip("+") for override in overrides}:
+        what = "is given twice, flat and in overrides; keep one of them"
+        raise ConfigError([f"{key} {what}" for key in sorted(twice)])
+    return compose(overrides) | flat
 
 
 class Binder:
@@ -358,9 +373,8 @@ class Binder:
         if isinstance(path, str) and re.fullmatch(r"[a-z_0-9]+\.[A-Za-z0-9]+", path):
             module, name = path.split(".")
             try:
-                return typing.cast(
-                    type, getattr(importlib.import_module(f"{package}.{module}"), name)
-                )
+                found = getattr(importlib.import_module(f"{package}.{module}"), name)
+                return typing.cast(type, found)
             except (ImportError, AttributeError):
                 pass
         self.problems.append(f"{where}={path!r} is not a MODULE.CLASS inside {package}")
@@ -376,13 +390,11 @@ def split_privacy(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Move the mechanism's own keys of conf/privacy below `mechanism`."""
     own = {f.name for f in dataclasses.fields(PrivacyConfig)} - {"mechanism"}
     common = {key: value for key, value in raw.items() if key in own}
-    rest = {key: value for key, value in raw.items() if key not in own}
-    return {**common, "mechanism": rest}
+    return common | {"mechanism": {key: raw[key] for key in raw if key not in own}}
 
 
 def to_json(config: Config) -> str:
     """The whole configuration as JSON, in conf/'s layout; `json.loads` and bind give it back."""
     raw = dataclasses.asdict(config)
-    mechanism = raw["privacy"].pop("mechanism")
-    raw["privacy"].update(mechanism)
+    raw["privacy"].update(raw["privacy"].pop("mechanism"))
     return json.dumps(raw, sort_keys=True)

@@ -313,3 +313,52 @@ def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
     monkeypatch.setattr(simulation.os, "cpu_count", lambda: 16)
     for nodes in range(1, 17):
         assert int(1 / float(np.float32(simulation.gpu_share(nodes)))) >= nodes
+
+
+# --- sweep and report ---
+
+
+def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
+    tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "privacy=label")
+    code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,900", "--out", "grid")
+    assert code == 1
+    assert out == [f"{tmp_path}/grid/results.csv"]
+    assert "setting up 2/2: num_clients=900" in err
+    assert "round 1/1 · student" in err
+    assert "failed: num_clients=900: " in err.splitlines()[-1]
+    (failed,) = (
+        p for p in (tmp_path / "grid").glob("*/summary.json") if "works here" in p.read_text()
+    )
+    assert json.loads(failed.read_text())["status"] == "failed"
+    table = tmp_path / "mine.csv"
+    code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
+    assert (code, out) == (0, [str(table)])
+    assert "finished already: the only cell" in err
+    code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
+    assert (code, out) == (
+        0,
+        [f"{tmp_path}/pages/mine.md", f"{tmp_path}/pages/privacy_curve.png"],
+    )
+    assert all(Path(path).stat().st_size for path in out)
+
+
+def test_a_bad_cell_is_an_error_before_anything_runs(fed_dpsd, tmp_path):
+    code, _, err = fed_dpsd("sweep", *SMALL, "num_clients=2,0", "privcy.k=2,3")
+    assert code == 1
+    assert "error: override 'privcy.k' is not a configuration key" in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
+    fed_dpsd, monkeypatch, tmp_path
+):
+    def broken(*_):
+        raise RuntimeError("something\nunforeseen")
+
+    monkeypatch.setattr(cli.runs, "run", broken)
+    code, _, err = fed_dpsd("sweep", *SMALL, "seed=0,1")
+    assert code == 1
+    assert err.count("failed: seed=") == 2
+    assert "RuntimeError: something unforeseen (traceback: " in err
+    assert len(list((tmp_path / "runs/sweep").glob("*/error.log"))) == 2

@@ -1,0 +1,111 @@
+"""The figure: how accurate students and ensembles are at what is proven for a record."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fed_dpsd.config import UserError
+from fed_dpsd.report.literature import PUBLISHED, Published
+from fed_dpsd.report.settings import Setting
+
+CLAIM = "record_add_remove"
+# Okabe and Ito's colours, which the colour-blind can tell apart too.
+COLOURS = {
+    "label": "#0072b2",
+    "gradient": "#d55e00",
+    "votes": "#009e73",
+    "dp_teacher": "#cc79a7",
+    "non_private": "#000000",
+}
+OTHER_COLOUR = "#e69f00"
+STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (6, 1, 1, 1, 1, 1)), "D"))
+NOT_PROVEN = "published, not proven (at the stated epsilon)"
+
+
+def draw(settings: Sequence[Setting]) -> Figure:
+    """A panel for each data set."""
+    names = list(dict.fromkeys(setting.values["data"] for setting in settings))
+    figure = Figure(figsize=(9, 6 * len(names)), layout="constrained")
+    for name, axes in zip(names, figure.subplots(len(names), squeeze=False)[:, 0], strict=True):
+        _panel(axes, name, [s for s in settings if s.values["data"] == name])
+    return figure
+
+
+def _panel(axes: Axes, data: str, settings: Sequence[Setting]) -> None:
+    counts = sorted({int(setting.values["teachers_per_client"]) for setting in settings})
+    series: dict[tuple[str, int], list[Setting]] = {}
+    for setting in settings:
+        kind = setting.values["mechanism"], int(setting.values["teachers_per_client"])
+        series.setdefault(kind, []).append(setting)
+    for (mechanism, teachers), group in series.items():
+        style, marker = STYLES[counts.index(teachers) % len(STYLES)]
+        look = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": style}
+        name = "in the clear" if mechanism == "non_private" else mechanism
+        label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} a client"
+        proven = [s for s in group if s.epsilon(CLAIM) < math.inf]
+        if proven:
+            _line(axes, sorted(proven, key=lambda s: s.epsilon(CLAIM)), look, marker, label)
+        for setting in group:
+            if setting not in proven:
+                mean, _ = setting.score("student")
+                axes.axhline(mean, linewidth=1.2, label=f"{label}: nothing proven", **look)
+    axes.plot([], [], color="grey", linestyle=":", label="ensemble of the teachers")
+    chance = 100 / int(settings[0].values["num_classes"])
+    axes.axhline(chance, color="grey", linestyle=(0, (5, 5)), linewidth=0.8, label="chance")
+    _published(axes, PUBLISHED.get(data, ()))
+    axes.set(xscale="log", ylim=(0, 102), title=data, ylabel="accuracy on the test split, %")
+    axes.set_xlabel("proven epsilon of a run (record, add_remove); bars: deviation over seeds")
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.grid(alpha=0.25)
+    entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend(entries.values(), entries, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
+
+
+def _line(
+    axes: Axes, settings: Sequence[Setting], look: dict[str, object], marker: str, label: str
+) -> None:
+    """One mechanism's students with error bars, and their teachers as a thin line."""
+    x = [setting.epsilon(CLAIM) for setting in settings]
+    means, deviations = zip(*(setting.score("student") for setting in settings), strict=True)
+    axes.errorbar(x, means, yerr=deviations, marker=marker, capsize=3, label=label, **look)
+    ensembles = [setting.score("ensemble")[0] for setting in settings]
+    axes.plot(x, ensembles, linewidth=1, **{**look, "linestyle": ":"})
+
+
+def _published(axes: Axes, points: Sequence[Published]) -> None:
+    """Hollow and grey, each with its method's name; the names keep clear of each other."""
+    if not points:
+        return
+    x, y = [point.epsilon for point in points], [point.accuracy for point in points]
+    axes.scatter(x, y, s=28, facecolors="none", edgecolors="grey", label=NOT_PROVEN)
+    above: dict[float, float] = {}  # the height of the last name written at this epsilon
+    for point in sorted(points, key=lambda point: -point.accuracy):
+        height = min(point.accuracy, above.get(point.epsilon, math.inf) - 3.4)
+        above[point.epsilon] = height
+        axes.annotate(
+            point.method,
+            (point.epsilon, point.accuracy),
+            (1.3 * point.epsilon, height),
+            fontsize=7,
+            color="dimgrey",
+            va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
+            arrowprops={"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.6},
+        )
+
+
+def write_figure(settings: Sequence[Setting], path: Path) -> Path:
+    """Write the figure as a PNG, readable at a width of 900 pixels.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(settings).savefig(path, dpi=200, metadata={"Software": None})
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
+    return path

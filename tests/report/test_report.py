@@ -1,0 +1,230 @@
+"""Reports: numbers of the table, and what the figure shows as proven."""
+
+import csv
+import math
+
+import pytest
+from matplotlib.collections import PathCollection
+
+from fed_dpsd.config import UserError
+from fed_dpsd.report.curve import NOT_PROVEN, draw, write_figure
+from fed_dpsd.report.literature import PUBLISHED
+from fed_dpsd.report.settings import NEEDED, RESULTS, read
+from fed_dpsd.report.table import FIRST_LINE, markdown, write_page
+from fed_dpsd.runtime import sweep as sweeps
+from tests.runtime.test_sweep import TINY, at_once
+
+RUN = {
+    **{"data": "mnist", "num_classes": 10, "mechanism": "label", "teachers_per_client": 1},
+    **{"student": 0.5, "ensemble": 0.9, "record_add_remove": 2, "record_replace_one": 4},
+    **{"patient_add_remove": "inf", "client_add_remove": 8, "delta": 1e-5, "trust": "nobody"},
+    **{"commit": "abc", "machine": "m", "rounds": 20},
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes rows, each RUN with changes, and a key of its own unless given."""
+
+    def write(*changes, name="curve.csv", without=()):
+        rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
+        columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        return tmp_path / name
+
+    return write
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def lines(page):
+    return [cells(line) for line in page.splitlines() if line.startswith("|")]
+
+
+# --- the table ---
+
+
+def test_means_and_sample_deviations_over_seeds(table):
+    """Of 0.5, 0.6 and 0.8: mean 63.33 %, deviation sqrt(0.07 / 3) = 15.28 points."""
+    seeds = [{"student": s, "auroc_student": a} for s, a in ((0.5, ""), (0.6, 0.9), (0.8, 0.7))]
+    other = {"rounds": 40, "student": 0.25, "seed": 0, "record_add_remove": "inf"}
+    header, _, first, second = lines(markdown(read([table(*seeds, other)])))
+    first, second = (dict(zip(header, row, strict=True)) for row in (first, second))
+    assert header[:5] == ["rounds", "student", "ensemble", "auroc_student", "seeds"]
+    assert first["student"] == "63.3 ± 15.3"
+    assert first["auroc_student"] == "80.0 ± 14.1"
+    assert first["ensemble"] == "90.0 ± 0.0"
+    assert (first["rounds"], first["seeds"]) == ("20", "3")
+    assert first["epsilon record, add_remove"] == "2"
+    assert first["epsilon record, replace_one"] == "4"
+    assert first["epsilon patient, add_remove"] == "inf"
+    assert first["epsilon client, add_remove"] == "8"
+    assert (second["student"], second["seeds"], second["auroc_student"]) == ("25.0", "1", "")
+    assert second["epsilon record, add_remove"] == "inf"
+
+
+def test_what_all_rows_share_stands_above_and_equal_columns_once(table):
+    rows = [{"privacy": p, "mechanism": p} for p in ("label", "votes")]
+    page = markdown(read([table(*rows)]))
+    assert lines(page)[0][0] == "mechanism"
+    assert "privacy" not in lines(page)[0]
+    assert "In all rows: `data=mnist`, `num_classes=10`, `teachers_per_client=1`" in page
+    assert "Commit abc. Machine: m." in page
+
+
+def test_an_epsilon_is_rounded_up_and_is_the_largest_of_its_seeds(table):
+    page = markdown(read([table({"record_add_remove": 1.00001}, {"record_add_remove": 1.23451})]))
+    assert lines(page)[2][3] == "1.2346"
+
+
+def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
+    first = table({}, {"student": 0.7}, name="a.csv")
+    second = table({"key": "a.csv1", "seed": 1, "student": 0.9}, {"seed": 2}, name="b.csv")
+    (setting,) = read([first, second])
+    assert [run["student"] for run in setting.runs] == ["0.5", "0.9", "0.5"]
+
+
+def test_a_column_that_only_one_table_has_is_a_setting(table):
+    paths = table({}, name="a.csv"), table({"privacy.k": 3}, name="b.csv")
+    assert [setting.values.get("privacy.k") for setting in read(paths)] == [None, "3"]
+
+
+@pytest.mark.parametrize("column", NEEDED)
+def test_a_missing_column_is_named_with_its_file(table, column):
+    with pytest.raises(UserError, match=rf"curve.csv has no column '{column}'"):
+        read([table({}, without=(column,))])
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is no number"),
+        ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is no"),
+        ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
+    ],
+)
+def test_what_cannot_be_averaged_is_an_error(table, rows, expected):
+    with pytest.raises(UserError, match=expected):
+        read([table(*rows)])
+
+
+def test_no_file_and_no_run_are_errors(table, tmp_path):
+    with pytest.raises(UserError, match=r"none.csv cannot be read .*No such file"):
+        read([tmp_path / "none.csv"])
+    (tmp_path / "empty.csv").write_text(",".join(NEEDED) + "\n")
+    with pytest.raises(UserError, match="empty.csv: no run to report"):
+        read([tmp_path / "empty.csv"])
+
+
+def test_a_page_that_a_person_wrote_stays(table, tmp_path):
+    settings = read([table({})])
+    page = tmp_path / "results.md"
+    page.write_text("# Mine\n")
+    with pytest.raises(UserError, match=r"results.md was not written by .*choose another --out"):
+        write_page(settings, page)
+    assert page.read_text() == "# Mine\n"
+    written = write_page(settings, tmp_path / "new" / "results.md")
+    assert written.read_text().startswith(FIRST_LINE)
+    assert write_page(settings, written) == written
+
+
+def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
+    planned = sweeps.plan((*TINY, "seed=0"), tmp_path / "sweep", tmp_path, print)
+    assert not sweeps.run(planned, at_once, tmp_path / "table.csv", print)
+    (setting,) = read([tmp_path / "table.csv"])
+    given = {override.split("=")[0] for override in TINY}
+    fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
+    assert set(setting.values) == given | fixed
+    assert set(setting.runs[0]) == given | fixed | RESULTS
+
+
+# --- the figure ---
+
+
+@pytest.fixture
+def axes(table):
+    """The panel of labels at two epsilons, DP teachers, and answers in the clear."""
+    rows = [
+        *({"student": s, "seed": n} for n, s in enumerate((0.2, 0.4))),
+        {"record_add_remove": 1, "student": 0.1, "rounds": 1},
+        {"mechanism": "label", "teachers_per_client": 50, "record_add_remove": 3, "student": 0.6},
+        {"mechanism": "dp_teacher", "record_add_remove": 0.5, "student": 0.8, "ensemble": ""},
+        {"mechanism": "non_private", "record_add_remove": "inf", "student": 0.97},
+    ]
+    (panel,) = draw(read([table(*rows)])).axes
+    return panel
+
+
+def series(axes):
+    return {box.get_label(): box for box in axes.containers}
+
+
+def test_each_mechanism_and_number_of_teachers_is_a_series(axes):
+    found = series(axes)
+    assert set(found) == {
+        *("label, 1 teacher a client", "label, 50 teachers a client"),
+        "dp_teacher, 1 teacher a client",
+    }
+    line, _, (bars,) = found["label, 1 teacher a client"]
+    assert list(line.get_xdata()) == [1, 2]
+    assert list(line.get_ydata()) == pytest.approx([10, 30])
+    ((_, low), (_, high)) = next(s for s in bars.get_segments() if len(s))
+    assert (high - low) / 2 == pytest.approx(100 * 0.1 * math.sqrt(2))
+    other = found["label, 50 teachers a client"][0]
+    assert other.get_color() == line.get_color()
+    assert (other.get_linestyle(), other.get_marker()) != (line.get_linestyle(), line.get_marker())
+    assert found["dp_teacher, 1 teacher a client"][0].get_color() != line.get_color()
+    assert axes.get_xscale() == "log"
+
+
+def test_the_ensemble_is_a_dotted_line_of_its_students_colour(axes):
+    student = series(axes)["label, 1 teacher a client"][0]
+    dotted = [x for x in axes.lines if x.get_linestyle() == ":" and list(x.get_xdata()) == [1, 2]]
+    (line,) = dotted
+    assert line.get_color() == student.get_color()
+    assert list(line.get_ydata()) == [90, 90]
+
+
+def test_what_proves_nothing_and_chance_are_horizontal(axes):
+    flat = {line.get_label(): line.get_ydata() for line in axes.lines}
+    assert list(flat["in the clear, 1 teacher a client: nothing proven"]) == pytest.approx([97, 97])
+    assert list(flat["chance"]) == [10, 10]
+
+
+def test_published_points_are_hollow_named_and_never_drawn_as_proven(axes):
+    (points,) = (found for found in axes.collections if isinstance(found, PathCollection))
+    assert points.get_label() == NOT_PROVEN
+    assert not len(points.get_facecolors())
+    drawn = sorted((float(x), float(y)) for x, y in points.get_offsets())
+    assert drawn == sorted((p.epsilon, p.accuracy) for p in PUBLISHED["mnist"])
+    assert [text.get_text() for text in axes.get_legend().get_texts()].count(NOT_PROVEN) == 1
+    assert sorted(text.get_text() for text in axes.texts) == sorted(
+        point.method for point in PUBLISHED["mnist"]
+    )
+    proven = {(x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
+    assert not proven & set(drawn)
+
+
+def test_another_data_set_is_another_panel_without_mnists_literature(table):
+    rows = ({"data": "digits"}, {"data": "medmnist", "num_classes": 2, "seed": 0})
+    first, second = draw(read([table(*rows)])).axes
+    assert (first.get_title(), second.get_title()) == ("digits", "medmnist")
+    chance = [line for line in second.lines if line.get_label() == "chance"]
+    assert list(chance[0].get_ydata()) == [50, 50]
+    for axes in (first, second):
+        assert not [found for found in axes.collections if isinstance(found, PathCollection)]
+
+
+def test_the_figure_is_written_at_twice_the_readmes_width(table, tmp_path):
+    from PIL import Image
+
+    path = write_figure(read([table({})]), tmp_path / "new" / "curve.png")
+    assert Image.open(path).size[0] == 1800
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"curve.png cannot be written .*choose --out"):
+        write_figure(read([table({})]), tmp_path / "file" / "curve.png")

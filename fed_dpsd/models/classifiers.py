@@ -13,6 +13,8 @@ import torch
 import torchvision
 from torch import nn
 
+from fed_dpsd.models.scattering import Scattering
+
 
 class Classifier(nn.Module):
     """A backbone, (B, C, S, S) to (B, F), and a linear classifier on top."""
@@ -21,6 +23,11 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.classifier = nn.Linear(num_features, num_classes)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nothing but the linear classifier learns."""
+        return next(self.backbone.parameters(), None) is None
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """(B, F) output of the backbone, before the classifier."""
@@ -92,6 +99,12 @@ def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     return Classifier(backbone, hidden, num_classes)
 
 
+def scattering(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """A linear classifier on at most 16 * width fixed features, which suits DP-SGD best."""
+    backbone = Scattering(shape, 16 * width)
+    return Classifier(backbone, backbone.num_features, num_classes)
+
+
 def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Torchvision's ResNet-18 for small images: a 3x3 first convolution of stride 1, no pooling."""
     backbone = torchvision.models.resnet18(norm_layer=_group_norm)
@@ -121,5 +134,5 @@ _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
-    for build in (cnn, cnn_tanh, cnn3, lenet, mlp, resnet18, mobilenet, squeezenet)
+    for build in (cnn, cnn_tanh, cnn3, lenet, mlp, scattering, resnet18, mobilenet, squeezenet)
 }

@@ -1,0 +1,143 @@
+"""Fixed features: first-order scattering, whitened by procedural images.
+
+A linear classifier on such features is what little data or a small privacy budget trains best: few
+parameters, and nothing to learn about what images are (Tramer and Boneh: "Differentially Private
+Learning Needs Better Features (or Much More Data)", arXiv 2011.11660, with two orders and no
+whitening). Nothing here is fitted to data.
+"""
+
+import functools
+import hashlib
+import math
+from collections import OrderedDict
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fed_dpsd.models import procedural
+from fed_dpsd.streams import Streams
+
+SCALES = 2
+ORIENTATIONS = 8
+STRIDE = 2**SCALES
+FITTED_TO = 4_000  # procedural images, half areas and half lines
+WHITENING = 0.5  # power of a principal component's deviation that it is divided by
+REMEMBERED = 4_096  # batches
+
+
+class Scattering(nn.Module):
+    """(B, C, S, S) images to (B, F) features, F = min(num_features, C * 17 * ceil(S / 4)^2).
+
+    Each pixel's neighbourhood is described by its mean brightness and by the square roots of the
+    energies of eight orientations at two scales, all averaged over about four pixels; the principal
+    components of *procedural* images turn that into nearly uncorrelated features. A row has root
+    mean square 1, so one record's gradient has a known length. There are no parameters.
+
+    Args:
+        shape: (C, S, S) of the images, S >= 8.
+        num_features: the most features; the leading components are kept.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_features = min(num_features, num_coefficients(shape))
+        # In a simulation every client is asked about the same images.
+        self._remembered = _remembered(shape, self.num_features)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, C, S, S) float in any range to (B, F) float32."""
+        if images.device.type != "cpu":
+            return self._features(images)
+        key = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
+        if key not in self._remembered:
+            self._remembered[key] = self._features(images)
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return self._remembered[key]
+
+    def _features(self, images: torch.Tensor) -> torch.Tensor:
+        mean, components = whitening(self.shape, self.num_features)
+        with torch.inference_mode(False), torch.no_grad():  # a classifier may be trained on them
+            features = (coefficients(images) - mean.to(images)) @ components.to(images)
+            length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
+            return features * (self.num_features**0.5 / length)
+
+
+def num_coefficients(shape: tuple[int, ...]) -> int:
+    """Of an image of `shape`."""
+    channels, size, _ = shape
+    return channels * (1 + SCALES * ORIENTATIONS) * math.ceil(size / STRIDE) ** 2
+
+
+def coefficients(images: torch.Tensor) -> torch.Tensor:
+    """(B, C, S, S) float images to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
+    batch, channels, size, _ = images.shape
+    planes = images.reshape(batch * channels, 1, size, size)
+    maps = [_filter(planes, low_pass(), STRIDE)]
+    for scale in range(SCALES):
+        real, imaginary = _filter(planes, wavelets(scale), 1).chunk(2, dim=1)
+        modulus = (real**2 + imaginary**2).sqrt()
+        energy = _filter(modulus.reshape(-1, 1, size, size), low_pass(), STRIDE)
+        maps.append(energy.sqrt().reshape(-1, ORIENTATIONS, *energy.shape[2:]))
+    rows = torch.cat(maps, 1).reshape(batch, -1)
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
+
+
+def _filter(planes: torch.Tensor, kernels: torch.Tensor, stride: int) -> torch.Tensor:
+    """(N, 1, S, S) planes through each of (M, 1, k, k) kernels, mirrored at the border."""
+    padded = functional.pad(planes, (kernels.shape[-1] // 2,) * 4, mode="reflect")
+    return functional.conv2d(padded, kernels.to(planes), stride=stride)
+
+
+@functools.cache
+def wavelets(scale: int) -> torch.Tensor:
+    """Morlet wavelets of eight orientations, (16, 1, k, k): real parts, then imaginary ones."""
+    deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ORIENTATIONS
+    reach = (3, 5)[scale]
+    steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    row, column = torch.meshgrid(steps, steps, indexing="ij")
+    waves = []
+    for angle in torch.arange(ORIENTATIONS) * (math.pi / ORIENTATIONS):
+        along = angle.cos() * column + angle.sin() * row
+        across = angle.cos() * row - angle.sin() * column
+        envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * deviation**2))
+        wave = envelope * torch.exp(1j * frequency * along)
+        wave = wave - envelope * wave.sum() / envelope.sum()  # blind to brightness
+        waves.append(wave * slant / (2 * math.pi * deviation**2))
+    return torch.stack([w.real for w in waves] + [w.imag for w in waves])[:, None]
+
+
+@functools.cache
+def low_pass() -> torch.Tensor:
+    """The Gaussian of the coarsest scale, (1, 1, k, k), of sum 1."""
+    steps = torch.arange(-6, 7, dtype=torch.float64)
+    bell = torch.exp(-(steps**2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
+    return (bell[:, None] * bell / bell.sum() ** 2)[None, None]
+
+
+@functools.cache
+def whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and scaled principal components, (P,) and (P, F) float64, of procedural images.
+
+    With a sign convention, so that machines agree but for rounding.
+    """
+    rows = []
+    for draw in (procedural.areas, procedural.lines):
+        images = draw(FITTED_TO // 2, shape, Streams(0).numpy(f"scattering {draw.__name__}"))
+        for part in torch.from_numpy(images).split(64):
+            rows.append(coefficients(2 * part.float() / 255 - 1))
+    drawn = torch.cat(rows).double()
+    mean = drawn.mean(0)
+    covariance = (drawn - mean).T @ (drawn - mean) / len(drawn)
+    variances, axes = torch.linalg.eigh(covariance)  # ascending
+    variances, axes = variances.flip(0)[:num_features], axes.flip(1)[:, :num_features]
+    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+    return mean, axes / variances.clamp_min(1e-12) ** (WHITENING / 2)
+
+
+@functools.cache
+def _remembered(shape: tuple[int, ...], num_features: int) -> OrderedDict[bytes, torch.Tensor]:
+    """Features of the last batches, by their pixels' hash."""
+    return OrderedDict()

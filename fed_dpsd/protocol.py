@@ -5,12 +5,13 @@ B is the number of queries in an ask, K the number of classes, (C, H, W) the ima
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
+Kind = Literal["answers", "counts", "weights"]
 
 
 class ProtocolError(RuntimeError):
@@ -25,20 +26,21 @@ class Ask:
         query_id: round number, >= 0; with the content it identifies the ask.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
-        kind: "answers", or "weights" for the teachers' parameters, which a client gives only for
-            a method that says so in its own configuration, at epsilon = inf.
+        kind: "answers"; "counts" for the class counts that a private training released; or
+            "weights" for the teachers' parameters, which a client gives only for a method that says
+            so in its own configuration, at epsilon = inf. The last two carry no image.
     """
 
     query_id: int
     images: NDArray[np.uint8]
     predictions: NDArray[np.float32]
-    kind: Literal["answers", "weights"] = "answers"
+    kind: Kind = "answers"
 
     @classmethod
-    def weights(cls, image_shape: tuple[int, ...], num_classes: int) -> "Ask":
-        """An ask for weights: it carries no image."""
+    def without_images(cls, kind: Kind, image_shape: tuple[int, ...], num_classes: int) -> "Ask":
+        """An ask for counts or weights."""
         empty = np.empty((0, *image_shape), np.uint8), np.empty((0, num_classes), np.float32)
-        return cls(0, *empty, "weights")
+        return cls(0, *empty, kind)
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -51,7 +53,7 @@ class Ask:
                 f"ask {self.query_id}: predictions are {self.predictions.dtype} of shape "
                 f"{self.predictions.shape}; they must be float32 of shape (B, K)"
             )
-        if self.kind not in ("answers", "weights"):
+        if self.kind not in get_args(Kind):
             raise ProtocolError(f"ask {self.query_id}: kind={self.kind!r} is unknown")
         if len(self.images) != len(self.predictions):
             raise ProtocolError(
@@ -81,7 +83,7 @@ class Answer:
     Args:
         query_id: the ask's id.
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
-            (uint8, uint16) or probabilities (float32); for weights (P, 1) float32.
+            (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
     """
 
@@ -120,6 +122,8 @@ def misfit(ask: Ask, answer: Answer) -> str:
         problem = f"query_id={answer.query_id}, asked {ask.query_id}"
     elif ask.kind == "answers" and answer.values.shape != ask.predictions.shape:
         problem = f"values of shape {answer.values.shape}, asked {ask.predictions.shape}"
+    elif ask.kind == "counts" and answer.values.shape != (1, ask.predictions.shape[1]):
+        problem = f"values of shape {answer.values.shape}, asked (1, {ask.predictions.shape[1]})"
     elif ask.kind == "weights" and (answer.values.ndim, *answer.values.shape[1:]) != (2, 1):
         problem = f"values of shape {answer.values.shape}, asked (P, 1)"
     elif answer.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):

@@ -9,7 +9,7 @@ without privacy, probabilities; the server trains the student on all answers so 
 against the student alone, so a generator sees nothing private but what was released.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,10 +29,13 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    fetch_class_shares,
+    learner,
     predict,
-    to_unit,
+    weigh,
 )
 from fed_dpsd.models import procedural
+from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -93,6 +96,8 @@ class FedDPSD:
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Fed-FlexPer: each teacher's answer to every query, through the site's own mechanism."""
+        if ask.kind == "counts":
+            return site.release(site.mechanism, site.class_counts(), ask)
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         sensitive = site.sensitive_probabilities(ask.images)
@@ -110,6 +115,7 @@ class FedDPSD:
         """Algorithm 2, with a bank of answered samples and new generators each round."""
         student = world.make_student(streams.torch("student"))
         critic = self.critic(federation, world)
+        shares = fetch_class_shares(federation, world)
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
@@ -118,7 +124,7 @@ class FedDPSD:
         for number in range(len(bank) + 1, world.rounds + 1):
             images = self.draw(critic or student, world, streams, number)
             predictions = self.predictions(student, images, world)
-            total = federation.total(Ask(number, images, predictions))
+            total = self.ask(federation, Ask(number, images, predictions), shares)
             if total.count == 0 and not bank:
                 raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
             over = total.count == 0  # every client's budget is spent
@@ -135,6 +141,20 @@ class FedDPSD:
             )
             if over:
                 return
+
+    def ask(
+        self, federation: Federation, ask: Ask, shares: Mapping[int, NDArray[np.float64]]
+    ) -> Total:
+        """The sum of the answers; with class shares, each client's weighs what it knows."""
+        if not shares:
+            return federation.total(ask)
+        answers = federation.each(ask)
+        given = {c: a for c, a in answers.items() if isinstance(a, Answer) and c in shares}
+        count = sum(each.teachers for each in given.values())
+        refused = {c: each.reason for c, each in answers.items() if isinstance(each, Refusal)}
+        if not given:
+            return Total(np.zeros(ask.predictions.shape), 0, refused)
+        return Total(count * weigh({c: a.values for c, a in given.items()}, shares), count, refused)
 
     def critic(self, federation: Federation, world: World) -> nn.Module | None:
         """The classifier that generators are trained against; None for the student itself."""
@@ -226,7 +246,7 @@ class FedDPSD:
 
     def train_student(
         self,
-        student: nn.Module,
+        student: Classifier,
         bank: list[Bank],
         world: World,
         streams: Streams,
@@ -235,18 +255,19 @@ class FedDPSD:
     ) -> float:
         """Eq. 7 on batches drawn from the whole bank, with Adam; returns the last loss."""
         steps = self.final_student_steps if last else self.student_steps
-        optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate, foreach=True)
+        images = np.concatenate([part.images for part in bank])
+        model, take = learner(student, images, world.device)
+        optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        images = np.concatenate([part.images for part in bank])
         labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
         predictions = np.concatenate([part.predictions for part in bank])
         rng = streams.torch("replay", query_id=number)
         student.train()
         for _ in range(steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            logits = student(to_unit(images[chosen], world.device))
+            logits = model(take(chosen))
             answers = labels[chosen].to(world.device)
             loss = self.student_loss(world, logits, answers, predictions[chosen])
             optimiser.zero_grad()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,12 +12,17 @@ from torch import nn
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise
-from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
+
+# Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
+# fresh pages than on arithmetic.
+IMAGES_AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,7 @@ class World:
     rounds: int
     queries_per_round: int
     mechanism: Mechanism
-    make_student: Callable[[torch.Generator], nn.Module]
+    make_student: Callable[[torch.Generator], Classifier]
     make_generator: Callable[[int, torch.Generator], nn.Module]
     make_teacher: Callable[[int], nn.Module]
     device: torch.device
@@ -40,7 +45,7 @@ class World:
         """The public side of an experiment."""
         shape, model = config.data.shape, config.model
 
-        def student() -> nn.Module:
+        def student() -> Classifier:
             return CLASSIFIERS[model.student](shape, config.data.num_classes, model.student_width)
 
         def generator(latent_size: int, rng: torch.Generator) -> nn.Module:
@@ -141,6 +146,9 @@ class Site(Protocol):
     def sensitive_weights(self) -> NDArray[np.float32]:
         """The teachers' parameters, (n, P, 1): never to leave but through `release`."""
 
+    def class_counts(self) -> NDArray[np.float64]:
+        """The noisy class counts that the teachers' training released, (n, 1, K)."""
+
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """The only way out, for (n, B, K) values: bound, charge the ledger, draw the noise."""
 
@@ -165,9 +173,47 @@ class Method(Protocol):
         """A client's answer to one ask."""
 
 
+def _ask(kind: Literal["counts", "weights"], world: World) -> Ask:
+    return Ask.without_images(kind, world.image_shape, world.num_classes)
+
+
+def fetch_class_shares(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
+    """What part of each class's records a client holds, (K,) in [0, 1], from noisy class counts.
+
+    Of a class that seems to have no record, each client holds an equal part. Empty where the
+    mechanism releases no counts, or nobody answers.
+    """
+    mechanism = world.mechanism
+    if not (isinstance(mechanism, TrainingMechanism) and mechanism.counts_classes):
+        return {}
+    answers = federation.each(_ask("counts", world))
+    given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
+    counts = {client: np.maximum(each.values[0], 0) for client, each in given.items()}
+    total = sum(counts.values(), np.zeros(world.num_classes))
+    known = np.where(total > 0, total, 1)
+    return {
+        client: np.where(total > 0, count / known, 1 / len(counts))
+        for client, count in counts.items()
+    }
+
+
+def weigh(
+    values: Mapping[int, NDArray[np.floating]], shares: Mapping[int, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Clients' (B, K) probabilities as one, each believed about a class as far as it holds it.
+
+    A client that has seen few records of a class is wrong about it, and sure of others instead.
+    Rows sum to 1; a row that nobody says anything about is uniform.
+    """
+    total = sum(shares[client] * each for client, each in values.items())
+    mass = np.sum(total, axis=1, keepdims=True)
+    uniform = 1 / np.shape(total)[1]
+    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)
+
+
 def fetch_teacher(federation: Federation, world: World, client: int) -> nn.Module:
     """A client's teacher, from the weights that it releases."""
-    answer = federation.each(Ask.weights(world.image_shape, world.num_classes))[client]
+    answer = federation.each(_ask("weights", world))[client]
     if isinstance(answer, Refusal):
         raise ProtocolError(f"client {client} refused to send weights: {answer.reason}")
     teacher = world.make_teacher(client)
@@ -191,18 +237,31 @@ def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
     return pixels.contiguous(memory_format=torch.channels_last)
 
 
+def learner(
+    model: Classifier, images: NDArray[np.uint8], device: torch.device
+) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
+    """What of a classifier learns, and its inputs for any indices into (N, C, H, W) `images`.
+
+    Fixed features are computed once: then only the last layer learns, and they are its inputs.
+    """
+    if not model.fixed:
+        return model, lambda chosen: to_unit(images[chosen], device)
+    parts = [
+        model.features(to_unit(images[start : start + IMAGES_AT_ONCE], device))
+        for start in range(0, len(images), IMAGES_AT_ONCE)
+    ]
+    features = torch.cat(parts) if parts else model.features(to_unit(images, device))
+    return model.classifier, features.__getitem__
+
+
 @torch.inference_mode()
 def predict(
-    model: nn.Module, images: NDArray[np.uint8], device: torch.device, batch_size: int = 128
+    model: nn.Module, images: NDArray[np.uint8], device: torch.device
 ) -> NDArray[np.float32]:
-    """(B, K) float32 softmax probabilities of a classifier on (B, C, H, W) uint8 images.
-
-    Batches are small enough that the allocator keeps their memory: at 1,024 images a processor
-    spends more time on fresh pages than on arithmetic.
-    """
+    """(B, K) float32 softmax probabilities of a classifier on (B, C, H, W) uint8 images."""
     model.eval()
     parts = [
-        model(to_unit(images[start : start + batch_size], device)).softmax(1).cpu().numpy()
-        for start in range(0, len(images), batch_size)
+        model(to_unit(images[start : start + IMAGES_AT_ONCE], device)).softmax(1).cpu().numpy()
+        for start in range(0, len(images), IMAGES_AT_ONCE)
     ]
     return np.concatenate(parts)

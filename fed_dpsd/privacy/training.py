@@ -12,16 +12,18 @@ from typing import ClassVar
 import numpy as np
 import torch
 from dp_accounting import (
+    ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
     NonPrivateDpEvent,
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
+from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
-from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
+from fed_dpsd.privacy.mechanism import Clear, Relation, Unit, snap
 
 CLIPPING_MARGIN = 1e-5
 RECORDS_AT_ONCE = 512  # of a batch: bounds the memory of the gradients of single records
@@ -30,9 +32,14 @@ RECORDS_AT_ONCE = 512  # of a batch: bounds the memory of the gradients of singl
 class TrainingMechanism(Clear, ABC):
     """A mechanism that trains teachers privately.
 
-    Its event is that of a whole training. It is charged before the first step, once; all answers
-    of the teachers are post-processing, so they leave as they are.
+    Its event is that of a whole training, class counts included. It is charged before the first
+    step, once; all answers of the teachers are post-processing, so they leave as they are.
     """
+
+    @property
+    @abstractmethod
+    def counts_classes(self) -> bool:
+        """Whether a training releases noisy class counts too."""
 
     def releases(self, asks: int, queries: int) -> int:
         """One, the training, however many answers follow."""
@@ -43,14 +50,20 @@ class TrainingMechanism(Clear, ABC):
         """The event of the whole training of the client's teachers."""
 
     @abstractmethod
+    def count(
+        self, labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """(K,) noisy class counts of one shard's (N,) labels; to be drawn once."""
+
+    @abstractmethod
     def train(
         self,
         teacher: nn.Module,
-        images: torch.Tensor,
+        inputs: torch.Tensor,
         labels: torch.Tensor,
         rng: np.random.Generator,
     ) -> None:
-        """Train a teacher in place on one shard's (N, C, H, W) images and (N,) labels."""
+        """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +73,13 @@ class DPSGD(TrainingMechanism):
     Guarantee: a record's gradient has L2 norm at most `max_grad_norm` in the sum of each step, a
     record takes part in a step with probability `sample_rate` whatever the others do, and
     N(0, noise_multiplier^2 max_grad_norm^2) is added to each coordinate of the sum. So a training
-    is `steps` Poisson-sampled Gaussian mechanisms. Nothing else reads the records: rate and steps
-    are constants of the configuration (a step without records is taken too), no count divides the
-    sum (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
-    normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
-    a patient or a client: they may hold any number of records.
+    is `steps` Poisson-sampled Gaussian mechanisms; at rate 1 they are plain ones. The class counts
+    are one more: a record that is added or removed moves one count by 1, a replaced one moves two.
+    Nothing else reads the records: rate and steps are constants of the configuration (a step
+    without records is taken too), no count divides the sum (Adam does not mind its scale), and
+    there is no hold-out, no early stop and no batch normalisation. A record lies in one shard, so
+    it is seen by one training. Nothing is proven for a patient or a client: they may hold any
+    number of records.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
@@ -72,6 +87,8 @@ class DPSGD(TrainingMechanism):
         steps: of a training, >= 1.
         max_grad_norm: bound of one record's gradient, > 0.
         learning_rate: Adam's, > 0.
+        count_noise: noise standard deviation of each class count, in records, > 0; None releases no
+            counts.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -87,31 +104,62 @@ class DPSGD(TrainingMechanism):
     steps: int
     max_grad_norm: float
     learning_rate: float
+    count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "max_grad_norm", "learning_rate"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"{field}={getattr(self, field)} must be a finite number > 0")
+        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_noise"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{field}={value} must be a finite number > 0")
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be >= 1")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate={self.sample_rate} must be above 0 and at most 1")
 
+    @property
+    def counts_classes(self) -> bool:
+        """Whether `count_noise` is set."""
+        return self.count_noise is not None
+
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """`steps` sampled Gaussian mechanisms for a record; nothing for anything larger."""
+        """`steps` sampled Gaussian mechanisms for a record, and one for its class's count.
+
+        Nothing for anything larger than a record.
+        """
         if unit != "record":
             return NonPrivateDpEvent()
-        step: DpEvent = PoissonSampledDpEvent(
-            self.sample_rate, GaussianDpEvent(self.noise_multiplier)
-        )
-        if relation == "replace_one":
+        replaced = relation == "replace_one"
+        step: DpEvent
+        if self.sample_rate == 1:
+            step = GaussianDpEvent(self.noise_multiplier / (2 if replaced else 1))
+        elif replaced:
             step = ReplacedInSampleDpEvent(self.sample_rate, self.noise_multiplier)
-        return SelfComposedDpEvent(step, self.steps)
+        else:
+            step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
+        training = SelfComposedDpEvent(step, self.steps)
+        if self.count_noise is None:
+            return training
+        counts = GaussianDpEvent(self.count_noise / math.sqrt(2 if replaced else 1))
+        return ComposedDpEvent([training, counts])
+
+    def count(
+        self, labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """(K,) class counts plus the noise.
+
+        Raises:
+            ValueError: no counts are released.
+        """
+        if self.count_noise is None:
+            raise ValueError("count_noise=None releases no class counts")
+        sensitive_counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
+        noise = rng.normal(0, self.count_noise, num_classes)
+        return snap(sensitive_counts + noise, self.count_noise)
 
     def train(
         self,
         teacher: nn.Module,
-        images: torch.Tensor,
+        inputs: torch.Tensor,
         labels: torch.Tensor,
         rng: np.random.Generator,
     ) -> None:
@@ -123,35 +171,85 @@ class DPSGD(TrainingMechanism):
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
                 record's gradient has no bound.
         """
+        if isinstance(teacher, nn.Linear):
+            self._train_linear(teacher, inputs, labels, rng)
+        else:
+            self._train_network(teacher, inputs, labels, rng)
+
+    @property
+    def _clip(self) -> float:
+        """A little below the bound, so that float32 cannot carry a norm over it."""
+        return self.max_grad_norm * (1 - CLIPPING_MARGIN)
+
+    def _noisy(self, total: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """A sum with noise from `rng` in float64: torch's float32 normals end at 5.77 sigma."""
+        stddev = self.noise_multiplier * self.max_grad_norm
+        noise = torch.from_numpy(rng.normal(0, stddev, total.shape))
+        return (total.double() + noise).to(total.dtype)
+
+    def _sample(self, count: int, rng: np.random.Generator) -> torch.Tensor:
+        """The records of a step."""
+        return torch.from_numpy(rng.random(count) < self.sample_rate).nonzero()[:, 0]
+
+    @torch.no_grad()
+    def _train_linear(
+        self,
+        layer: nn.Linear,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: np.random.Generator,
+    ) -> None:
+        """A record's gradient is an outer product: its norm is known before it is formed."""
+        optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
+        inputs = torch.nan_to_num(inputs, 0, 0, 0)
+        lengths = (inputs.square().sum(1) + 1).sqrt()  # of the input and the bias's 1
+        truth = nn.functional.one_hot(labels, layer.out_features)
+        for _ in range(self.steps):
+            chosen = self._sample(len(labels), rng)
+            features = inputs[chosen] if len(chosen) < len(inputs) else inputs
+            residuals = layer(features).softmax(1) - truth[chosen]
+            norms = residuals.norm(dim=1) * lengths[chosen]
+            residuals *= (self._clip / norms.clamp_min(self._clip))[:, None]
+            torch.nan_to_num_(residuals, 0, 0, 0)
+            layer.weight.grad = self._noisy(residuals.T @ features, rng)
+            layer.bias.grad = self._noisy(residuals.sum(0), rng)
+            optimiser.step()
+
+    def _train_network(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: np.random.Generator,
+    ) -> None:
+        """Opacus forms and clips the gradient of each record."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
         from opacus.optimizers import DPOptimizer
 
+        noisy = self._noisy
+
         class Optimizer(DPOptimizer):
-            """Noise from `rng` in float64: torch's float32 normals end at 5.77 deviations."""
+            """Noise from `rng`."""
 
             def add_noise(self) -> None:
-                stddev = self.noise_multiplier * self.max_grad_norm
                 for parameter in self.params:
-                    noise = torch.from_numpy(rng.normal(0, stddev, parameter.shape))
-                    noisy = parameter.summed_grad.double() + noise
-                    parameter.grad = noisy.to(parameter.dtype)
+                    parameter.grad = noisy(parameter.summed_grad, rng)
 
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         optimiser = Optimizer(
             torch.optim.Adam(model.parameters(), self.learning_rate),
-            # Clipped a little lower, so that float32 cannot carry a norm over the bound.
-            noise_multiplier=self.noise_multiplier / (1 - CLIPPING_MARGIN),
-            max_grad_norm=self.max_grad_norm * (1 - CLIPPING_MARGIN),
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self._clip,
             expected_batch_size=None,
             loss_reduction="sum",
         )
         for _ in range(self.steps):
-            sampled = torch.from_numpy(rng.random(len(labels)) < self.sample_rate)
-            parts = sampled.nonzero()[:, 0].split(RECORDS_AT_ONCE)  # one empty part if none is
+            # One empty part if no record was drawn.
+            parts = self._sample(len(labels), rng).split(RECORDS_AT_ONCE)
             for number, part in enumerate(parts, start=1):
                 optimiser.signal_skip_step(do_skip=number < len(parts))
                 loss = nn.functional.cross_entropy(
-                    model(images[part]), labels[part], reduction="sum"
+                    model(inputs[part]), labels[part], reduction="sum"
                 )
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Full backward hook is firing")  # as it must

@@ -67,6 +67,12 @@ class HostedFederation(ABC):
         """
         teachers = self.experiment.config.teachers_per_client
         problem = misfit(ask, given)
+        if ask.kind == "counts":
+            if problem or not np.isfinite(given.values).all():
+                problem = problem or "values hold NaN or infinity"
+                logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
+                return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
+            return given
         if ask.kind == "weights":
             if problem or not np.isfinite(given.values).all():
                 problem = problem or "values hold NaN or infinity"

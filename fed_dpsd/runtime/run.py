@@ -22,7 +22,16 @@ from torchvision.utils import save_image
 
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
-from fed_dpsd.methods.method import Bank, Round, World, below, predict, to_unit
+from fed_dpsd.methods.method import (
+    Bank,
+    Round,
+    World,
+    below,
+    fetch_class_shares,
+    predict,
+    to_unit,
+    weigh,
+)
 from fed_dpsd.privacy.mechanism import Epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -165,7 +174,7 @@ def _run(
 
     before = time.perf_counter()
     if config.federation.simulation:
-        for metric, scores in _diagnose(experiment, federation, test.labels).items():
+        for metric, scores in _diagnose(experiment, federation, world, test.labels).items():
             summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
@@ -203,10 +212,11 @@ def _record_student(summary: dict[str, Any], student: nn.Module, scores: Mapping
 
 
 def _diagnose(
-    experiment: Experiment, federation: HostedFederation, labels: NDArray[np.int64]
+    experiment: Experiment, federation: HostedFederation, world: World, labels: NDArray[np.int64]
 ) -> dict[str, dict[str, Any]]:
     """Exact scores of the clients, of the mean of all probabilities, and of the vote.
 
+    Where a training released class counts, the weighted ensemble is what its students learn from.
     The vote is the most frequent class of the teachers; the answered vote that of their randomised
     responses, where these do not hang on a student's top k.
     """
@@ -225,6 +235,10 @@ def _diagnose(
         }
         for name, metric in METRICS.items()
     }
+    if shares := fetch_class_shares(federation, world):
+        sums = {client: v.sum(0) for client, v in sensitive.items() if client in shares}
+        for name, metric in METRICS.items():
+            scores[name]["weighted_ensemble"] = metric(weigh(sums, shares), labels)
     scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
     mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
     everything = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
@@ -291,13 +305,14 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         "accuracy": {
             "student": None,
             "ensemble": None,
+            "weighted_ensemble": None,
             "clients": None,
             "vote": None,
             "answered_vote": None,
             "evaluated_on": "public test split, simulation only",
             "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
         },
-        "auroc": {"student": None, "ensemble": None, "clients": None},
+        "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "queries": {"answered_per_client": 0, "bytes_to_clients": 0, "bytes_to_server": 0},
         "privacy": None,
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},

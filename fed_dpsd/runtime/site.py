@@ -105,6 +105,16 @@ class Site:
         """The teachers' parameters, (n, P, 1); private until released."""
         return self._paid_teachers().sensitive_weights()
 
+    def class_counts(self) -> NDArray[np.float64]:
+        """The noisy class counts that the teachers' training released, (n, 1, K).
+
+        Raises:
+            ProtocolError: it released none.
+        """
+        if not (isinstance(self._mechanism, TrainingMechanism) and self._mechanism.counts_classes):
+            raise ProtocolError("this client's mechanism releases no class counts")
+        return self._paid_teachers().class_counts
+
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
@@ -126,7 +136,7 @@ class Site:
             values = self.ledger.stored(digest)
             if values is None:
                 if not self._charged(digest):
-                    queries = max(1, len(ask.images))  # weights are one answer
+                    queries = 1 if ask.kind == "weights" else len(ask.images)
                     self._charge(mechanism, digest, ask.kind, ask.query_id, queries)
                 if mechanism.noise_at == "client":
                     rng = Streams(self.config.seed).numpy("answer", self.client, int(digest, 16))
@@ -166,7 +176,7 @@ class Site:
         self,
         mechanism: Mechanism,
         digest: str,
-        kind: Literal["answers", "weights", "training"],
+        kind: Literal["answers", "counts", "weights", "training"],
         query_id: int,
         queries: int,
     ) -> None:

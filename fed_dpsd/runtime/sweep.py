@@ -307,6 +307,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
         "mechanism": summary["privacy"]["mechanism"],
         "student": scores["student"],
         "ensemble": scores["ensemble"],
+        "weighted_ensemble": scores.get("weighted_ensemble"),
         "vote": scores["vote"],
         "client_best": max(clients, default=None),
         "client_mean": sum(clients) / len(clients) if clients else None,

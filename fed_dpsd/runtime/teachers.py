@@ -19,14 +19,12 @@ from torch import nn
 from fed_dpsd import __version__
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import to_unit
+from fed_dpsd.methods.method import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.models import initialise, misfit, read_weights, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.streams import Streams
-
-IMAGES_AT_ONCE = 128
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
@@ -122,17 +120,34 @@ class Teachers:
 
         All teachers answer in one pass over the images.
         """
-        teachers = [teacher and teacher.eval() for teacher in self.models]
-        shape = (len(teachers), len(images), self._config.data.num_classes)
+        known = {i: teacher.eval() for i, teacher in enumerate(self.models) if teacher}
+        shape = (len(self.models), len(images), self._config.data.num_classes)
         sensitive = np.full(shape, np.nan, np.float32)
         with torch.inference_mode():
-            for start in range(0, len(images), IMAGES_AT_ONCE):
+            for start in range(0, len(images) if known else 0, IMAGES_AT_ONCE):
                 batch = slice(start, start + IMAGES_AT_ONCE)
-                pixels = to_unit(images[batch], torch.device("cpu"))
-                for row, teacher in zip(sensitive, teachers, strict=True):
-                    if teacher is not None:
-                        row[batch] = teacher(pixels).softmax(1).numpy()
+                inputs = to_unit(images[batch], torch.device("cpu"))
+                first = next(iter(known.values()))
+                if first.fixed:  # then it is the features of all
+                    inputs = first.features(inputs)
+                for i, teacher in known.items():
+                    logits = teacher.classifier(inputs) if first.fixed else teacher(inputs)
+                    sensitive[i, batch] = logits.softmax(1).numpy()
         return sensitive
+
+    @property
+    def class_counts(self) -> NDArray[np.float64]:
+        """(n, 1, K) noisy class counts of the shards, the same at every call.
+
+        Their noise follows the records and every setting, as that of the training.
+        """
+        assert self._training
+        streams, num_classes = Streams(self._config.teacher.seed), self._config.data.num_classes
+        counts = []
+        for digest, records in zip(self.digests, self._shards, strict=True):
+            rng = streams.numpy("class counts", self._client, int(digest, 16))
+            counts.append(self._training.count(records.labels, num_classes, rng))
+        return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """(n, P, 1) parameters, in the architecture's order; untrained ones for an empty shard."""
@@ -155,11 +170,11 @@ class Teachers:
                 path.unlink()  # a damaged cache entry is trained again, to the same bits
         streams = Streams(config.teacher.seed)
         if self._training:
-            images = to_unit(records.images, torch.device("cpu"))
             labels = torch.from_numpy(records.labels)
             rng = streams.numpy("private training", self._client, int(digest, 16))
             teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
-            self._training.train(teacher, images, labels, rng)
+            model, take = learner(teacher, records.images, torch.device("cpu"))
+            self._training.train(model, take(slice(None)), labels, rng)
             teacher.to(memory_format=torch.channels_last)
         else:
             rng = streams.torch("teacher batches", self._client, shard)
@@ -206,7 +221,7 @@ def read_teacher(config: Config, client: int) -> Classifier:
     return teacher
 
 
-def train(teacher: nn.Module, records: Split, config: Config, rng: torch.Generator) -> None:
+def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
     """Train a teacher on one shard's records with Adam; any number of records and classes works.
 
     Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
@@ -216,15 +231,16 @@ def train(teacher: nn.Module, records: Split, config: Config, rng: torch.Generat
     size = min(settings.batch_size, len(records))
     batches = len(records) // size
     steps = max(settings.epochs * batches, settings.min_steps)
-    images = to_unit(records.images, torch.device("cpu"))
+    model, take = learner(teacher, records.images, torch.device("cpu"))
+    inputs = take(slice(None))
     labels = torch.from_numpy(records.labels)
-    optimiser = torch.optim.Adam(teacher.parameters(), settings.learning_rate, foreach=True)
+    optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate, foreach=True)
     teacher.train()
     for step in range(steps):
         if step % batches == 0:
             order = torch.randperm(len(records), generator=rng)
         chosen = order[step % batches * size :][:size]
-        loss = nn.functional.cross_entropy(teacher(images[chosen]), labels[chosen])
+        loss = nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen])
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -74,7 +74,7 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
 
 
 def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):
-    ask = Ask.weights((1, 8, 8), 10)
+    ask = Ask.without_images("weights", (1, 8, 8), 10)
     for settings in (DPSD, ("num_clients=1",)):
         experiment = small(*settings, "privacy=non_private")
         federation = LocalFederation(experiment, tmp_path / settings[0])

@@ -8,6 +8,8 @@ from fed_dpsd.config import compose
 from fed_dpsd.runtime.experiment import set_up
 
 SMALL = (
+    "privacy=label",
+    "model=cnn",
     "num_clients=2",
     "rounds=3",
     "queries_per_round=64",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fed_dpsd.config import UserError
 from fed_dpsd.report.literature import PUBLISHED, Published
@@ -58,7 +59,10 @@ def _panel(axes: Axes, data: str, settings: Sequence[Setting]) -> None:
     _published(axes, PUBLISHED.get(data, ()))
     axes.set(xscale="log", ylim=(0, 102), title=data, ylabel="accuracy on the test split, %")
     axes.set_xlabel("proven epsilon of a run (record, add_remove); bars: deviation over seeds")
+    finite = [s.epsilon(CLAIM) for s in settings if s.epsilon(CLAIM) < math.inf]
+    axes.set_xticks(sorted({float(f"{epsilon:.2g}") for epsilon in finite}))
     axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.25)
     entries = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     axes.legend(entries.values(), entries, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)

@@ -9,17 +9,18 @@ from pathlib import Path
 
 from fed_dpsd.config import UserError
 
-SCORES = ("student", "ensemble", "auroc_student", "auroc_ensemble")
+ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
+SCORES = (*ACCURACIES, *(f"auroc_{who}" for who in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
 LEGEND = ("delta", "trust", "commit", "machine")
 # What a run yields; every other column is part of its setting.
 RESULTS = {
-    *("key", "seed", *SCORES, *CLAIMS, *LEGEND, "vote", "client_best", "client_mean"),
+    *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND),
     *("epsilon_published", "patient_replace_one", "client_replace_one"),
     *("queries_per_client", "seconds", "student_sha256"),
 }
 NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
-NEEDED += (*SCORES[:2], *CLAIMS, *LEGEND)
+NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.settings import CLAIMS, SCORES, Setting
+from fed_dpsd.report.settings import ACCURACIES, CLAIMS, SCORES, Setting
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
 
@@ -19,7 +19,9 @@ def markdown(settings: Sequence[Setting]) -> str:
     for key, texts in values.items():
         if len(set(texts)) > 1:
             apart.setdefault(texts, key)  # of columns that say the same, such as privacy, the first
-    scores = [s for s in SCORES if any(not math.isnan(x.score(s)[0]) for x in settings)]
+    # Areas say more than accuracies where two classes are not balanced.
+    shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
+    scores = [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
     header = [*apart.values(), *scores, "seeds", *claims, "delta", "trust"]
     lines = [header, ["---"] * len(header)]

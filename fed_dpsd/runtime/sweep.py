@@ -80,7 +80,10 @@ def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
     Raises:
         ConfigError: wrong syntax, a `sweep` that is no grid, or a key that names the run folder.
     """
-    given = dict(choices(override) for override in overrides)
+    given: dict[str, list[str]] = {}
+    for key, values in map(choices, overrides):
+        given.pop(key, None)  # of a key given twice the last counts, its place too
+        given[key] = values
     for key in given:
         if key in ("out", "run_folder"):
             raise ConfigError([f"{key}={given[key][0]}: a sweep names its run folders; use --out"])
@@ -293,8 +296,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
     versions = json.loads((cell.folder / "versions.json").read_text())
-    scores, areas = summary["accuracy"], summary.get("auroc", {})
-    clients = [score for score in scores["clients"] or () if score is not None]
+    scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     row = {"key": cell.key} | {key: cell.overrides.get(key) for key in swept}
     row |= {
@@ -305,14 +307,9 @@ def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
         "teachers_per_client": config.teachers_per_client,
         "seed": config.seed,
         "mechanism": summary["privacy"]["mechanism"],
-        "student": scores["student"],
-        "ensemble": scores["ensemble"],
-        "weighted_ensemble": scores.get("weighted_ensemble"),
+        **_scores(scores),
         "vote": scores["vote"],
-        "client_best": max(clients, default=None),
-        "client_mean": sum(clients) / len(clients) if clients else None,
-        "auroc_student": areas.get("student"),
-        "auroc_ensemble": areas.get("ensemble"),
+        **{f"auroc_{who}": area for who, area in _scores(areas).items()},
         "epsilon_published": summary["privacy"]["epsilon_published"],
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": proven["record", "add_remove"]["delta"],
@@ -324,3 +321,12 @@ def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
         "machine": versions.get("machine"),
     }
     return {column: "" if value is None else str(value) for column, value in row.items()}
+
+
+def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """What accuracy and AUROC have in common."""
+    clients = [score for score in scores["clients"] or () if score is not None]
+    return {who: scores[who] for who in ("student", "ensemble", "weighted_ensemble")} | {
+        "client_best": max(clients, default=None),
+        "client_mean": sum(clients) / len(clients) if clients else None,
+    }

@@ -51,8 +51,9 @@ def lines(page):
 
 def test_means_and_sample_deviations_over_seeds(table):
     """Of 0.5, 0.6 and 0.8: mean 63.33 %, deviation sqrt(0.07 / 3) = 15.28 points."""
-    seeds = [{"student": s, "auroc_student": a} for s, a in ((0.5, ""), (0.6, 0.9), (0.8, 0.7))]
-    other = {"rounds": 40, "student": 0.25, "seed": 0, "record_add_remove": "inf"}
+    areas = {0.5: "", 0.6: 0.9, 0.8: 0.7}
+    seeds = [{"student": s, "auroc_student": a, "num_classes": 2} for s, a in areas.items()]
+    other = {"num_classes": 2, "rounds": 40, "student": 0.25, "seed": 0, "record_add_remove": "inf"}
     header, _, first, second = lines(markdown(read([table(*seeds, other)])))
     first, second = (dict(zip(header, row, strict=True)) for row in (first, second))
     assert header[:5] == ["rounds", "student", "ensemble", "auroc_student", "seeds"]
@@ -66,6 +67,11 @@ def test_means_and_sample_deviations_over_seeds(table):
     assert first["epsilon client, add_remove"] == "8"
     assert (second["student"], second["seeds"], second["auroc_student"]) == ("25.0", "1", "")
     assert second["epsilon record, add_remove"] == "inf"
+
+
+def test_areas_are_shown_where_there_are_two_classes(table):
+    header, *_ = lines(markdown(read([table({"auroc_student": 0.9})])))
+    assert "auroc_student" not in header
 
 
 def test_what_all_rows_share_stands_above_and_equal_columns_once(table):

@@ -96,7 +96,7 @@ def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tm
     ]
     noises = [
         cell.experiment.mechanism.epsilon_per_answer
-        for cell in plan(tmp_path, "experiment=curve", "seed=7")
+        for cell in plan(tmp_path, "privacy=label", "experiment=curve", "seed=7")
     ]
     assert noises == [1, 10]
 
@@ -104,7 +104,9 @@ def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tm
 def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, tmp_path):
     experiments("curve", 'sweep: {seed: "0,1", experiment: "votes,labels"}')
     experiments("votes", 'defaults: [{override /privacy: votes}]\nsweep: {seed: "5,6,7"}')
-    experiments("labels", 'rounds: 3\nsweep: {nonsense: "1,2"}')
+    experiments(
+        "labels", 'defaults: [{override /privacy: label}]\nrounds: 3\nsweep: {nonsense: "1,2"}'
+    )
     cells = plan(tmp_path, "experiment=curve")
     found = [
         (c.experiment.config.seed, c.experiment.mechanism.name, c.experiment.config.rounds)
@@ -161,7 +163,7 @@ def test_the_sweep_names_the_run_folders(key):
 
 def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, "num_clients=0,2", "privacy.k=1,2", "rounds=0,1")
+        plan(tmp_path, "privacy=label", "num_clients=0,2", "privacy.k=1,2", "rounds=0,1")
     named = [problem.split(" must")[0] for problem in caught.value.problems]
     assert sorted(named) == ["num_clients=0", "privacy.k=1", "rounds=0"]
     assert caught.value.problems[0].endswith(" (in num_clients=0 privacy.k=1 rounds=0)")
@@ -170,7 +172,7 @@ def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_pa
 
 def test_equal_cells_run_once_and_are_named(tmp_path):
     said = []
-    cells = plan(tmp_path, "privacy.epsilon_per_answer=1,1.0,2", say=said.append)
+    cells = plan(tmp_path, "privacy=label", "privacy.epsilon_per_answer=1,1.0,2", say=said.append)
     assert [cell.experiment.mechanism.epsilon_per_answer for cell in cells] == [1, 2]
     assert said[2] == (
         "privacy.epsilon_per_answer=1.0 is the same configuration as "

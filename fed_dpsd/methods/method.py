@@ -23,6 +23,7 @@ from fed_dpsd.streams import Streams
 # Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
 # fresh pages than on arithmetic.
 IMAGES_AT_ONCE = 128
+MOST_RECORDS = 1e12  # of a class that a client may claim: the sum of all stays finite
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def fetch_class_shares(federation: Federation, world: World) -> dict[int, NDArra
         return {}
     answers = federation.each(_ask("counts", world))
     given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
-    counts = {client: np.maximum(each.values[0], 0) for client, each in given.items()}
+    counts = {client: np.clip(each.values[0], 0, MOST_RECORDS) for client, each in given.items()}
     total = sum(counts.values(), np.zeros(world.num_classes))
     known = np.where(total > 0, total, 1)
     return {

@@ -48,21 +48,23 @@ class Scattering(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """(B, C, S, S) float in any range to (B, F) float32."""
-        if images.device.type != "cpu":
+        if images.requires_grad or images.device.type != "cpu":  # a generator learns through them
             return self._features(images)
-        key = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
+        digest = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
+        # Another number of threads may give other bits.
+        key = images.shape, images.dtype, torch.get_num_threads(), digest
         if key not in self._remembered:
-            self._remembered[key] = self._features(images)
+            with torch.inference_mode(False), torch.no_grad():  # a classifier may train on them
+                self._remembered[key] = self._features(images)
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         return self._remembered[key]
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         mean, components = whitening(self.shape, self.num_features)
-        with torch.inference_mode(False), torch.no_grad():  # a classifier may be trained on them
-            features = (coefficients(images) - mean.to(images)) @ components.to(images)
-            length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
-            return features * (self.num_features**0.5 / length)
+        features = (coefficients(images) - mean.to(images)) @ components.to(images)
+        length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        return features * (self.num_features**0.5 / length)
 
 
 def num_coefficients(shape: tuple[int, ...]) -> int:
@@ -74,14 +76,15 @@ def num_coefficients(shape: tuple[int, ...]) -> int:
 def coefficients(images: torch.Tensor) -> torch.Tensor:
     """(B, C, S, S) float images to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
     batch, channels, size, _ = images.shape
+    tiny = torch.finfo(images.dtype).tiny  # the slope of a root at 0 is infinite
     planes = images.reshape(batch * channels, 1, size, size)
     maps = [_filter(planes, low_pass(), STRIDE)]
     for scale in range(SCALES):
         real, imaginary = _filter(planes, wavelets(scale), 1).chunk(2, dim=1)
-        modulus = (real**2 + imaginary**2).sqrt()
-        energy = _filter(modulus.reshape(-1, 1, size, size), low_pass(), STRIDE)
-        maps.append(energy.sqrt().reshape(-1, ORIENTATIONS, *energy.shape[2:]))
-    rows = torch.cat(maps, 1).reshape(batch, -1)
+        modulus = (real**2 + imaginary**2).clamp_min(tiny).sqrt()
+        energy = _filter(modulus.flatten(0, 1)[:, None], low_pass(), STRIDE)
+        maps.append(energy.sqrt().unflatten(0, (batch * channels, ORIENTATIONS)).squeeze(2))
+    rows = torch.cat(maps, 1).unflatten(0, (batch, channels)).flatten(1)
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
 
@@ -121,8 +124,19 @@ def low_pass() -> torch.Tensor:
 def whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and scaled principal components, (P,) and (P, F) float64, of procedural images.
 
-    With a sign convention, so that machines agree but for rounding.
+    With a sign convention, so that machines agree but for rounding; by one thread, so that all
+    processes of a machine agree to the bit.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return _whitening(shape, num_features)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
     rows = []
     for draw in (procedural.areas, procedural.lines):
         images = draw(FITTED_TO // 2, shape, Streams(0).numpy(f"scattering {draw.__name__}"))
@@ -138,6 +152,8 @@ def whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, 
 
 
 @functools.cache
-def _remembered(shape: tuple[int, ...], num_features: int) -> OrderedDict[bytes, torch.Tensor]:
+def _remembered(
+    shape: tuple[int, ...], num_features: int
+) -> OrderedDict[tuple[object, ...], torch.Tensor]:
     """Features of the last batches, by their pixels' hash."""
     return OrderedDict()

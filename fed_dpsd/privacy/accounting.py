@@ -141,7 +141,8 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     if NonPrivateDpEvent() in counts:
         return False
     kinds = {GaussianDpEvent if isinstance(leaf, GaussianDpEvent) else leaf for leaf in counts}
-    if len(kinds) <= 1:
+    whole = {frozenset(_count_leaves(charge).items()) for charge in charges} - {frozenset()}
+    if len(kinds) <= 1 or len(whole) <= 1:
         return unchanged_epsilon(ComposedDpEvent(list(charges)), delta) <= budget
     share = CHANGED_SETTINGS_SHARE * delta
     order = laws.best_order(budget, share)

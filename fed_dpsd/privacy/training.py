@@ -201,8 +201,8 @@ class DPSGD(TrainingMechanism):
     ) -> None:
         """A record's gradient is an outer product: its norm is known before it is formed."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
-        inputs = torch.nan_to_num(inputs, 0, 0, 0)
         lengths = (inputs.square().sum(1) + 1).sqrt()  # of the input and the bias's 1
+        inputs = torch.nan_to_num(inputs, 0, 0, 0)
         truth = nn.functional.one_hot(labels, layer.out_features)
         for _ in range(self.steps):
             chosen = self._sample(len(labels), rng)

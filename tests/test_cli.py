@@ -69,10 +69,10 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
         (("num_clients=0",), "error: num_clients=0 must be >= 1"),
         (("num_clients=900",), "works here"),
         (("method=nothing",), "error: method=nothing is unknown; choose one of: "),
-        (("privcy.k=3",), "did you mean 'privacy.k'?"),
+        (("privcy.steps=3",), "did you mean 'privacy.steps'?"),
         (("data=mnist", "data.path=nowhere"), "is not a folder"),
         (("partition.alpha=-1",), "error: partition.alpha=-1.0 must be a finite number > 0"),
-        (("privacy.k=99",), "error: privacy.k=99 must be between 2 and"),
+        (("privacy=label", "privacy.k=99"), "error: privacy.k=99 must be between 2 and"),
         (("out=/dev/null",), "is not writable"),
         (("--nodes", "2"), "error: --nodes 2: it must be >= 1 and goes with --engine flower"),
         (("--engine", "flower", "--nodes", "0"), "error: --nodes 0"),
@@ -87,7 +87,7 @@ def test_bad_input_is_one_line_and_exit_code_one(fed_dpsd, arguments, expected):
 
 
 def test_two_problems_are_two_lines(fed_dpsd):
-    _, _, err = fed_dpsd("run", "num_clients=0", "privacy.k=1")
+    _, _, err = fed_dpsd("run", "num_clients=0", "privacy=label", "privacy.k=1")
     assert err.count("error: ") == 2
 
 
@@ -154,7 +154,7 @@ def test_plan_gives_the_golden_numbers_of_labels(
 ):
     result = plan(
         fed_dpsd,
-        f"privacy.epsilon_per_answer={epsilon_per_answer}",
+        *("privacy=label", f"privacy.epsilon_per_answer={epsilon_per_answer}"),
         *("privacy.k=3", f"rounds={rounds}", f"queries_per_round={batch}"),
     )
     assert result["privacy"]["epsilon_published"] == epsilon_per_answer

@@ -14,7 +14,7 @@ YAMLS = sorted(conf_folder().glob("*/*.yaml"))
 
 def problems(tmp_path, *overrides):
     with pytest.raises(ConfigError) as caught:
-        set_up(compose(list(overrides)), tmp_path)
+        set_up(compose(["privacy=label", *overrides]), tmp_path)
     return "\n".join(caught.value.problems)
 
 
@@ -42,7 +42,10 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("seed=-1", "seed=-1 must be >= 0"),
         ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: dpsd, fed_dpsd"),
         ("data=mnits", "data=mnits is unknown; choose one of: cifar10"),
-        ("privcy.k=2", "override 'privcy.k' is not a configuration key; did you mean 'privacy.k'?"),
+        (
+            "privcy.steps=2",
+            "override 'privcy.steps' is not a configuration key; did you mean 'privacy.steps'?",
+        ),
         ("rounds", "write KEY=VALUE"),
         ("partition.alpha=0", "partition.alpha=0.0 must be a finite number > 0"),
         ("partition.alpha=-1.5", "partition.alpha=-1.5 must be"),

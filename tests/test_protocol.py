@@ -38,6 +38,9 @@ def test_the_digest_covers_all_of_an_ask():
         ({"predictions": np.zeros((3, 10))}, "predictions are float64"),
         ({"predictions": np.zeros((2, 10), np.float32)}, "3 images but 2 predictions"),
         ({"predictions": np.full((3, 10), np.nan, np.float32)}, "NaN"),
+        ({"kind": "records"}, "kind='records' is unknown"),
+        ({"kind": "counts"}, "counts are asked for without images"),
+        ({"kind": "weights"}, "weights are asked for without images"),
     ],
 )
 def test_malformed_asks_are_refused(change, expected):
@@ -55,6 +58,28 @@ def test_malformed_asks_are_refused(change, expected):
 )
 def test_answers_that_do_not_fit_are_told(answer, expected):
     assert re.search(expected, misfit(ask(), answer))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fitting", "misfits"),
+    [
+        ("counts", (1, 10), [(10,), (1, 9), (2, 10), (0, 10), (1, 10, 1)]),
+        ("weights", (7, 1), [(7,), (7, 2), (7, 1, 1)]),
+    ],
+)
+def test_counts_and_weights_have_shapes_of_their_own(kind, fitting, misfits):
+    question = Ask.without_images(kind, (1, 8, 8), 10)
+    assert (question.kind, question.nbytes, len(question.images)) == (kind, 0, 0)
+    assert misfit(question, Answer(0, np.zeros(fitting, np.float32))) == ""
+    for shape in misfits:
+        assert f"values of shape {shape}" in misfit(question, Answer(0, np.zeros(shape)))
+    assert "type int64" in misfit(question, Answer(0, np.zeros(fitting, np.int64)))
+    assert "query_id=1, asked 0" in misfit(question, Answer(1, np.zeros(fitting)))
+
+
+def test_asks_of_other_kinds_are_other_asks():
+    kinds = [Ask.without_images(kind, (1, 8, 8), 10) for kind in ("answers", "counts", "weights")]
+    assert len({question.digest() for question in kinds}) == 3
 
 
 def test_a_fitting_answer_passes():

@@ -502,6 +502,19 @@ def test_gaussians_of_any_noise_share_a_budget_exactly():
     assert not within_budget([*halves, GaussianDpEvent(100.0)], budget * (1 + 1e-9), DELTA)
 
 
+def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
+    """A budget that a training was calibrated to admits it; other settings are dearer at once."""
+    whole, other = (
+        DPSGD(noise, 0.02, 5, 0.1, 0.004, 8.0).event("record", "add_remove") for noise in (1.0, 2.0)
+    )
+    free = times(ComposedDpEvent([]), 3)
+    budget = unchanged_epsilon(times(whole, 2), DELTA) * (1 + 1e-9)
+    assert within_budget([whole, free, times(whole, 1), free], budget, DELTA)
+    assert not within_budget([whole] * 3, budget, DELTA)
+    assert not within_budget([whole, other], budget, DELTA)
+    assert epsilon(ComposedDpEvent([whole, other]), DELTA).epsilon < budget  # the control
+
+
 def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
     """What a budget lets through in all is at least as private as settings fixed in advance."""
     kinds = [

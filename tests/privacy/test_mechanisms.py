@@ -5,15 +5,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
-from torch import nn
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, PostProcessing, Shards, snap, top_k
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 
 UNIFORM = np.full((1, 4), 0.25, np.float32)
@@ -384,116 +381,6 @@ def test_a_clients_responses_all_count():
         assert many.event("record", relation) == one.event("record", relation)
         event = many.event("client", relation)
         assert (event.event, event.count) == (one.event("client", relation), 5)
-
-
-# --- private training ---
-
-
-def dp_sgd(**fields):
-    values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
-    values |= {"learning_rate": 1.0}
-    return DPSGD(**(values | fields))
-
-
-@pytest.fixture
-def _plain_steps(monkeypatch):
-    """Steps that are the noisy sum itself, so that it can be seen."""
-    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
-
-
-def trained(mechanism, images, seed, features=4_000):
-    """How far a training with plain steps moves a linear layer from zero, negated."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 2, bias=False))
-    nn.init.zeros_(model[1].weight)
-    labels = torch.zeros(len(images), dtype=torch.long)
-    mechanism.train(model, images, labels, rng(seed))
-    return -model[1].weight.detach().double().numpy()
-
-
-@pytest.mark.usefixtures("_plain_steps")
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
-def test_training_noise_has_its_law_and_no_other(seed, count):
-    """An empty shard, an empty batch and records of zero gradient: a step is noise alone.
-
-    Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50.
-    """
-    noise = trained(dp_sgd(), torch.zeros(count, 1, 1, 4_000), seed).ravel()
-    assert fits(noise, 0.5)
-    assert not fits(noise, 0.5 * 2 / 3)
-    assert not fits(noise, 0.5 * 3 / 2)
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_training_noise_has_tails():
-    """Torch's float32 normals end at 5.77 deviations, which delta = 1e-5 would notice."""
-    seen = []
-
-    class Recorder(np.random.Generator):
-        def normal(self, *arguments):
-            seen.append(super().normal(*arguments))
-            return seen[-1]
-
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
-    recorder = Recorder(np.random.PCG64(0))
-    dp_sgd().train(model, torch.zeros(0, 1, 1, 4), torch.zeros(0, dtype=torch.long), recorder)
-    (drawn,) = seen
-    assert drawn.dtype == np.float64
-    assert (drawn != drawn.astype(np.float32)).all()
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds():
-    """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
-    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
-    for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
-        moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
-        assert moved <= 0.5 * (1 + 1e-4)
-        assert value != 1.0 or moved > 0.49  # the bound is reached, so it is not vacuous
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_records_are_sampled_each_by_itself_at_the_rate():
-    """40 steps of 50 records at rate 0.3: the count of records is binomial (level 1e-6)."""
-    mechanism = dp_sgd(noise_multiplier=1e-9, sample_rate=0.3, steps=40, learning_rate=1e-9)
-    images = torch.eye(50).reshape(50, 1, 1, 50)  # each record moves a coordinate of its own
-    counts = trained(mechanism, images, 0, features=50)[0] / (1e-9 * 0.5 / 2**0.5)
-    total = round(-counts.sum())
-    assert stats.binomtest(total, 50 * 40, 0.3).pvalue > 1e-6
-    assert stats.binomtest(total, 50 * 40, 0.36).pvalue < 1e-6
-    assert stats.chisquare(-counts).pvalue > 1e-6
-
-
-@pytest.mark.usefixtures("_plain_steps")
-def test_large_batches_are_taken_in_parts_to_the_same_step(monkeypatch):
-    images = torch.rand((40, 1, 1, 30), generator=torch.Generator().manual_seed(0))
-    mechanism = dp_sgd(sample_rate=0.9)
-    whole = trained(mechanism, images, 3, features=30)
-    monkeypatch.setattr("fed_dpsd.privacy.training.RECORDS_AT_ONCE", 7)
-    assert trained(mechanism, images, 3, features=30) == pytest.approx(whole, abs=1e-5)
-
-
-def test_a_layer_that_mixes_records_is_refused():
-    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
-    images, labels = torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(NotImplementedError, match="BatchNorm"):
-        dp_sgd().train(model, images, labels, rng())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("noise_multiplier", 0.0),
-        ("sample_rate", 0.0),
-        ("sample_rate", 1.5),
-        ("steps", 0),
-        ("max_grad_norm", math.inf),
-        ("learning_rate", -1.0),
-    ],
-)
-def test_training_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        dp_sgd(**{field: value})
 
 
 # --- the rest ---

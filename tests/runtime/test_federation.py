@@ -68,7 +68,12 @@ def grid_run(experiment, nodes):
 
 @pytest.mark.parametrize(
     "answers",
-    [("privacy=label",), ("privacy=gradient",), ("privacy=gradient", "teachers_per_client=3")],
+    [
+        ("privacy=label",),
+        ("privacy=gradient",),
+        ("privacy=gradient", "teachers_per_client=3"),
+        ("privacy=dp_teacher", "privacy.steps=3", "model=scattering", "model.student_width=4"),
+    ],
     ids=" ".join,
 )
 def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers):
@@ -80,7 +85,10 @@ def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers)
         assert summary["student_sha256"] == local["student_sha256"]
         assert summary["queries"] == local["queries"]
         messages = federation._grid.sent
-        assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1)
+        asked = [message.content["meta"]["asked"] for message in messages]
+        counted = asked.count("counts") // min(nodes, 5)  # for the diagnosis, and for the method
+        assert counted == (2 if "privacy=dp_teacher" in answers else 0)
+        assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
 
 
 def test_weights_travel_where_the_method_ships_them(small):
@@ -179,6 +187,28 @@ def test_one_bad_row_costs_that_row_alone(small, tmp_path):
     assert (received[3] == 0).all()
     kept = np.arange(16) != 3
     assert (received[kept] == honest[kept]).all()
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (lambda a: replace(a, values=a.values * np.nan), "NaN or infinity"),
+        (lambda a: replace(a, values=a.values + np.inf), "NaN or infinity"),
+        (lambda a: replace(a, values=a.values[:, :9]), r"shape \(1, 9\), asked \(1, 10\)"),
+        (lambda a: replace(a, values=a.values.astype(complex)), "type complex128"),
+        (lambda a: replace(a, query_id=3), "query_id=3, asked 0"),
+    ],
+    ids=["NaN", "infinity", "shape", "type", "id"],
+)
+def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
+    experiment = small("privacy=dp_teacher", "privacy.steps=1", "model=scattering")
+    counts = Ask.without_images("counts", (1, 8, 8), 10)
+    honest = LocalFederation(experiment, tmp_path / "a").each(counts)
+    received = Lying(experiment, tmp_path / "b", lie).each(counts)
+    assert (received[0].values == honest[0].values).all()
+    assert received[1].values.tolist() == [[0.0] * 10]
+    assert re.search(f"client 1: its class counts are taken as zero: .*{said}", caplog.text)
+    assert not (honest[1].values == 0).any()
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):

@@ -22,12 +22,14 @@ from sklearn.metrics import roc_auc_score
 
 from fed_dpsd.config import UserError
 from fed_dpsd.models import write_weights
-from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
 from fed_dpsd.runtime.teachers import make_teacher
+
+WITHOUT_COUNTS = "privacy.count_noise=null"
 
 
 def complete(experiment, folder=None):
@@ -146,7 +148,8 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     [
         ("privacy=gradient",),
         ("privacy=votes",),
-        ("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2"),
+        ("privacy=dp_teacher", "privacy.steps=5"),
+        ("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2", WITHOUT_COUNTS),
     ],
     ids=" ".join,
 )
@@ -226,10 +229,11 @@ def test_the_areas_of_a_summary_are_those_of_its_teachers_and_its_student(
     expected = {
         "student": area(experiment, students[-1]),
         "ensemble": area(experiment, np.concatenate(list(teachers.values())).mean(0)),
+        "weighted_ensemble": None,
         "clients": [area(experiment, each.mean(0)) for each in teachers.values()],
     }
     assert summary["auroc"] == {
-        role: pytest.approx(value, abs=1e-6) for role, value in expected.items()
+        role: value and pytest.approx(value, abs=1e-6) for role, value in expected.items()
     }
     assert len(set(expected["clients"])) == 2
     assert summary["auroc"]["student"] == lines[-1]["student_auroc"]
@@ -253,7 +257,8 @@ def test_the_result_line_shows_the_area_of_two_classes_only(small, tmp_path):
 def test_a_test_split_that_lacks_a_class_has_accuracies_and_no_areas(small, tmp_path):
     experiment = two_digits(small, tmp_path, test_label=1)
     _, summary, _ = complete(experiment)
-    assert summary["auroc"] == {"student": None, "ensemble": None, "clients": [None, None]}
+    unknown = dict.fromkeys(("student", "ensemble", "weighted_ensemble"))
+    assert summary["auroc"] == unknown | {"clients": [None, None]}
     assert all(isinstance(value, float) for value in summary["accuracy"]["clients"])
     assert "AUROC" not in runs.result_line(experiment, summary)
 
@@ -290,6 +295,35 @@ def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small,
     assert summary["auroc"]["ensemble"] is not None
 
 
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
+
+
+def test_the_weighted_ensemble_is_that_of_the_released_counts(small):
+    """Of DP teachers that release them; else it is unknown."""
+    folder, summary, _ = complete(small(*PRIVATE, "rounds=1"))
+    experiment = runs.open_run_folder(folder)
+    federation = LocalFederation(experiment, folder)
+    ask = Ask.without_images("counts", (1, 8, 8), 10)
+    counts = {client: given.values[0].clip(0) for client, given in federation.each(ask).items()}
+    weighted = sum(
+        counts[client] / sum(counts.values()) * teachers[0]
+        for client, teachers in federation.diagnose().items()
+    )
+    test = load_data(experiment.config.data, experiment.config.cache).test
+    score = (weighted.argmax(1) == test.labels).mean()
+    assert summary["accuracy"]["weighted_ensemble"] == pytest.approx(score, abs=1e-6)
+    assert summary["auroc"]["weighted_ensemble"] == pytest.approx(
+        area(experiment, weighted / weighted.sum(1, keepdims=True)), abs=1e-6
+    )
+    assert summary["accuracy"]["covered_by_epsilon"]
+    assert summary["queries"]["answered_per_client"] == 64  # counts are no queries
+    for settings in (("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)):
+        _, summary, _ = complete(small(*settings, "rounds=1"))
+        assert summary["accuracy"]["weighted_ensemble"] is None
+        assert summary["auroc"]["weighted_ensemble"] is None
+        assert summary["accuracy"]["ensemble"] is not None
+
+
 # --- failing ---
 
 
@@ -304,6 +338,7 @@ class Breaking(LocalFederation):
         return super()._deliver(ask)
 
 
+@pytest.mark.parametrize("settings", [(), PRIVATE], ids=["label", "private, fixed features"])
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -313,8 +348,8 @@ class Breaking(LocalFederation):
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
-def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expected):
-    experiment = small()
+def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expected, settings):
+    experiment = small(*settings)
     folder = runs.new_run_folder(experiment)
     federation = Breaking(experiment, folder)
     federation.error = error
@@ -326,7 +361,7 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expect
     assert summary["queries"]["answered_per_client"] == 128
     assert checkpoint.load(folder / "checkpoint").round == 2
     _, resumed, _ = complete(experiment, folder)
-    _, straight, _ = complete(small())
+    _, straight, _ = complete(small(*settings))
     assert resumed["status"] == "completed"
     assert resumed["student_sha256"] == straight["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 192

@@ -204,6 +204,67 @@ def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
     assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
 
 
+COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
+
+
+def test_class_counts_are_part_of_the_training_and_given_once(small, records, monkeypatch):
+    """A second ask gets the stored counts, and neither costs anything beside the training."""
+    ledger = MemoryLedger()
+    site, answer = make(small(*PRIVATE, "privacy.count_noise=2.0"), records, ledger)
+    first = answer(COUNTS)
+    exact = np.bincount(records.labels, minlength=10)
+    assert (first.query_id, first.values.shape) == (0, (1, 10))
+    assert 0 < np.abs(first.values[0] - exact).max() < 2 * 6  # 6 deviations: 2e-8
+    training, given = ledger.entries()
+    assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
+    assert (given.kind, given.releases, given.queries) == ("counts", 0, 0)
+    pair = ("record", "add_remove")
+    assert epsilon(spent(ledger.entries(), *pair), 1e-5) == epsilon(training.event(*pair), 1e-5)
+    assert training.costs[pair] == site._mechanism.event(*pair)
+    drawn = site.class_counts()
+    assert (drawn == site.class_counts()).all()
+    monkeypatch.setattr(DPSGD, "count", lambda *_: np.full(10, 7.0))  # noise of its own, each time
+    assert (answer(COUNTS).values == first.values).all()
+    assert len(ledger.entries()) == 2
+
+
+@pytest.mark.parametrize("settings", [("privacy.count_noise=3.0",), ("teacher.seed=5",), "fewer"])
+def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
+    small, records, settings
+):
+    """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
+    ledger, noise = MemoryLedger(), ("privacy.count_noise=1000.0",)
+    first = make(small(*PRIVATE, *noise), records, ledger)[1](COUNTS).values[0]
+    data, changed = (
+        (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
+    )
+    again = make(small(*PRIVATE, *noise, *changed), data, ledger)[1](COUNTS).values[0]
+    scale = 1000.0 if "privacy.count_noise=3.0" not in changed else 3.0
+    exact = np.bincount(records.labels, minlength=10)
+    gap = np.abs((first - exact) / 1000 - (again - exact) / scale)
+    assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
+    assert [entry.kind for entry in ledger.entries()].count("training") == 2
+
+
+@pytest.mark.parametrize(
+    "settings", [("privacy=label",), (*PRIVATE, "privacy.count_noise=null")], ids=["label", "none"]
+)
+def test_class_counts_that_no_training_released_are_no_answer(small, records, settings):
+    site, answer = make(small(*settings), records)
+    with pytest.raises(ProtocolError, match="this client's mechanism releases no class counts"):
+        answer(COUNTS)
+    assert all(entry.kind == "training" for entry in site.ledger.entries())
+
+
+def test_over_budget_no_class_is_counted(small, records, monkeypatch):
+    monkeypatch.setattr(DPSGD, "count", lambda *_: pytest.fail("they were counted"))
+    site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
+    assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent")
+    with pytest.raises(sites.BudgetSpent):  # whatever a method asks the site for first
+        site.class_counts()
+    assert not site.ledger.entries()
+
+
 @pytest.mark.parametrize(
     "labels", [np.zeros(60, np.int64), np.array([3]), np.arange(5)], ids=["one class", "one", "few"]
 )

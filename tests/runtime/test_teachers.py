@@ -167,6 +167,56 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     assert np.abs(noise).max() > 1e-3  # one step of Adam
 
 
+def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):
+    """The sum of the shards is what leaves; one record changes the counts of its shard alone."""
+    experiment = small(
+        *("privacy=dp_teacher", "privacy.steps=1", "privacy.count_noise=1.0"),
+        "teachers_per_client=3",
+    )
+    known = make(experiment, records)
+    first = known.class_counts
+    assert first.shape == (3, 1, 10)
+    assert (known.class_counts == first).all()
+    assert (make(experiment, records).class_counts == first).all()
+    exact = np.stack([np.bincount(s.labels, minlength=10) for s in known._shards])[:, None]
+    assert np.abs(first - exact).max() < 6  # 30 draws: 6e-8
+    assert not np.isclose(first, exact, atol=1e-4).any()  # 30 draws: 2e-3, by the fixed seed
+    images = records.images.copy()
+    images[17] = 255 - images[17]  # its label stays
+    after = make(experiment, Split(images, records.labels)).class_counts
+    shard = assign_shards(np.array([17]), 3, experiment.config.teacher.seed)[0]
+    assert [bool((a != b).any()) for a, b in zip(first, after, strict=True)] == [
+        i == shard for i in range(3)
+    ]
+    assert (first[shard] != after[shard]).all()
+    other = make(experiment, records, client=1).class_counts - exact
+    assert not np.isclose(first - exact, other, atol=1e-4).any()
+
+
+SCATTERING = ("model=scattering", "model.teacher_width=4")
+
+
+@pytest.mark.parametrize("privacy", ["label", "dp_teacher"])
+def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, privacy):
+    steps = ("privacy.steps=2",) if privacy == "dp_teacher" else ()
+    experiment = small(f"privacy={privacy}", *steps, *SCATTERING, "teachers_per_client=3")
+    known = make(experiment, records)
+    together = known.sensitive_probabilities(records.images)
+    for teacher, answers in zip(known.models, together, strict=True):
+        alone = predict(teacher, records.images, torch.device("cpu"))
+        assert answers == pytest.approx(alone, abs=1e-6)
+    assert np.abs(together[0] - together[1]).max() > 1e-2
+
+
+def test_a_private_teacher_of_fixed_features_and_no_record_answers_as_any_other(small, records):
+    """One record among three shards: an empty one must not be told from the others."""
+    experiment = small(
+        "privacy=dp_teacher", "privacy.steps=2", *SCATTERING, "teachers_per_client=3"
+    )
+    sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(records.images)
+    assert np.isfinite(sensitive).all()
+
+
 def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
     experiment = small(f"cache={tmp_path}/cache")
     first = make(experiment, records).sensitive_probabilities(records.images)

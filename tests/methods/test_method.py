@@ -1,0 +1,103 @@
+"""What methods share: class shares from noisy counts, and the weight that they give."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fed_dpsd.methods.method import World, fetch_class_shares, weigh
+from fed_dpsd.protocol import Answer, Ask, Refusal
+
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=1", "data.num_classes=10")
+
+
+class Counting:
+    """A federation whose clients answer with given rows; a row of None is a refusal."""
+
+    def __init__(self, *rows):
+        self.rows, self.asks = rows, []
+
+    def each(self, ask):
+        self.asks.append(ask)
+        return {
+            client: Refusal(0, "spent") if row is None else Answer(0, np.array([row]))
+            for client, row in enumerate(self.rows)
+        }
+
+
+@pytest.fixture
+def world(small):
+    experiment = small(*PRIVATE)
+    full = World.of(experiment.config, experiment.mechanism)
+    return SimpleNamespace(image_shape=(1, 8, 8), num_classes=3, mechanism=full.mechanism)
+
+
+def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(world):
+    """The middle class: 30 of 40 records, and of the last nobody seems to have one."""
+    federation = Counting([10.0, 30.0, -4.0], [90.0, 10.0, 0.0], [-50.0, 0.0, -1.0])
+    shares = fetch_class_shares(federation, world)
+    assert shares[0] == pytest.approx([0.1, 0.75, 1 / 3])
+    assert shares[1] == pytest.approx([0.9, 0.25, 1 / 3])
+    assert shares[2] == pytest.approx([0.0, 0.0, 1 / 3])
+    assert sum(shares.values()) == pytest.approx(np.ones(3))
+    (ask,) = federation.asks
+    assert (ask.kind, ask.images.shape, ask.predictions.shape) == ("counts", (0, 1, 8, 8), (0, 3))
+
+
+def test_one_client_has_all_and_a_refusing_one_no_share(world):
+    assert fetch_class_shares(Counting([5.0, 0.0, -1.0]), world)[0].tolist() == [1, 1, 1]
+    shares = fetch_class_shares(Counting([1.0, 1.0, 1.0], None, [3.0, 1.0, 0.0]), world)
+    assert list(shares) == [0, 2]
+    assert shares[0] == pytest.approx([0.25, 0.5, 1])
+    assert fetch_class_shares(Counting(None, None), world) == {}
+
+
+@pytest.mark.parametrize("lie", [1e300, np.finfo(float).max, np.finfo(float).tiny])
+def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
+    """A liar may claim every class; the others' labels must stay probabilities."""
+    shares = fetch_class_shares(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), world)
+    assert all(np.isfinite(share).all() for share in shares.values())
+    assert sum(shares.values()) == pytest.approx(np.ones(3))
+    rows = {client: np.full((2, 3), 1 / 3) for client in shares}
+    assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, "privacy.count_noise=null")])
+def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
+    experiment = small(*settings)
+    federation = Counting()
+    world = World.of(experiment.config, experiment.mechanism)
+    assert fetch_class_shares(federation, world) == {}
+    assert federation.asks == []
+
+
+def test_a_client_is_believed_about_the_classes_that_it_holds():
+    """By hand: the first holds all of class 0 and a quarter of class 1."""
+    shares = {0: np.array([1.0, 0.25]), 1: np.array([0.0, 0.75])}
+    values = {0: np.array([[0.6, 0.4], [0.0, 0.0]]), 1: np.array([[0.8, 0.2], [0.0, 0.0]])}
+    weighted = weigh(values, shares)
+    assert weighted[0] == pytest.approx([0.6 / 0.85, 0.25 / 0.85])
+    assert weighted[1] == pytest.approx([0.5, 0.5])  # nobody says anything
+    assert weigh({1: values[1]}, shares)[0] == pytest.approx([0, 1])
+    plain = weigh(values, {0: np.full(2, 0.5), 1: np.full(2, 0.5)})
+    assert plain[0] == pytest.approx([0.7, 0.3])  # the control: equal shares give the mean
+
+
+def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
+    method = small(*PRIVATE).method
+    predictions = np.full((1, 2), 0.5, np.float32)
+    ask = Ask(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
+    answers = {
+        0: Answer(1, np.array([[1.2, 0.8]]), 2),
+        1: Refusal(1, "spent"),
+        2: Answer(1, np.array([[1.6, 0.4]]), 2),
+        3: Answer(1, np.array([[0.0, 2.0]]), 2),
+    }
+    federation = SimpleNamespace(each=lambda ask: answers, total=lambda ask: "plain")
+    shares = {0: np.array([1.0, 0.25]), 1: np.zeros(2), 2: np.array([0.0, 0.75])}
+    total = method.ask(federation, ask, shares)
+    assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
+    assert (total.count, total.refused) == (4, {1: "spent"})
+    nobody = method.ask(federation, ask, {1: np.ones(2)})
+    assert (nobody.count, nobody.refused, nobody.sum.tolist()) == (0, {1: "spent"}, [[0, 0]])
+    assert method.ask(federation, ask, {}) == "plain"

@@ -1,0 +1,320 @@
+"""Private training: its bounds, sampling and noise law, the class counts, and their events."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from scipy import stats
+from scipy.optimize import brentq
+from torch import nn
+
+from fed_dpsd.privacy.accounting import Charge, epsilon, prove
+from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.training import DPSGD
+
+
+def rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def fits(sample, stddev):
+    """Whether a Kolmogorov-Smirnov test at level 1e-6 accepts N(0, stddev^2)."""
+    return stats.kstest(sample, stats.norm(scale=stddev).cdf).pvalue > 1e-6
+
+
+def dp_sgd(**fields):
+    values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
+    values |= {"learning_rate": 1.0}
+    return DPSGD(**(values | fields))
+
+
+@pytest.fixture
+def _plain_steps(monkeypatch):
+    """Steps that are the noisy sum itself, so that it can be seen."""
+    monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
+
+
+def trained(mechanism, images, seed, features=4_000):
+    """How far a training with plain steps moves a linear layer from zero, negated."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 2, bias=False))
+    nn.init.zeros_(model[1].weight)
+    labels = torch.zeros(len(images), dtype=torch.long)
+    mechanism.train(model, images, labels, rng(seed))
+    return -model[1].weight.detach().double().numpy()
+
+
+@pytest.mark.usefixtures("_plain_steps")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
+def test_training_noise_has_its_law_and_no_other(seed, count):
+    """An empty shard, an empty batch and records of zero gradient: a step is noise alone.
+
+    Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50.
+    """
+    noise = trained(dp_sgd(), torch.zeros(count, 1, 1, 4_000), seed).ravel()
+    assert fits(noise, 0.5)
+    assert not fits(noise, 0.5 * 2 / 3)
+    assert not fits(noise, 0.5 * 3 / 2)
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_training_noise_has_tails():
+    """Torch's float32 normals end at 5.77 deviations, which delta = 1e-5 would notice."""
+    seen = []
+
+    class Recorder(np.random.Generator):
+        def normal(self, *arguments):
+            seen.append(super().normal(*arguments))
+            return seen[-1]
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
+    recorder = Recorder(np.random.PCG64(0))
+    dp_sgd().train(model, torch.zeros(0, 1, 1, 4), torch.zeros(0, dtype=torch.long), recorder)
+    (drawn,) = seen
+    assert drawn.dtype == np.float64
+    assert (drawn != drawn.astype(np.float32)).all()
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds():
+    """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
+    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
+    for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
+        moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
+        assert moved <= 0.5 * (1 + 1e-4)
+        assert value != 1.0 or moved > 0.49  # the bound is reached, so it is not vacuous
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_records_are_sampled_each_by_itself_at_the_rate():
+    """40 steps of 50 records at rate 0.3: the count of records is binomial (level 1e-6)."""
+    mechanism = dp_sgd(noise_multiplier=1e-9, sample_rate=0.3, steps=40, learning_rate=1e-9)
+    images = torch.eye(50).reshape(50, 1, 1, 50)  # each record moves a coordinate of its own
+    counts = trained(mechanism, images, 0, features=50)[0] / (1e-9 * 0.5 / 2**0.5)
+    total = round(-counts.sum())
+    assert stats.binomtest(total, 50 * 40, 0.3).pvalue > 1e-6
+    assert stats.binomtest(total, 50 * 40, 0.36).pvalue < 1e-6
+    assert stats.chisquare(-counts).pvalue > 1e-6
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_large_batches_are_taken_in_parts_to_the_same_step(monkeypatch):
+    images = torch.rand((40, 1, 1, 30), generator=torch.Generator().manual_seed(0))
+    mechanism = dp_sgd(sample_rate=0.9)
+    whole = trained(mechanism, images, 3, features=30)
+    monkeypatch.setattr("fed_dpsd.privacy.training.RECORDS_AT_ONCE", 7)
+    assert trained(mechanism, images, 3, features=30) == pytest.approx(whole, abs=1e-5)
+
+
+def test_a_layer_that_mixes_records_is_refused():
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
+    images, labels = torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.long)
+    with pytest.raises(NotImplementedError, match="BatchNorm"):
+        dp_sgd().train(model, images, labels, rng())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("noise_multiplier", 0.0),
+        ("sample_rate", 0.0),
+        ("sample_rate", 1.5),
+        ("steps", 0),
+        ("max_grad_norm", math.inf),
+        ("learning_rate", -1.0),
+        ("count_noise", 0.0),
+        ("count_noise", math.inf),
+        ("count_noise", math.nan),
+    ],
+)
+def test_training_parameters_are_checked(field, value):
+    with pytest.raises(ValueError, match=f"{field}="):
+        dp_sgd(**{field: value})
+
+
+# --- a linear layer: the same steps without forming the gradients ---
+
+
+def stepped(mechanism, inputs, labels, seed, opacus=False):
+    """A linear layer of fixed weights after a training; opacus gets it inside another module."""
+    layer = nn.Linear(inputs.shape[1], 3)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(rng(1).normal(size=layer.weight.shape)))
+        layer.bias.copy_(torch.tensor([0.3, 0.0, -0.2]))
+    mechanism.train(nn.Sequential(layer) if opacus else layer, inputs, labels, rng(seed))
+    return np.append(layer.weight.detach().numpy(), layer.bias.detach().numpy())
+
+
+def some_records(count=40, features=6):
+    inputs = torch.from_numpy(rng(2).normal(size=(count, features))).float()
+    return inputs, torch.from_numpy(rng(3).integers(0, 3, count))
+
+
+@pytest.mark.parametrize("rate", [0.4, 1.0])
+def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate):
+    """Sampling, clipping (some records are, some are not), noise and Adam, for 20 steps."""
+    inputs, labels = some_records()
+    inputs[:5] *= 1e-2
+    mechanism = dp_sgd(sample_rate=rate, steps=20, learning_rate=0.1)
+    fast, formed = (stepped(mechanism, inputs, labels, 5, opacus) for opacus in (False, True))
+    assert fast == pytest.approx(formed, abs=1e-4)
+    assert np.abs(fast - stepped(mechanism, inputs, labels, 6)).max() > 0.1  # other draws
+    loose = dp_sgd(sample_rate=rate, steps=20, learning_rate=0.1, max_grad_norm=0.6)
+    assert np.abs(fast - stepped(loose, inputs, labels, 5)).max() > 0.01  # another bound
+
+
+@pytest.mark.usefixtures("_plain_steps")
+def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds():
+    """As above; the other records' part is the same beside any of them."""
+    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
+    inputs, labels = some_records(10)
+    without = stepped(mechanism, inputs, labels, 0)
+    for value in (0.0, 1e-3, 1.0, 1e10, 1e18, 1e25, 3e38, math.inf, -math.inf, math.nan):
+        for label in range(3):
+            row = torch.full((1, 6), 1.0)
+            row[0, 0] = value
+            more = torch.cat([inputs, row]), torch.cat([labels, torch.tensor([label])])
+            moved = np.linalg.norm(stepped(mechanism, *more, 0) - without)
+            assert moved <= 0.5 * (1 + 1e-4), (value, label)
+            assert math.isfinite(value) or moved < 1e-4  # it counts as zero
+    row = torch.full((1, 6), 1e3)
+    outlier = torch.cat([inputs, row]), torch.cat([labels, torch.tensor([0])])
+    moves = [
+        np.linalg.norm(
+            stepped(mechanism, outlier[0], torch.cat([labels, torch.tensor([label])]), 0) - without
+        )
+        for label in range(3)
+    ]
+    assert max(moves) > 0.499  # the bound is reached, so it is not vacuous
+
+
+@pytest.mark.usefixtures("_plain_steps")
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
+def test_the_noise_of_a_linear_layer_has_its_law_and_no_other(seed, count):
+    """As above; weights and bias, one draw each. A layer of one class has no gradient."""
+    layer = nn.Linear(4_000, 1)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    labels = torch.zeros(count, dtype=torch.long)
+    dp_sgd().train(layer, torch.rand(count, 4_000), labels, rng(seed))
+    noise = -layer.weight.detach().double().numpy().ravel()
+    assert layer.bias.item() != 0
+    assert fits(noise, 0.5)
+    assert not fits(noise, 0.5 * 2 / 3)
+    assert not fits(noise, 0.5 * 3 / 2)
+
+
+# --- class counts ---
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 9], ids=["no record", "nine records"])
+def test_the_noise_of_class_counts_has_its_law_and_no_other(seed, count):
+    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
+    labels = np.arange(count) % 3
+    exact = np.bincount(labels, minlength=8_000)
+    noise = dp_sgd(count_noise=7.0).count(labels, 8_000, rng(seed)) - exact
+    assert fits(noise, 7.0)
+    assert not fits(noise, 7.0 * 2 / 3)
+    assert not fits(noise, 7.0 * 3 / 2)
+    grid = noise * 2**18  # 4 is the power of two below 7, and answers lie on 4 / 2^20
+    assert (grid == np.round(grid)).all()
+
+
+def test_a_record_moves_the_counts_as_the_events_say():
+    """All small data sets and all changes of one record, beside noise of 1e-9."""
+    mechanism = dp_sgd(count_noise=1e-9)
+    largest = {"add_remove": 0.0, "replace_one": 0.0}
+    for labels in ([0], [0, 1], [2, 2, 1]):
+        before = mechanism.count(np.array(labels), 3, rng())
+        removed = mechanism.count(np.array(labels[1:], np.int64), 3, rng())
+        largest["add_remove"] = max(largest["add_remove"], np.linalg.norm(before - removed))
+        for other in range(3):
+            after = mechanism.count(np.array([other, *labels[1:]]), 3, rng())
+            largest["replace_one"] = max(largest["replace_one"], np.linalg.norm(before - after))
+    mechanism = dp_sgd(count_noise=6.0)
+    for relation, shift in largest.items():
+        (_, counts) = mechanism.event("record", relation).events
+        assert counts.noise_multiplier == pytest.approx(6.0 / shift)
+
+
+def test_no_counts_are_released_unasked():
+    assert not dp_sgd().counts_classes
+    with pytest.raises(ValueError, match="count_noise=None releases no class counts"):
+        dp_sgd().count(np.array([1]), 3, rng())
+    event = dp_sgd(steps=7).event("record", "add_remove")
+    assert event == SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)), 7)
+
+
+# --- events ---
+
+
+def test_events_follow_rate_relation_and_counts():
+    for noise, counts in ((None, []), (8.0, [8.0, 8.0 / 2**0.5])):
+        for rate, steps in (
+            (
+                0.5,
+                [
+                    PoissonSampledDpEvent(0.5, GaussianDpEvent(3.0)),
+                    ReplacedInSampleDpEvent(0.5, 3.0),
+                ],
+            ),
+            (1.0, [GaussianDpEvent(3.0), GaussianDpEvent(1.5)]),
+        ):
+            mechanism = dp_sgd(noise_multiplier=3.0, sample_rate=rate, steps=7, count_noise=noise)
+            for number, relation in enumerate(("add_remove", "replace_one")):
+                training = SelfComposedDpEvent(steps[number], 7)
+                if counts:
+                    training = ComposedDpEvent([training, GaussianDpEvent(counts[number])])
+                assert mechanism.event("record", relation) == training
+    for unit, relation in UNITS_AND_RELATIONS[2:]:
+        assert dp_sgd(count_noise=8.0).event(unit, relation) == NonPrivateDpEvent()
+
+
+def closed_form(mu, delta):
+    """The epsilon of a Gaussian mechanism of shift mu, from its own definition."""
+    cdf = stats.norm.cdf
+
+    def excess(value):
+        return cdf(mu / 2 - value / mu) - math.exp(value) * cdf(-mu / 2 - value / mu) - delta
+
+    return brentq(excess, 0, 100, xtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps", "counts", "add_remove", "replace_one"),
+    [
+        (5.0, 100, 30.0, 9.99897, 24.3839),
+        (40.0, 100, None, 0.926342, 1.99309),
+        (1e6, 1, 30.0, 0.102740, 0.150076),
+    ],
+)
+def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_remove, replace_one):
+    """Exact: mu^2 = steps / sigma^2 + 1 / count_noise^2, or four times and twice as much."""
+    mechanism = dp_sgd(noise_multiplier=sigma, sample_rate=1.0, steps=steps, count_noise=counts)
+    histogram = 0 if counts is None else counts**-2
+    for relation, factors, golden in (
+        ("add_remove", (1, 1), add_remove),
+        ("replace_one", (4, 2), replace_one),
+    ):
+        mu = (factors[0] * steps / sigma**2 + factors[1] * histogram) ** 0.5
+        claim = prove([Charge(mechanism, 20, 256)], 1e-5, "record", relation)
+        assert claim.value == pytest.approx(closed_form(mu, 1e-5), rel=1e-6)
+        assert claim.value == pytest.approx(golden, rel=1e-4)
+        assert claim.accountant == "gdp_exact"
+
+
+def test_counts_beside_sampled_steps_cost_more_than_either():
+    both = dp_sgd(sample_rate=0.02, steps=10, count_noise=10.0).event("record", "replace_one")
+    alone = [epsilon(part, 1e-5).epsilon for part in both.events]
+    assert max(alone) * 1.01 < epsilon(both, 1e-5).epsilon < sum(alone)

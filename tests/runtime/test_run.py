@@ -148,7 +148,7 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     [
         ("privacy=gradient",),
         ("privacy=votes",),
-        ("privacy=dp_teacher", "privacy.steps=5"),
+        ("privacy=dp_teacher", "privacy.steps=5", "privacy.count_noise=30.0"),
         ("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2", WITHOUT_COUNTS),
     ],
     ids=" ".join,

@@ -87,8 +87,8 @@ class DPSGD(TrainingMechanism):
         steps: of a training, >= 1.
         max_grad_norm: bound of one record's gradient, > 0.
         learning_rate: Adam's, > 0.
-        count_noise: noise standard deviation of each class count, in records, > 0; None releases no
-            counts.
+        count_share: what the class counts may tell of a record, as a share of what the steps tell
+            (mu^2 over mu^2, exact at rate 1), > 0; None releases no counts.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -104,10 +104,10 @@ class DPSGD(TrainingMechanism):
     steps: int
     max_grad_norm: float
     learning_rate: float
-    count_noise: float | None = None
+    count_share: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_noise"):
+        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_share"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{field}={value} must be a finite number > 0")
@@ -118,8 +118,18 @@ class DPSGD(TrainingMechanism):
 
     @property
     def counts_classes(self) -> bool:
-        """Whether `count_noise` is set."""
-        return self.count_noise is not None
+        """Whether `count_share` is set."""
+        return self.count_share is not None
+
+    @property
+    def count_noise(self) -> float:
+        """Noise standard deviation of each class count, in records; inf without counts.
+
+        It grows with the noise of the steps, so that any epsilon can be asked for.
+        """
+        if self.count_share is None:
+            return math.inf
+        return self.noise_multiplier / self.sample_rate / math.sqrt(self.steps * self.count_share)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """`steps` sampled Gaussian mechanisms for a record, and one for its class's count.
@@ -137,7 +147,7 @@ class DPSGD(TrainingMechanism):
         else:
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
         training = SelfComposedDpEvent(step, self.steps)
-        if self.count_noise is None:
+        if not self.counts_classes:
             return training
         counts = GaussianDpEvent(self.count_noise / math.sqrt(2 if replaced else 1))
         return ComposedDpEvent([training, counts])
@@ -150,8 +160,8 @@ class DPSGD(TrainingMechanism):
         Raises:
             ValueError: no counts are released.
         """
-        if self.count_noise is None:
-            raise ValueError("count_noise=None releases no class counts")
+        if not self.counts_classes:
+            raise ValueError("count_share=None releases no class counts")
         sensitive_counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
         noise = rng.normal(0, self.count_noise, num_classes)
         return snap(sensitive_counts + noise, self.count_noise)
@@ -171,7 +181,7 @@ class DPSGD(TrainingMechanism):
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
                 record's gradient has no bound.
         """
-        if isinstance(teacher, nn.Linear):
+        if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
             self._train_network(teacher, inputs, labels, rng)

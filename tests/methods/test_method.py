@@ -62,7 +62,7 @@ def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
     assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
 
 
-@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, "privacy.count_noise=null")])
+@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, "privacy.count_share=null")])
 def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
     experiment = small(*settings)
     federation = Counting()

@@ -1,6 +1,7 @@
 """Private training: its bounds, sampling and noise law, the class counts, and their events."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,12 @@ def dp_sgd(**fields):
     values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
     values |= {"learning_rate": 1.0}
     return DPSGD(**(values | fields))
+
+
+def counting(noise, **fields):
+    """DP-SGD whose class counts have this noise."""
+    mechanism = dp_sgd(**fields, count_share=1.0)
+    return replace(mechanism, count_share=(mechanism.count_noise / noise) ** 2)
 
 
 @pytest.fixture
@@ -131,9 +138,9 @@ def test_a_layer_that_mixes_records_is_refused():
         ("steps", 0),
         ("max_grad_norm", math.inf),
         ("learning_rate", -1.0),
-        ("count_noise", 0.0),
-        ("count_noise", math.inf),
-        ("count_noise", math.nan),
+        ("count_share", 0.0),
+        ("count_share", math.inf),
+        ("count_share", math.nan),
     ],
 )
 def test_training_parameters_are_checked(field, value):
@@ -223,7 +230,7 @@ def test_the_noise_of_class_counts_has_its_law_and_no_other(seed, count):
     """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
     labels = np.arange(count) % 3
     exact = np.bincount(labels, minlength=8_000)
-    noise = dp_sgd(count_noise=7.0).count(labels, 8_000, rng(seed)) - exact
+    noise = counting(7.0).count(labels, 8_000, rng(seed)) - exact
     assert fits(noise, 7.0)
     assert not fits(noise, 7.0 * 2 / 3)
     assert not fits(noise, 7.0 * 3 / 2)
@@ -233,7 +240,7 @@ def test_the_noise_of_class_counts_has_its_law_and_no_other(seed, count):
 
 def test_a_record_moves_the_counts_as_the_events_say():
     """All small data sets and all changes of one record, beside noise of 1e-9."""
-    mechanism = dp_sgd(count_noise=1e-9)
+    mechanism = counting(1e-9)
     largest = {"add_remove": 0.0, "replace_one": 0.0}
     for labels in ([0], [0, 1], [2, 2, 1]):
         before = mechanism.count(np.array(labels), 3, rng())
@@ -242,7 +249,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
         for other in range(3):
             after = mechanism.count(np.array([other, *labels[1:]]), 3, rng())
             largest["replace_one"] = max(largest["replace_one"], np.linalg.norm(before - after))
-    mechanism = dp_sgd(count_noise=6.0)
+    mechanism = counting(6.0)
     for relation, shift in largest.items():
         (_, counts) = mechanism.event("record", relation).events
         assert counts.noise_multiplier == pytest.approx(6.0 / shift)
@@ -250,7 +257,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
 
 def test_no_counts_are_released_unasked():
     assert not dp_sgd().counts_classes
-    with pytest.raises(ValueError, match="count_noise=None releases no class counts"):
+    with pytest.raises(ValueError, match="count_share=None releases no class counts"):
         dp_sgd().count(np.array([1]), 3, rng())
     event = dp_sgd(steps=7).event("record", "add_remove")
     assert event == SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)), 7)
@@ -260,7 +267,7 @@ def test_no_counts_are_released_unasked():
 
 
 def test_events_follow_rate_relation_and_counts():
-    for noise, counts in ((None, []), (8.0, [8.0, 8.0 / 2**0.5])):
+    for share in (None, 0.25):
         for rate, steps in (
             (
                 0.5,
@@ -271,14 +278,16 @@ def test_events_follow_rate_relation_and_counts():
             ),
             (1.0, [GaussianDpEvent(3.0), GaussianDpEvent(1.5)]),
         ):
-            mechanism = dp_sgd(noise_multiplier=3.0, sample_rate=rate, steps=7, count_noise=noise)
+            mechanism = dp_sgd(noise_multiplier=3.0, sample_rate=rate, steps=7, count_share=share)
+            noise = 3.0 / rate / (7 * 0.25) ** 0.5
             for number, relation in enumerate(("add_remove", "replace_one")):
                 training = SelfComposedDpEvent(steps[number], 7)
-                if counts:
-                    training = ComposedDpEvent([training, GaussianDpEvent(counts[number])])
+                if share:
+                    counts = GaussianDpEvent(pytest.approx(noise / (1, 2**0.5)[number]))
+                    training = ComposedDpEvent([training, counts])
                 assert mechanism.event("record", relation) == training
     for unit, relation in UNITS_AND_RELATIONS[2:]:
-        assert dp_sgd(count_noise=8.0).event(unit, relation) == NonPrivateDpEvent()
+        assert dp_sgd(count_share=0.1).event(unit, relation) == NonPrivateDpEvent()
 
 
 def closed_form(mu, delta):
@@ -295,14 +304,17 @@ def closed_form(mu, delta):
     ("sigma", "steps", "counts", "add_remove", "replace_one"),
     [
         (5.0, 100, 30.0, 9.99897, 24.3839),
-        (40.0, 100, None, 0.926342, 1.99309),
+        (40.0, 100, math.inf, 0.926342, 1.99309),
         (1e6, 1, 30.0, 0.102740, 0.150076),
     ],
 )
 def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_remove, replace_one):
     """Exact: mu^2 = steps / sigma^2 + 1 / count_noise^2, or four times and twice as much."""
-    mechanism = dp_sgd(noise_multiplier=sigma, sample_rate=1.0, steps=steps, count_noise=counts)
-    histogram = 0 if counts is None else counts**-2
+    mechanism = dp_sgd(noise_multiplier=sigma, sample_rate=1.0, steps=steps)
+    if counts < math.inf:
+        mechanism = counting(counts, noise_multiplier=sigma, sample_rate=1.0, steps=steps)
+    assert mechanism.count_noise == pytest.approx(counts)
+    histogram = mechanism.count_noise**-2
     for relation, factors, golden in (
         ("add_remove", (1, 1), add_remove),
         ("replace_one", (4, 2), replace_one),
@@ -315,6 +327,6 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
 
 
 def test_counts_beside_sampled_steps_cost_more_than_either():
-    both = dp_sgd(sample_rate=0.02, steps=10, count_noise=10.0).event("record", "replace_one")
+    both = counting(10.0, sample_rate=0.02, steps=10).event("record", "replace_one")
     alone = [epsilon(part, 1e-5).epsilon for part in both.events]
     assert max(alone) * 1.01 < epsilon(both, 1e-5).epsilon < sum(alone)

@@ -29,7 +29,7 @@ from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
 from fed_dpsd.runtime.teachers import make_teacher
 
-WITHOUT_COUNTS = "privacy.count_noise=null"
+WITHOUT_COUNTS = "privacy.count_share=null"
 
 
 def complete(experiment, folder=None):
@@ -148,7 +148,7 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     [
         ("privacy=gradient",),
         ("privacy=votes",),
-        ("privacy=dp_teacher", "privacy.steps=5", "privacy.count_noise=30.0"),
+        ("privacy=dp_teacher", "privacy.steps=5"),
         ("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2", WITHOUT_COUNTS),
     ],
     ids=" ".join,

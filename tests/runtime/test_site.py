@@ -210,11 +210,12 @@ COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
 def test_class_counts_are_part_of_the_training_and_given_once(small, records, monkeypatch):
     """A second ask gets the stored counts, and neither costs anything beside the training."""
     ledger = MemoryLedger()
-    site, answer = make(small(*PRIVATE, "privacy.count_noise=2.0"), records, ledger)
+    site, answer = make(small(*PRIVATE, "privacy.count_share=60.0"), records, ledger)
     first = answer(COUNTS)
+    assert 1 < site._mechanism.count_noise < 3
     exact = np.bincount(records.labels, minlength=10)
     assert (first.query_id, first.values.shape) == (0, (1, 10))
-    assert 0 < np.abs(first.values[0] - exact).max() < 2 * 6  # 6 deviations: 2e-8
+    assert 0 < np.abs(first.values[0] - exact).max() < 3 * 6  # 6 deviations: 2e-8
     training, given = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
     assert (given.kind, given.releases, given.queries) == ("counts", 0, 0)
@@ -228,26 +229,29 @@ def test_class_counts_are_part_of_the_training_and_given_once(small, records, mo
     assert len(ledger.entries()) == 2
 
 
-@pytest.mark.parametrize("settings", [("privacy.count_noise=3.0",), ("teacher.seed=5",), "fewer"])
+@pytest.mark.parametrize("settings", [("privacy.count_share=10.0",), ("teacher.seed=5",), "fewer"])
 def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
     small, records, settings
 ):
     """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
-    ledger, noise = MemoryLedger(), ("privacy.count_noise=1000.0",)
-    first = make(small(*PRIVATE, *noise), records, ledger)[1](COUNTS).values[0]
+    ledger, noise = MemoryLedger(), ("privacy.count_share=2.5e-4",)
+    site, answer = make(small(*PRIVATE, *noise), records, ledger)
+    first = answer(COUNTS).values[0]
+    assert site._mechanism.count_noise > 1000
     data, changed = (
         (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
     )
-    again = make(small(*PRIVATE, *noise, *changed), data, ledger)[1](COUNTS).values[0]
-    scale = 1000.0 if "privacy.count_noise=3.0" not in changed else 3.0
+    other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
+    again = answer(COUNTS).values[0]
     exact = np.bincount(records.labels, minlength=10)
-    gap = np.abs((first - exact) / 1000 - (again - exact) / scale)
+    scales = site._mechanism.count_noise, other._mechanism.count_noise
+    gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
     assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
     assert [entry.kind for entry in ledger.entries()].count("training") == 2
 
 
 @pytest.mark.parametrize(
-    "settings", [("privacy=label",), (*PRIVATE, "privacy.count_noise=null")], ids=["label", "none"]
+    "settings", [("privacy=label",), (*PRIVATE, "privacy.count_share=null")], ids=["label", "none"]
 )
 def test_class_counts_that_no_training_released_are_no_answer(small, records, settings):
     site, answer = make(small(*settings), records)

@@ -170,7 +170,7 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
 def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):
     """The sum of the shards is what leaves; one record changes the counts of its shard alone."""
     experiment = small(
-        *("privacy=dp_teacher", "privacy.steps=1", "privacy.count_noise=1.0"),
+        *("privacy=dp_teacher", "privacy.steps=1", "privacy.count_share=200.0"),
         "teachers_per_client=3",
     )
     known = make(experiment, records)

@@ -71,8 +71,10 @@ class Cell:
 def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
     """The overrides of every cell: `experiment` first, the last key varying fastest.
 
-    An experiment's `sweep` is expanded too; for a key that it shares with `overrides`, these win,
-    but for `experiment` itself: the one given here is where the grid is read from.
+    An experiment's `sweep` is expanded too: its keys map to choices, and those that map to keys of
+    their own are grids apart, each with what the others share. For a key that it has in common with
+    `overrides`, these win, but for `experiment` itself: the one given here is where the grids are
+    read from.
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
@@ -89,25 +91,29 @@ def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
             raise ConfigError([f"{key}={given[key][0]}: a sweep names its run folders; use --out"])
     cells = []
     names = given.pop("experiment", [])
-    for declared in [{"experiment": [name]} | _declared(name) for name in names] or [{}]:
-        grid = declared | given
+    declared = [{"experiment": [name]} | grid for name in names for grid in _declared(name)]
+    for grid in declared or [{}]:
+        grid |= given
         cells += [
             dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
         ]
     return cells
 
 
-def _declared(experiment: str) -> dict[str, list[str]]:
-    """The grid of an experiment's file."""
+def _declared(experiment: str) -> list[dict[str, list[str]]]:
+    """The grids of an experiment's file."""
     declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
         raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
-    for key, value in declared.items():
+    shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
+    apart = [value for value in declared.values() if isinstance(value, Mapping)]
+    grids = [{**grid, **shared} for grid in apart or [{}]]
+    for key, value in itertools.chain(*(grid.items() for grid in grids)):
         if not isinstance(value, str):
             raise ConfigError(
                 [f"experiment={experiment}: sweep.{key}={value!r} must be a string, as in '0,1,2'"]
             )
-    return dict(choices(f"{key}={value}") for key, value in declared.items())
+    return [dict(choices(f"{key}={value}") for key, value in grid.items()) for grid in grids]
 
 
 def _names(grid: Sequence[Mapping[str, str]]) -> list[str]:

@@ -116,6 +116,21 @@ def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, t
     assert cells[0].name == "experiment=votes seed=0"
 
 
+def test_grids_apart_share_the_other_keys(experiments):
+    experiments(
+        "table",
+        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
+    )
+    assert [tuple(cell.items())[1:] for cell in sweeps.expand(["experiment=table", "rounds=9"])] == [
+        (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("privacy", "label"), ("rounds", "9"), ("seed", "0")),
+        (("privacy", "label"), ("rounds", "9"), ("seed", "1")),
+    ]
+
+
 def test_each_of_several_experiments_brings_its_own_grid(experiments):
     experiments("a", 'sweep: {seed: "0,1"}')
     experiments("b", 'sweep: {rounds: "2,3"}')

@@ -72,9 +72,11 @@ def test_the_readmes_commands_run(command, call):
     if "RUN" in words:
         folder = call("run", *SMALL)
         words = [folder if word == "RUN" else word for word in words]
+    if words[0] == "report":
+        call("sweep", *SMALL, "seed=0,1")
     given = {word.partition("=")[0] for word in words}
     small = [setting for setting in SMALL if setting.partition("=")[0] not in given]
-    call(*words, *(small if words[0] == "run" else ()))
+    call(*words, *(small if words[0] in ("run", "sweep") else ()))
 
 
 PRIVACY = (ROOT / "docs" / "privacy.md").read_text()

@@ -27,14 +27,18 @@ from fed_dpsd.privacy.mechanism import Clear, Relation, Unit, snap
 
 CLIPPING_MARGIN = 1e-5
 RECORDS_AT_ONCE = 512  # of a batch: bounds the memory of the gradients of single records
+CANCELLATION = 4  # copies that cancel each other further leave rounding errors, so they shrink
+MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 
 
 class TrainingMechanism(Clear, ABC):
-    """A mechanism that trains teachers privately.
+    """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
 
     Its event is that of a whole training, class counts included. It is charged before the first
     step, once; all answers of the teachers are post-processing, so they leave as they are.
     """
+
+    copies: int
 
     @property
     @abstractmethod
@@ -63,16 +67,17 @@ class TrainingMechanism(Clear, ABC):
         labels: torch.Tensor,
         rng: np.random.Generator,
     ) -> None:
-        """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
+        """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels."""
 
 
 @dataclass(frozen=True)
 class DPSGD(TrainingMechanism):
     """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
 
-    Guarantee: a record's gradient has L2 norm at most `max_grad_norm` in the sum of each step, a
-    record takes part in a step with probability `sample_rate` whatever the others do, and
-    N(0, noise_multiplier^2 max_grad_norm^2) is added to each coordinate of the sum. So a training
+    Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
+    `max_grad_norm` in the sum of each step, a record takes part in a step with probability
+    `sample_rate` whatever the others do, and N(0, noise_multiplier^2 max_grad_norm^2) is added to
+    each coordinate of the sum. So a training
     is `steps` Poisson-sampled Gaussian mechanisms; at rate 1 they are plain ones. The class counts
     are one more: a record that is added or removed moves one count by 1, a replaced one moves two.
     Nothing else reads the records: rate and steps are constants of the configuration (a step
@@ -87,6 +92,8 @@ class DPSGD(TrainingMechanism):
         steps: of a training, >= 1.
         max_grad_norm: bound of one record's gradient, > 0.
         learning_rate: Adam's, > 0.
+        copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
+            2204.13650).
         count_share: what the class counts may tell of a record, as a share of what the steps tell
             (mu^2 over mu^2, exact at rate 1), > 0; None releases no counts.
 
@@ -104,6 +111,7 @@ class DPSGD(TrainingMechanism):
     steps: int
     max_grad_norm: float
     learning_rate: float
+    copies: int = 1
     count_share: float | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +121,8 @@ class DPSGD(TrainingMechanism):
                 raise ValueError(f"{field}={value} must be a finite number > 0")
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be >= 1")
+        if not 1 <= self.copies <= MOST_COPIES:
+            raise ValueError(f"copies={self.copies} must be between 1 and {MOST_COPIES}")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate={self.sample_rate} must be above 0 and at most 1")
 
@@ -178,9 +188,12 @@ class DPSGD(TrainingMechanism):
         A record whose gradient is not finite counts as zero there.
 
         Raises:
+            ValueError: the inputs hold another number of copies.
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
                 record's gradient has no bound.
         """
+        if inputs.shape[1] != self.copies:
+            raise ValueError(f"{inputs.shape[1]} copies of each record instead of {self.copies}")
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
@@ -209,20 +222,26 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: np.random.Generator,
     ) -> None:
-        """A record's gradient is an outer product: its norm is known before it is formed."""
+        """A record's gradient is a sum of outer products: its norm is known before it is formed."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
-        lengths = (inputs.square().sum(1) + 1).sqrt()  # of the input and the bias's 1
+        exact = inputs.double()
+        inner = exact @ exact.mT + 1  # (N, A, A), of two copies with the bias's 1
         inputs = torch.nan_to_num(inputs, 0, 0, 0)
-        truth = nn.functional.one_hot(labels, layer.out_features)
+        truth = nn.functional.one_hot(labels, layer.out_features)[:, None]
         for _ in range(self.steps):
             chosen = self._sample(len(labels), rng)
             features = inputs[chosen] if len(chosen) < len(inputs) else inputs
-            residuals = layer(features).softmax(1) - truth[chosen]
-            norms = residuals.norm(dim=1) * lengths[chosen]
-            residuals *= (self._clip / norms.clamp_min(self._clip))[:, None]
+            residuals = layer(features).softmax(2) - truth[chosen]  # (B, A, K)
+            products = residuals.double() @ residuals.double().mT * inner[chosen]
+            lengths = products.diagonal(dim1=1, dim2=2).sqrt().mean(1)  # of the copies' gradients
+            norms = products.mean((1, 2)).clamp_min(0).sqrt()  # of their mean
+            norms = torch.maximum(norms, lengths / CANCELLATION)
+            scale = self._clip / norms.clamp_min(self._clip) / self.copies
+            residuals *= scale.float()[:, None, None]
             torch.nan_to_num_(residuals, 0, 0, 0)
-            layer.weight.grad = self._noisy(residuals.T @ features, rng)
-            layer.bias.grad = self._noisy(residuals.sum(0), rng)
+            rows = residuals.flatten(0, 1)
+            layer.weight.grad = self._noisy(rows.T @ features.flatten(0, 1), rng)
+            layer.bias.grad = self._noisy(rows.sum(0), rng)
             optimiser.step()
 
     def _train_network(
@@ -258,14 +277,15 @@ class DPSGD(TrainingMechanism):
             parts = self._sample(len(labels), rng).split(RECORDS_AT_ONCE)
             for number, part in enumerate(parts, start=1):
                 optimiser.signal_skip_step(do_skip=number < len(parts))
-                loss = nn.functional.cross_entropy(
-                    model(inputs[part]), labels[part], reduction="sum"
-                )
+                logits = model(inputs[part].flatten(0, 1))
+                truth = labels[part].repeat_interleave(self.copies)
+                loss = nn.functional.cross_entropy(logits, truth, reduction="sum")
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Full backward hook is firing")  # as it must
                     loss.backward()
                 for parameter in model.parameters():
-                    torch.nan_to_num_(parameter.grad_sample, 0, 0, 0)
+                    each = parameter.grad_sample.unflatten(0, (len(part), self.copies))
+                    parameter.grad_sample = torch.nan_to_num(each.mean(1), 0, 0, 0)
                 optimiser.step()
                 optimiser.zero_grad()
         model.to_standard_module()

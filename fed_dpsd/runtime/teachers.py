@@ -26,6 +26,9 @@ from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.streams import Streams
 
+# Down and right, in pixels, of the copies of an image.
+MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
     """Each record's shard, in 0..shards-1: a keyed hash of its own, or its patient's, id alone.
@@ -173,8 +176,11 @@ class Teachers:
             labels = torch.from_numpy(records.labels)
             rng = streams.numpy("private training", self._client, int(digest, 16))
             teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
-            model, take = learner(teacher, records.images, torch.device("cpu"))
-            self._training.train(model, take(slice(None)), labels, rng)
+            copies = shifted(records.images, self._training.copies)
+            images = copies.reshape(-1, *records.images.shape[1:])
+            model, take = learner(teacher, images, torch.device("cpu"))
+            inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+            self._training.train(model, inputs, labels, rng)
             teacher.to(memory_format=torch.channels_last)
         else:
             rng = streams.torch("teacher batches", self._client, shard)
@@ -184,6 +190,20 @@ class Teachers:
         write_weights(teacher, temporary)
         os.replace(temporary, path)
         return teacher
+
+
+def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
+    """(N, C, H, W) images to (N, A, C, H, W) copies: itself, then moved by a pixel each way.
+
+    What comes in at a border is what was there.
+    """
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    moved = [
+        padded[:, :, 1 + down :, 1 + right :][:, :, :height, :width]
+        for down, right in MOVES[:copies]
+    ]
+    return np.stack(moved, axis=1)
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

@@ -34,7 +34,7 @@ def fits(sample, stddev):
 
 def dp_sgd(**fields):
     values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
-    values |= {"learning_rate": 1.0}
+    values |= {"learning_rate": 1.0, "copies": 1}
     return DPSGD(**(values | fields))
 
 
@@ -55,7 +55,8 @@ def trained(mechanism, images, seed, features=4_000):
     model = nn.Sequential(nn.Flatten(), nn.Linear(features, 2, bias=False))
     nn.init.zeros_(model[1].weight)
     labels = torch.zeros(len(images), dtype=torch.long)
-    mechanism.train(model, images, labels, rng(seed))
+    copies = images[:, None].repeat(1, mechanism.copies, 1, 1, 1)
+    mechanism.train(model, copies, labels, rng(seed))
     return -model[1].weight.detach().double().numpy()
 
 
@@ -85,16 +86,17 @@ def test_training_noise_has_tails():
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
     recorder = Recorder(np.random.PCG64(0))
-    dp_sgd().train(model, torch.zeros(0, 1, 1, 4), torch.zeros(0, dtype=torch.long), recorder)
+    dp_sgd().train(model, torch.zeros(0, 1, 1, 1, 4), torch.zeros(0, dtype=torch.long), recorder)
     (drawn,) = seen
     assert drawn.dtype == np.float64
     assert (drawn != drawn.astype(np.float32)).all()
 
 
 @pytest.mark.usefixtures("_plain_steps")
-def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds():
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds(copies):
     """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
-    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
+    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
     for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
         moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
         assert moved <= 0.5 * (1 + 1e-4)
@@ -126,7 +128,7 @@ def test_a_layer_that_mixes_records_is_refused():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 2))
     images, labels = torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.long)
     with pytest.raises(NotImplementedError, match="BatchNorm"):
-        dp_sgd().train(model, images, labels, rng())
+        dp_sgd().train(model, images[:, None], labels, rng())
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,8 @@ def test_a_layer_that_mixes_records_is_refused():
         ("sample_rate", 0.0),
         ("sample_rate", 1.5),
         ("steps", 0),
+        ("copies", 0),
+        ("copies", 10),
         ("max_grad_norm", math.inf),
         ("learning_rate", -1.0),
         ("count_share", 0.0),
@@ -153,7 +157,7 @@ def test_training_parameters_are_checked(field, value):
 
 def stepped(mechanism, inputs, labels, seed, opacus=False):
     """A linear layer of fixed weights after a training; opacus gets it inside another module."""
-    layer = nn.Linear(inputs.shape[1], 3)
+    layer = nn.Linear(inputs.shape[2], 3)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(rng(1).normal(size=layer.weight.shape)))
         layer.bias.copy_(torch.tensor([0.3, 0.0, -0.2]))
@@ -161,39 +165,43 @@ def stepped(mechanism, inputs, labels, seed, opacus=False):
     return np.append(layer.weight.detach().numpy(), layer.bias.detach().numpy())
 
 
-def some_records(count=40, features=6):
-    inputs = torch.from_numpy(rng(2).normal(size=(count, features))).float()
+def some_records(count=40, features=6, copies=1):
+    inputs = torch.from_numpy(rng(2).normal(size=(count, copies, features))).float()
     return inputs, torch.from_numpy(rng(3).integers(0, 3, count))
 
 
+@pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("rate", [0.4, 1.0])
-def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate):
+def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
     """Sampling, clipping (some records are, some are not), noise and Adam, for 20 steps."""
-    inputs, labels = some_records()
+    inputs, labels = some_records(copies=copies)
     inputs[:5] *= 1e-2
-    mechanism = dp_sgd(sample_rate=rate, steps=20, learning_rate=0.1)
+    fields = {"sample_rate": rate, "steps": 20, "learning_rate": 0.1, "copies": copies}
+    mechanism = dp_sgd(**fields)
     fast, formed = (stepped(mechanism, inputs, labels, 5, opacus) for opacus in (False, True))
     assert fast == pytest.approx(formed, abs=1e-4)
     assert np.abs(fast - stepped(mechanism, inputs, labels, 6)).max() > 0.1  # other draws
-    loose = dp_sgd(sample_rate=rate, steps=20, learning_rate=0.1, max_grad_norm=0.6)
+    loose = dp_sgd(**fields, max_grad_norm=0.6)
     assert np.abs(fast - stepped(loose, inputs, labels, 5)).max() > 0.01  # another bound
 
 
 @pytest.mark.usefixtures("_plain_steps")
-def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds():
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds(copies):
     """As above; the other records' part is the same beside any of them."""
-    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0)
-    inputs, labels = some_records(10)
+    mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
+    inputs, labels = some_records(10, copies=copies)
     without = stepped(mechanism, inputs, labels, 0)
     for value in (0.0, 1e-3, 1.0, 1e10, 1e18, 1e25, 3e38, math.inf, -math.inf, math.nan):
         for label in range(3):
-            row = torch.full((1, 6), 1.0)
-            row[0, 0] = value
-            more = torch.cat([inputs, row]), torch.cat([labels, torch.tensor([label])])
-            moved = np.linalg.norm(stepped(mechanism, *more, 0) - without)
-            assert moved <= 0.5 * (1 + 1e-4), (value, label)
-            assert math.isfinite(value) or moved < 1e-4  # it counts as zero
-    row = torch.full((1, 6), 1e3)
+            for other in (value, -value):  # its copies agree, or cancel
+                row = torch.full((1, copies, 6), 1.0)
+                row[:, 0, 0], row[:, 1:, 0] = value, other
+                more = torch.cat([inputs, row]), torch.cat([labels, torch.tensor([label])])
+                moved = np.linalg.norm(stepped(mechanism, *more, 0) - without)
+                assert moved <= 0.5 * (1 + 1e-4), (value, other, label)
+                assert math.isfinite(value) or moved < 1e-4  # it counts as zero
+    row = torch.full((1, copies, 6), 1e3)
     outlier = torch.cat([inputs, row]), torch.cat([labels, torch.tensor([0])])
     moves = [
         np.linalg.norm(
@@ -213,7 +221,7 @@ def test_the_noise_of_a_linear_layer_has_its_law_and_no_other(seed, count):
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     labels = torch.zeros(count, dtype=torch.long)
-    dp_sgd().train(layer, torch.rand(count, 4_000), labels, rng(seed))
+    dp_sgd().train(layer, torch.rand(count, 1, 4_000), labels, rng(seed))
     noise = -layer.weight.detach().double().numpy().ravel()
     assert layer.bias.item() != 0
     assert fits(noise, 0.5)
@@ -253,6 +261,12 @@ def test_a_record_moves_the_counts_as_the_events_say():
     for relation, shift in largest.items():
         (_, counts) = mechanism.event("record", relation).events
         assert counts.noise_multiplier == pytest.approx(6.0 / shift)
+
+
+def test_another_number_of_copies_is_refused():
+    """Clipped to a third each, one copy too many would pass the bound."""
+    with pytest.raises(ValueError, match="4 copies of each record instead of 3"):
+        stepped(dp_sgd(copies=3), *some_records(copies=4), 0)
 
 
 def test_no_counts_are_released_unasked():

@@ -121,7 +121,9 @@ def test_grids_apart_share_the_other_keys(experiments):
         "table",
         'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
     )
-    assert [tuple(cell.items())[1:] for cell in sweeps.expand(["experiment=table", "rounds=9"])] == [
+    assert [
+        tuple(cell.items())[1:] for cell in sweeps.expand(["experiment=table", "rounds=9"])
+    ] == [
         (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
         (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
         (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),

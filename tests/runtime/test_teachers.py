@@ -13,7 +13,7 @@ from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.runtime import teachers
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
-from fed_dpsd.runtime.teachers import Teachers, assign_shards, make_teacher
+from fed_dpsd.runtime.teachers import Teachers, assign_shards, make_teacher, shifted
 
 
 @pytest.fixture
@@ -165,6 +165,16 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     noise = [(weight - start).numpy() for weight in weights]
     assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
     assert np.abs(noise).max() > 1e-3  # one step of Adam
+
+
+def test_copies_are_the_image_moved_by_a_pixel_and_itself():
+    image = np.arange(12, dtype=np.uint8).reshape(1, 1, 3, 4)
+    copies = shifted(image, 9)
+    assert copies.shape == (1, 9, 1, 3, 4)
+    assert (copies[:, 0] == image).all()
+    assert len({copy.tobytes() for copy in copies[0]}) == 9
+    assert (copies[0, 1, 0] == image[0, 0, [1, 2, 2]]).all()  # what comes in is what was there
+    assert (copies[0, 4, 0] == image[0, 0][:, [0, 0, 1, 2]]).all()
 
 
 def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):

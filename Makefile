@@ -16,8 +16,8 @@ format: ## Format the code
 	ruff format .
 	ruff check --fix .
 
-test: ## The test suite
-	pytest
+test: ## The test suite, in two processes
+	pytest -n 2 --dist loadfile
 
 slow: ## Flower simulations, kills, wheels: about ten minutes
 	pytest -m slow

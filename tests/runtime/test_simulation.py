@@ -212,7 +212,7 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
     run = json.loads(listed[listed.index("{") :])["runs"][0]
     assert run["status"] == "finished:completed", done.stdout[-3000:]
     (result,) = [line for line in done.stdout.splitlines() if "result: student" in line]
-    assert "proven 51,200 (record, replace_one, trust nobody" in result
+    assert "published inf (dp_teacher) · proven 6.58" in result
     (folder,) = (tmp_path / "home" / "runs").iterdir()
     assert f"run folder: {folder}" in done.stdout
     scores = summary(folder)["accuracy"]

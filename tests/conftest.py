@@ -26,6 +26,11 @@ SMALL = (
 )
 
 
+def pytest_collection_modifyitems(items):
+    """Simulations take longest, so they come first: two processes then end together."""
+    items.sort(key=lambda item: item.path.name != "test_simulation.py")
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     return tmp_path_factory.mktemp("home")

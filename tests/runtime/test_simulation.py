@@ -174,6 +174,7 @@ def free_port():
 
 
 @slow
+@pytest.mark.ci
 def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -225,6 +226,7 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
 
 
 @slow
+@pytest.mark.ci
 def test_the_wheel_runs_on_both_engines_next_to_another_flower_app(tmp_path):
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "build", "-q", "--wheel", "-o", str(tmp_path), str(ROOT)], check=True)

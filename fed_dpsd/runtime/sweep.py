@@ -22,7 +22,14 @@ from typing import Any
 
 import torch
 
-from fed_dpsd.config import ConfigError, UserError, choices, compose, declared_sweep
+from fed_dpsd.config import (
+    ConfigError,
+    UserError,
+    choices,
+    compose,
+    conf_folder,
+    declared_sweep,
+)
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.checkpoint import write_atomically
@@ -74,13 +81,15 @@ def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
     An experiment's `sweep` is expanded too: its keys map to choices, and those that map to keys of
     their own are grids apart, each with what the others share. For a key that it has in common with
     `overrides`, these win, but for `experiment` itself: the one given here is where the grids are
-    read from.
+    read from. A group of conf/, such as `privacy`, decides which other keys there are, so there
+    `overrides` choose among the grids apart instead: a grid with none of the choices is left out.
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
 
     Raises:
-        ConfigError: wrong syntax, a `sweep` that is no grid, or a key that names the run folder.
+        ConfigError: wrong syntax, a `sweep` that is no grid, a key that names the run folder, or a
+            choice of a group that no grid has.
     """
     given: dict[str, list[str]] = {}
     for key, values in map(choices, overrides):
@@ -91,13 +100,29 @@ def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
             raise ConfigError([f"{key}={given[key][0]}: a sweep names its run folders; use --out"])
     cells = []
     names = given.pop("experiment", [])
-    declared = [{"experiment": [name]} | grid for name in names for grid in _declared(name)]
-    for grid in declared or [{}]:
-        grid |= given
+    grids = [{"experiment": [name]} | grid for name in names for grid in _chosen(name, given)]
+    for grid in grids or [given]:
         cells += [
             dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
         ]
     return cells
+
+
+def _chosen(experiment: str, given: Mapping[str, list[str]]) -> list[dict[str, list[str]]]:
+    """The grids of an experiment's file, with what is given in place of what they have."""
+    grids = _declared(experiment)
+    if len(grids) == 1:
+        return [grids[0] | given]
+    chosen = []
+    groups = [key for key in given if (conf_folder() / key).is_dir()]
+    for grid in grids:
+        own = {key: [v for v in given[key] if v in grid[key]] for key in groups if key in grid}
+        if all(own.values()):
+            chosen.append(grid | given | own)
+    if not chosen:
+        wanted = " ".join(f"{key}={','.join(given[key])}" for key in groups)
+        raise ConfigError([f"{wanted}: no grid of experiment={experiment} has that"])
+    return chosen
 
 
 def _declared(experiment: str) -> list[dict[str, list[str]]]:

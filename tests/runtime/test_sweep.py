@@ -133,6 +133,28 @@ def test_grids_apart_share_the_other_keys(experiments):
     ]
 
 
+def test_a_group_chooses_among_grids_apart(experiments):
+    """A grid whose keys hang on one mechanism is no grid of another."""
+    experiments(
+        "table",
+        "sweep: {trained: {privacy: dp_teacher, privacy.copies: '5'}, "
+        "answered: {privacy: 'votes,label'}, seed: '0,1'}",
+    )
+
+    def found(*overrides):
+        cells = sweeps.expand(["experiment=table", "seed=7", *overrides])
+        return [(cell["privacy"], cell.get("privacy.copies")) for cell in cells]
+
+    assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
+    assert found("privacy=label") == [("label", None)]
+    assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
+    with pytest.raises(ConfigError, match="privacy=gradient: no grid of experiment=table has that"):
+        found("privacy=gradient")
+    assert all(
+        cell["data"] == "mnist" for cell in sweeps.expand(["experiment=table", "data=mnist"])
+    )
+
+
 def test_each_of_several_experiments_brings_its_own_grid(experiments):
     experiments("a", 'sweep: {seed: "0,1"}')
     experiments("b", 'sweep: {rounds: "2,3"}')

@@ -224,15 +224,14 @@ class DPSGD(TrainingMechanism):
     ) -> None:
         """A record's gradient is a sum of outer products: its norm is known before it is formed."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
-        exact = inputs.double()
-        inner = exact @ exact.mT + 1  # (N, A, A), of two copies with the bias's 1
+        inner = _inner_products(inputs) + 1  # of two copies with the bias's 1
         inputs = torch.nan_to_num(inputs, 0, 0, 0)
         truth = nn.functional.one_hot(labels, layer.out_features)[:, None]
         for _ in range(self.steps):
             chosen = self._sample(len(labels), rng)
             features = inputs[chosen] if len(chosen) < len(inputs) else inputs
             residuals = layer(features).softmax(2) - truth[chosen]  # (B, A, K)
-            products = residuals.double() @ residuals.double().mT * inner[chosen]
+            products = _inner_products(residuals) * inner[chosen]
             lengths = products.diagonal(dim1=1, dim2=2).sqrt().mean(1)  # of the copies' gradients
             norms = products.mean((1, 2)).clamp_min(0).sqrt()  # of their mean
             norms = torch.maximum(norms, lengths / CANCELLATION)
@@ -289,3 +288,9 @@ class DPSGD(TrainingMechanism):
                 optimiser.step()
                 optimiser.zero_grad()
         model.to_standard_module()
+
+
+def _inner_products(rows: torch.Tensor) -> torch.Tensor:
+    """(N, A, A) float64, of each record's A copies, (N, A, D)."""
+    exact = rows.double()
+    return exact @ exact.mT

@@ -110,35 +110,35 @@ def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
 
 def _chosen(experiment: str, given: Mapping[str, list[str]]) -> list[dict[str, list[str]]]:
     """The grids of an experiment's file, with what is given in place of what they have."""
-    grids = _declared(experiment)
-    if len(grids) == 1:
-        return [grids[0] | given]
-    chosen = []
+    shared, apart = _declared(experiment)
     groups = [key for key in given if (conf_folder() / key).is_dir()]
-    for grid in grids:
-        own = {key: [v for v in given[key] if v in grid[key]] for key in groups if key in grid}
-        if all(own.values()):
-            chosen.append(grid | given | own)
-    if not chosen:
+    grids = []
+    for own in apart or [{}]:
+        chosen = {key: [v for v in given[key] if v in own[key]] for key in groups if key in own}
+        if all(chosen.values()):
+            grids.append(own | shared | given | chosen)
+    if not grids:
         wanted = " ".join(f"{key}={','.join(given[key])}" for key in groups)
         raise ConfigError([f"{wanted}: no grid of experiment={experiment} has that"])
-    return chosen
+    return grids
 
 
-def _declared(experiment: str) -> list[dict[str, list[str]]]:
-    """The grids of an experiment's file."""
+def _declared(experiment: str) -> tuple[dict[str, list[str]], list[dict[str, list[str]]]]:
+    """What an experiment's grids share, and each grid apart."""
     declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
         raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
+
+    def parsed(grid: Mapping[str, Any]) -> dict[str, list[str]]:
+        for key, value in grid.items():
+            if not isinstance(value, str):
+                what = f"experiment={experiment}: sweep.{key}={value!r} must be a string"
+                raise ConfigError([f"{what}, as in '0,1,2'"])
+        return dict(choices(f"{key}={value}") for key, value in grid.items())
+
     shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
     apart = [value for value in declared.values() if isinstance(value, Mapping)]
-    grids = [{**grid, **shared} for grid in apart or [{}]]
-    for key, value in itertools.chain(*(grid.items() for grid in grids)):
-        if not isinstance(value, str):
-            raise ConfigError(
-                [f"experiment={experiment}: sweep.{key}={value!r} must be a string, as in '0,1,2'"]
-            )
-    return [dict(choices(f"{key}={value}") for key, value in grid.items()) for grid in grids]
+    return parsed(shared), [parsed(grid) for grid in apart]
 
 
 def _names(grid: Sequence[Mapping[str, str]]) -> list[str]:

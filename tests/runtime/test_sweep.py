@@ -138,7 +138,7 @@ def test_a_group_chooses_among_grids_apart(experiments):
     experiments(
         "table",
         "sweep: {trained: {privacy: dp_teacher, privacy.copies: '5'}, "
-        "answered: {privacy: 'votes,label'}, seed: '0,1'}",
+        "answered: {privacy: 'votes,label'}, seed: '0,1', data: digits}",
     )
 
     def found(*overrides):

@@ -1,20 +1,18 @@
 """One schema, two doors: `fed-dpsd run KEY=VALUE ...` and Flower's `--run-config`.
 
-Hydra composes conf/; what it yields is bound to frozen dataclasses whose fields are the keys of the
-YAML files. Every problem found is reported at once, before any data is read.
+Hydra composes conf/; what it yields is bound (binder.py) to the frozen dataclasses here, whose
+fields are the keys of the YAML files. No data has been read then.
 """
 
 import dataclasses
 import difflib
-import importlib
 import json
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -23,7 +21,6 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-T = TypeVar("T")
 FLAT_KEYS = ("num_clients", "out", "overrides")
 
 
@@ -96,6 +93,8 @@ class TeacherConfig:
     min_steps: int
     batch_size: int
     learning_rate: float
+    momentum: float | None
+    same_start: bool
 
     def __post_init__(self) -> None:
         if (self.path is None) != (self.arch is None):
@@ -104,6 +103,8 @@ class TeacherConfig:
             )
         require(self, seed=0, epochs=0, min_steps=1, batch_size=1)
         require_positive(self, "learning_rate")
+        if self.momentum is not None and not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must be in [0, 1), or null for Adam")
 
 
 @dataclass(frozen=True)
@@ -310,80 +311,6 @@ def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
         what = "is given twice, flat and in overrides; keep one of them"
         raise ConfigError([f"{key} {what}" for key in sorted(twice)])
     return compose(overrides) | flat
-
-
-class Binder:
-    """Turns mappings into frozen dataclasses and collects every problem on the way."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-
-    def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
-        """An instance of dataclass `cls` from `values`, or None after recording problems.
-
-        Keys must be `cls`'s fields, types must fit the annotations (an int is a float; nothing else
-        is converted), and `cls` itself may raise ValueError for a value out of range.
-        """
-        before = len(self.problems)
-        hints = typing.get_type_hints(cls)
-        fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        for key in sorted(set(values) - set(fields)):
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            self.problems.append(f"{where}{key}={values[key]!r} is not a key of {where[:-1]}{hint}")
-        arguments = {}
-        for name, field in fields.items():
-            if name in values:
-                arguments[name] = self._convert(values[name], hints[name], where + name)
-            elif field.default is dataclasses.MISSING:
-                self.problems.append(f"{where}{name} is missing")
-        if len(self.problems) > before:
-            return None
-        try:
-            return cls(**arguments)
-        except ValueError as error:
-            self.problems.append(f"{where}{error}")
-            return None
-
-    def _convert(self, value: Any, hint: Any, where: str) -> Any:
-        """`value` as the type `hint`, or a recorded problem."""
-        if dataclasses.is_dataclass(hint):
-            return self.bind(typing.cast(type, hint), value, f"{where}.")
-        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if origin in (types.UnionType, typing.Union):
-            if value is None and type(None) in arguments:
-                return None
-            return self._convert(value, arguments[0], where)
-        if origin is tuple and isinstance(value, list):
-            return tuple(self._convert(item, arguments[0], where) for item in value)
-        if origin is typing.Literal or hint is typing.Any:
-            return value
-        if hint is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        expected = origin or hint
-        if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
-            return value
-        kinds = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-        wanted = kinds.get(expected, "a group of keys" if expected is Mapping else "a list")
-        self.problems.append(f"{where}={value!r} must be {wanted}")
-        return None
-
-    def locate(self, package: str, path: Any, where: str) -> type | None:
-        """The class `MODULE.CLASS` inside our own `package`, or None after recording a problem."""
-        if isinstance(path, str) and re.fullmatch(r"[a-z_0-9]+\.[A-Za-z0-9]+", path):
-            module, name = path.split(".")
-            try:
-                found = getattr(importlib.import_module(f"{package}.{module}"), name)
-                return typing.cast(type, found)
-            except (ImportError, AttributeError):
-                pass
-        self.problems.append(f"{where}={path!r} is not a MODULE.CLASS inside {package}")
-        return None
-
-    def finish(self) -> None:
-        """Raise ConfigError with everything that was recorded."""
-        if self.problems:
-            raise ConfigError(self.problems)
 
 
 def split_privacy(raw: Mapping[str, Any]) -> dict[str, Any]:

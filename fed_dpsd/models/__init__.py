@@ -40,6 +40,30 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     return module.to(memory_format=torch.channels_last)
 
 
+def _state(module: nn.Module) -> list[torch.Tensor]:
+    """Parameters and the statistics that BatchNorm keeps, without its counter of batches."""
+    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+
+
+def to_vector(module: nn.Module) -> torch.Tensor:
+    """(P,) float32 on the processor: a module's parameters and statistics, in its own order."""
+    return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in _state(module)])
+
+
+def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
+    """Put what `to_vector` gave into a module of the same architecture.
+
+    Raises:
+        ValueError: the vector has another length.
+    """
+    tensors = _state(module)
+    expected = sum(tensor.numel() for tensor in tensors)
+    if vector.shape != (expected,):
+        raise ValueError(f"{vector.numel()} weights instead of {expected}")
+    for tensor, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
 def write_weights(module: nn.Module, path: Path) -> None:
     """Write a module's tensors to a safetensors file, for `read_weights`."""
     weights = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}

@@ -1,9 +1,10 @@
 """Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
 Each has a backbone, whose output `features` the generator's losses see, and a linear classifier.
-S must be a multiple of 4, >= 8. None keeps statistics of the data (GroupNorm where a normalisation
-is needed), so each trains on one record or one class as on many. `width` is the number of channels
-of the first layer; torchvision's architectures have their own and leave it aside.
+S must be a multiple of 4, >= 8. None but cnn_bn keeps statistics of the data (GroupNorm where a
+normalisation is needed), so each trains on one record or one class as on many. `width` is the
+number of channels of the first layer; torchvision's architectures have their own and leave it
+aside.
 """
 
 import functools
@@ -17,12 +18,28 @@ from fed_dpsd.models.scattering import Scattering
 
 
 class Classifier(nn.Module):
-    """A backbone, (B, C, S, S) to (B, F), and a linear classifier on top."""
+    """A backbone, (B, C, S, S) to (B, F), and a linear classifier on top.
 
-    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
+    Args:
+        backbone: without the classifier.
+        num_features: F.
+        num_classes: K.
+        channels_last: how convolutions lay out their numbers; on processors it makes all but those
+            with GroupNorm nearly twice as fast.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_features: int,
+        num_classes: int,
+        channels_last: bool = False,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.classifier = nn.Linear(num_features, num_classes)
+        if channels_last:
+            self.to(memory_format=torch.channels_last)
 
     @property
     def fixed(self) -> bool:
@@ -53,7 +70,7 @@ def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[n
 def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Two 3x3 convolutions with pooling."""
     backbone = nn.Sequential(*_two_convolutions(shape, width, 3))
-    return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
+    return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes, channels_last=True)
 
 
 def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
@@ -84,11 +101,22 @@ def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     )
 
 
+def cnn_bn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Two 5x5 convolutions with BatchNorm and pooling: DENSE's network for MNIST at width 16."""
+    channels, size, _ = shape
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((channels, width), (width, 2 * width)):
+        layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs)]
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    backbone = nn.Sequential(*layers, nn.Flatten())
+    return Classifier(backbone, 2 * width * (size // 4) ** 2, num_classes, channels_last=True)
+
+
 def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """LeNet-5's plan: two 5x5 convolutions, then a fully connected layer of 8 * width."""
     hidden = nn.Linear(2 * width * (shape[1] // 4) ** 2, 8 * width)
     backbone = nn.Sequential(*_two_convolutions(shape, width, 5), hidden, nn.ReLU())
-    return Classifier(backbone, 8 * width, num_classes)
+    return Classifier(backbone, 8 * width, num_classes, channels_last=True)
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
@@ -134,5 +162,8 @@ _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
-    for build in (cnn, cnn_tanh, cnn3, lenet, mlp, scattering, resnet18, mobilenet, squeezenet)
+    for build in (
+        *(cnn, cnn_bn, cnn_tanh, cnn3, lenet, mlp),
+        *(scattering, resnet18, mobilenet, squeezenet),
+    )
 }

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from fed_dpsd.streams import Streams
+
 GROUP = 64  # images that share a coarseness
 
 
@@ -55,6 +57,48 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
         return line * torch.sigmoid(10 * (radius - from_centre))
 
     return _coloured(draw, count, shape, rng)
+
+
+def draw(
+    counts: tuple[int, int, int], shape: tuple[int, ...], streams: Streams, number: int
+) -> list[NDArray[np.uint8]]:
+    """So many images of noise, of areas and of lines, each from the stream of round `number`."""
+    return [
+        procedure(count, shape, streams.numpy(name, query_id=number))
+        for procedure, count, name in zip(
+            (noise, areas, lines),
+            counts,
+            ("noise images", "area images", "line images"),
+            strict=True,
+        )
+    ]
+
+
+def turned(
+    images: NDArray[np.uint8], asked: NDArray[np.uint8], labels: NDArray[np.floating]
+) -> NDArray[np.uint8]:
+    """`images`, all dark or all light: whichever the answers so far vary more with.
+
+    Pictures of strokes are mostly light on dark or dark on light, and teachers know one of them;
+    about the other they say much the same whatever is drawn. Noise in the answers adds the same to
+    the variance of both. An image of the wrong side becomes its negative.
+
+    Args:
+        images: (B, C, H, W) to turn.
+        asked: (Q, C, H, W) images that were answered; with fewer than two of a side nothing turns.
+        labels: (Q, K) their labels, noisy or not.
+    """
+    dark = _dark(asked)
+    if min(dark.sum(), (~dark).sum()) < 2:
+        return images
+    wanted = labels[dark].var(0).sum() > labels[~dark].var(0).sum()
+    wrong = (_dark(images) != wanted)[:, None, None, None]
+    return np.where(wrong, 255 - images, images)
+
+
+def _dark(images: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """(B,) whether an image is darker than the mean of all pixels there can be."""
+    return images.mean((1, 2, 3)) < 127.5
 
 
 def _fields(

@@ -52,3 +52,26 @@ def test_lines_are_light_on_dark_as_often_as_dark_on_light():
     images = procedural.lines(1_000, (1, 28, 28), Streams(0).numpy("images"))
     dark_ground = (images.reshape(1_000, -1) < 128).mean(1) > 0.5
     assert dark_ground.mean() == pytest.approx(0.5, abs=5 * (0.25 / 1_000) ** 0.5)
+
+
+def test_images_are_turned_to_the_side_whose_answers_vary_more():
+    """Even where the noise of the answers is larger than what they say."""
+    rng = np.random.default_rng(0)
+    images = procedural.lines(200, (3, 8, 8), rng)
+    asked = procedural.lines(2_000, (3, 8, 8), rng)
+    dark = asked.mean((1, 2, 3)) < 127.5
+    one_hot = np.eye(10)[rng.integers(0, 10, 2_000)]
+    for side in (dark, ~dark):
+        labels = np.where(side[:, None], one_hot, 0.1) + rng.normal(0, 1, one_hot.shape)
+        turned = procedural.turned(images, asked, labels)
+        is_dark = turned.mean((1, 2, 3)) < 127.5
+        assert is_dark.all() if side is dark else not is_dark.any()
+        same = (turned == images).all((1, 2, 3))
+        assert 0 < same.sum() < 200
+        assert (turned == np.where(same[:, None, None, None], images, 255 - images)).all()
+
+
+def test_nothing_turns_before_both_sides_were_answered():
+    images = procedural.lines(20, (1, 8, 8), Streams(0).numpy("images"))
+    black = np.zeros((5, 1, 8, 8), np.uint8)
+    assert (procedural.turned(images, black, np.eye(5)) == images).all()

@@ -15,9 +15,16 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, NonPrivate, Relation, Unit, vanishes
+from fed_dpsd.privacy.mechanism import (
+    Additive,
+    Epsilon,
+    Mechanism,
+    NonPrivate,
+    Relation,
+    Unit,
+    vanishes,
+)
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.votes import NoisyVotes
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
 VALUES_AT_ONCE = 2**18  # drawn by one call of `noise`: 2 MiB, so that it stays in the cache
@@ -122,7 +129,7 @@ def audit(
         ratio = queries * enumerate_response(mechanism)  # of as many telling responses in a row
         what = "randomised responses"
         return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, what)
-    if not isinstance(mechanism, NormalizedGradient | NoisyVotes):
+    if not isinstance(mechanism, Additive):
         why = (
             "all its noise is in the training of its teacher, and audits of trainings are not here"
         )
@@ -214,7 +221,7 @@ def verdict(audit: Audit, proven: Epsilon, published: float, published_delta: fl
 
 
 def _ratios(
-    mechanism: NormalizedGradient | NoisyVotes, queries: int, runs: int, rng: np.random.Generator
+    mechanism: Additive, queries: int, runs: int, rng: np.random.Generator
 ) -> NDArray[np.float64]:
     """(2, runs) log-likelihood ratios, up to constants, of runs in the first and second world."""
     num_classes = mechanism.num_classes
@@ -224,7 +231,7 @@ def _ratios(
         for world in mechanism.worst_case()
     ]
     first, second = (world.sum(axis=0) for world in worlds)
-    laplace = isinstance(mechanism, NoisyVotes) and mechanism.noise_law == "laplace"
+    laplace = mechanism.noise_law == "laplace"
     middle, reach = (first + second) / 2, np.abs(first - second) / 2
     weights = np.sign(first - second)[0] if laplace else (first - second)[0]
     most = max(1, VALUES_AT_ONCE // num_classes)  # rows of a call: parts of a run, or whole runs
@@ -245,7 +252,7 @@ def _ratios(
     return ratios
 
 
-def _noise(mechanism: NormalizedGradient | NoisyVotes) -> str:
+def _noise(mechanism: Additive) -> str:
     if isinstance(mechanism, NormalizedGradient):
         return "noise N(0, sigma^2 beta^2)"
     return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"

@@ -68,6 +68,7 @@ class NormalizedGradient:
     input: ClassVar[Literal["gradient"]] = "gradient"
     calibrated_by: ClassVar[str] = "noise_multiplier"
     reason: ClassVar[None] = None
+    noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
     num_classes: int
     noise_multiplier: float
     bound: float = 1e-3

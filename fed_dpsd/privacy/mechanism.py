@@ -6,7 +6,7 @@ One frozen object holds the noise and the event derived from it, so they cannot 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
@@ -171,6 +171,30 @@ class Mechanism(Protocol):
         """One release's event, with sensitivity and relation folded into its parameters."""
 
 
+@runtime_checkable
+class Additive(Mechanism, Protocol):
+    """A mechanism that adds independent noise of one law to each of K coordinates.
+
+    Its answers are unbiased, so a student learns from them by least squares; and it is audited by
+    sampling the two worlds that are hardest to tell apart.
+    """
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise, in units of the sensitivity or of a vote; larger is more private."""
+
+    @property
+    def noise_law(self) -> Literal["gaussian", "laplace"]:
+        """The law of a coordinate's noise."""
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """(n, 1, K) values of a client's teachers in two worlds that differ in one record."""
+
+
 @dataclass(frozen=True)
 class Clear:
     """What leaves without noise of its own: (B, K) probabilities, summed over the teachers."""
@@ -231,8 +255,8 @@ class NonPrivate(Clear):
     reason: str = "answers leave the client without noise"
 
     def releases(self, asks: int, queries: int) -> int:
-        """One for each query."""
-        return asks * queries
+        """One for each query, and one for an ask that has none."""
+        return asks * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """The non-private event, whose epsilon is infinite."""

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
-Kind = Literal["answers", "counts", "weights"]
+Kind = Literal["answers", "counts", "weights", "train"]
+NOTHING = np.empty(0, np.float32)
 
 
 class ProtocolError(RuntimeError):
@@ -26,21 +27,31 @@ class Ask:
         query_id: round number, >= 0; with the content it identifies the ask.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
-        kind: "answers"; "counts" for the class counts that a private training released; or
-            "weights" for the teachers' parameters, which a client gives only for a method that says
-            so in its own configuration, at epsilon = inf. The last two carry no image.
+        kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters, or
+            "train" for those after another local training that starts at `weights`. The last
+            three carry no image, and a client answers them only for a method that says so in its
+            own configuration: at epsilon = inf, or as what a private training paid for.
+        weights: (P,) float32 of one model, for "train"; else none.
     """
 
     query_id: int
     images: NDArray[np.uint8]
     predictions: NDArray[np.float32]
     kind: Kind = "answers"
+    weights: NDArray[np.float32] = field(default_factory=lambda: NOTHING)
 
     @classmethod
-    def without_images(cls, kind: Kind, image_shape: tuple[int, ...], num_classes: int) -> "Ask":
-        """An ask for counts or weights."""
+    def without_images(
+        cls,
+        kind: Kind,
+        image_shape: tuple[int, ...],
+        num_classes: int,
+        query_id: int = 0,
+        weights: NDArray[np.float32] = NOTHING,
+    ) -> "Ask":
+        """An ask for anything but answers to images."""
         empty = np.empty((0, *image_shape), np.uint8), np.empty((0, num_classes), np.float32)
-        return cls(0, *empty, kind)
+        return cls(query_id, *empty, kind, weights)
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
@@ -62,19 +73,32 @@ class Ask:
                 f"ask {self.query_id}: {len(self.images)} images but {len(self.predictions)} "
                 "predictions; there must be one prediction per image"
             )
+        if self.weights.dtype != np.float32 or self.weights.ndim != 1:
+            raise ProtocolError(
+                f"ask {self.query_id}: weights are {self.weights.dtype} of shape "
+                f"{self.weights.shape}; they must be float32 of shape (P,)"
+            )
+        if (self.kind == "train") != bool(len(self.weights)):
+            raise ProtocolError(
+                f"ask {self.query_id}: {self.kind} with {len(self.weights)} weights; 'train' needs "
+                "them, and nothing else has any"
+            )
+        if not np.isfinite(self.weights).all():
+            raise ProtocolError(f"ask {self.query_id}: weights hold NaN or infinity")
         if not np.isfinite(self.predictions).all():
             raise ProtocolError(f"ask {self.query_id}: predictions hold NaN or infinity")
 
     @property
     def nbytes(self) -> int:
         """Payload in bytes, as sent to one client."""
-        return self.images.nbytes + self.predictions.nbytes
+        return self.images.nbytes + self.predictions.nbytes + self.weights.nbytes
 
     def digest(self) -> str:
         """SHA-256 of the whole ask: the idempotency key (same id, other content: another key)."""
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         digest.update(np.ascontiguousarray(self.predictions).tobytes())
+        digest.update(np.ascontiguousarray(self.weights).tobytes())
         return digest.hexdigest()
 
 
@@ -126,7 +150,10 @@ def misfit(ask: Ask, answer: Answer) -> str:
         problem = f"values of shape {answer.values.shape}, asked {ask.predictions.shape}"
     elif ask.kind == "counts" and answer.values.shape != (1, ask.predictions.shape[1]):
         problem = f"values of shape {answer.values.shape}, asked (1, {ask.predictions.shape[1]})"
-    elif ask.kind == "weights" and (answer.values.ndim, *answer.values.shape[1:]) != (2, 1):
+    elif ask.kind in ("weights", "train") and (answer.values.ndim, *answer.values.shape[1:]) != (
+        2,
+        1,
+    ):
         problem = f"values of shape {answer.values.shape}, asked (P, 1)"
     elif answer.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
         problem = f"values of type {answer.values.dtype}"

@@ -1,7 +1,5 @@
 """Shared fixtures: a home and a cache of their own, and a small experiment that runs in seconds."""
 
-from pathlib import Path
-
 import pytest
 
 from fed_dpsd.config import compose
@@ -31,6 +29,19 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_simulation.py")
 
 
+def small_for(overrides):
+    """SMALL, without what the method that `overrides` name has no key for."""
+    named = [override for override in overrides if override.startswith("method=")]
+    keys = compose(named)["method"] if named else None
+    return [
+        setting
+        for setting in SMALL
+        if keys is None
+        or setting.partition("=")[0].removeprefix("method.") in keys
+        or not setting.startswith("method.")
+    ]
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory):
     return tmp_path_factory.mktemp("home")
@@ -46,6 +57,8 @@ def small(tmp_path):
     """Sets up a small experiment; takes further overrides."""
 
     def make(*overrides):
-        return set_up(compose([*SMALL, f"out={tmp_path}/runs", *overrides]), Path(tmp_path))
+        return set_up(
+            compose([*small_for(overrides), f"out={tmp_path}/runs", *overrides]), tmp_path
+        )
 
     return make

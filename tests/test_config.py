@@ -23,7 +23,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
     overrides = [f"{path.parent.name}={path.stem}"]
     if path.parent.name == "experiment":
         overrides.append(f"data.path={tmp_path}")
-    if path.stem == "dpsd":
+    if path.stem in ("dpsd", "central"):
         overrides.append("num_clients=1")
     experiment = set_up(compose(overrides), tmp_path)
     assert experiment.config.num_clients >= 1
@@ -40,7 +40,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("num_clients=five", "num_clients='five' must be an integer"),
         ("num_clients=2.5", "num_clients=2.5 must be an integer"),
         ("seed=-1", "seed=-1 must be >= 0"),
-        ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: dpsd, fed_dpsd"),
+        ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: central, dense, dp_fedavg"),
         ("data=mnits", "data=mnits is unknown; choose one of: cifar10"),
         (
             "privcy.steps=2",

@@ -10,13 +10,14 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Federation, Plan, Site, World, fetch_teacher
-from fed_dpsd.privacy.accounting import Charge
-from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing
+from fed_dpsd.methods.method import Federation, Plan, Site, World
+from fed_dpsd.methods.white_box import (
+    fetch_teachers,
+    release_weights,
+    weights_charge,
+)
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal
-
-WEIGHTS_LEAVE = NonPrivate("the generator is trained against the teacher's own weights (DPSD-T)")
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,17 @@ class DPSD(FedDPSD):
         answers = super().plan(world)
         if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
             return answers
-        return Plan((Charge(WEIGHTS_LEAVE, 1, 1), *answers.stages))
+        return Plan((weights_charge(world), *answers.stages))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""
         if ask.kind == "weights" and self.discriminator == "teacher":
-            paid = isinstance(site.mechanism, PostProcessing)  # the weights of a DP teacher too
-            mechanism: Mechanism = site.mechanism if paid else WEIGHTS_LEAVE
-            return site.release(mechanism, site.sensitive_weights(), ask)
+            return release_weights(ask, site)
         return super().client(ask, site)
 
     def critic(self, federation: Federation, world: World) -> nn.Module | None:
         """The teacher, for DPSD-T."""
         if self.discriminator == "student":
             return None
-        return fetch_teacher(federation, world, 0)
+        (teacher, *_) = fetch_teachers(federation, world)[0]
+        return teacher

@@ -38,8 +38,8 @@ from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Additive
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
 
@@ -49,9 +49,11 @@ class FedDPSD:
     """Algorithm 2; the fields are conf/method/fed_dpsd.yaml."""
 
     num_clients: ClassVar[int | None] = None
+    mechanisms: ClassVar[tuple[str, ...] | None] = None
     noise_share: float
     areas_share: float
     lines_share: float
+    turn: bool
     images_per_generator: int
     latent_size: int
     generator_steps: int
@@ -123,6 +125,10 @@ class FedDPSD:
 
         for number in range(len(bank) + 1, world.rounds + 1):
             images = self.draw(critic or student, world, streams, number)
+            if self.turn and bank:
+                asked = np.concatenate([part.images for part in bank])
+                known = np.concatenate([part.labels for part in bank])
+                images = procedural.turned(images, asked, known)
             predictions = self.predictions(student, images, world)
             total = self.ask(federation, Ask(number, images, predictions), shares)
             if total.count == 0 and not bank:
@@ -137,7 +143,11 @@ class FedDPSD:
             loss = self.train_student(student, bank, world, streams, number, last)
             tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
             yield Round(
-                State(len(bank), tensors, bank), student, {"student_loss": loss}, total.refused
+                State(len(bank), tensors, bank),
+                student,
+                {"student_loss": loss},
+                total.refused,
+                forward_answers=total.count * len(images),
             )
             if over:
                 return
@@ -168,14 +178,9 @@ class FedDPSD:
         Procedural images come first, then the generators'.
         """
         shape, queries = world.image_shape, world.queries_per_round
-        drawn = [
-            procedure(int(share * queries), shape, streams.numpy(name, query_id=number))
-            for procedure, share, name in (
-                (procedural.noise, self.noise_share, "noise images"),
-                (procedural.areas, self.areas_share, "area images"),
-                (procedural.lines, self.lines_share, "line images"),
-            )
-        ]
+        noise, areas = int(self.noise_share * queries), int(self.areas_share * queries)
+        counts = noise, areas, int(self.lines_share * queries)
+        drawn = procedural.draw(counts, shape, streams, number)
         rng = streams.torch("generators", query_id=number)
         left = queries - sum(len(images) for images in drawn)
         while left > 0:
@@ -290,6 +295,6 @@ class FedDPSD:
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))
             public = (torch.from_numpy(array).to(logits) for array in (members, lies))
             return losses.response_loss(logits, labels, *public)
-        if isinstance(mechanism, NormalizedGradient | NoisyVotes) and not self.literal:
+        if isinstance(mechanism, Additive) and not self.literal:
             return losses.squared_loss(logits, labels)
         return losses.student_loss(logits, labels)

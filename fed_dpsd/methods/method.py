@@ -17,7 +17,7 @@ from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
 
 # Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
@@ -107,7 +107,7 @@ class Bank:
 
 @dataclass(frozen=True)
 class State:
-    """All a server needs to go on after `round`: named tensors, and the bank, a part a round."""
+    """All a server needs after `round`: named tensors, and a bank of a part a round or none."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -116,12 +116,23 @@ class State:
 
 @dataclass(frozen=True)
 class Round:
-    """What a server yields after each round: the state to resume from, the student, what to log."""
+    """What a server yields after each round.
+
+    Args:
+        state: what to resume from; `student.NAME` are the student's tensors.
+        student: (B, C, H, W) images in [0, 1] to (B, K) logits.
+        metrics: what to log.
+        refused: reason by client, of those that refused.
+        forward_answers: images times teachers that answered in this round.
+        backward_answers: of these, those that a gradient went back through.
+    """
 
     state: State
     student: nn.Module
     metrics: dict[str, float] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    forward_answers: int = 0
+    backward_answers: int = 0
 
 
 class Federation(Protocol):
@@ -157,10 +168,12 @@ class Site(Protocol):
 class Method(Protocol):
     """A paper: what it will cost, its server half and its client half.
 
-    `num_clients` is the number that the method needs; None where any will do.
+    `num_clients` is the number that the method needs, and `mechanisms` are the names of those that
+    it has a use for; None where any will do.
     """
 
     num_clients: ClassVar[int | None]
+    mechanisms: ClassVar[tuple[str, ...] | None]
 
     def plan(self, world: World) -> Plan:
         """What one client will be charged, from public facts only."""
@@ -210,20 +223,6 @@ def weigh(
     mass = np.sum(total, axis=1, keepdims=True)
     uniform = 1 / np.shape(total)[1]
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)
-
-
-def fetch_teacher(federation: Federation, world: World, client: int) -> nn.Module:
-    """A client's teacher, from the weights that it releases."""
-    answer = federation.each(_ask("weights", world))[client]
-    if isinstance(answer, Refusal):
-        raise ProtocolError(f"client {client} refused to send weights: {answer.reason}")
-    teacher = world.make_teacher(client)
-    weights = torch.from_numpy(answer.values[:, 0].astype(np.float32)).to(world.device)
-    expected = sum(parameter.numel() for parameter in teacher.parameters())
-    if len(weights) != expected:
-        raise ProtocolError(f"client {client} sent {len(weights)} weights instead of {expected}")
-    nn.utils.vector_to_parameters(weights, teacher.parameters())
-    return teacher.eval()
 
 
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -14,11 +14,16 @@ from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.privacy.accounting import Charge, calibrate, epsilon, prove
 from fed_dpsd.privacy.audit import Audit, audit, verdict
-from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Epsilon, Mechanism, Relation, Unit
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    Additive,
+    Epsilon,
+    Mechanism,
+    Relation,
+    Unit,
+)
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.runtime.ledger import Entry, spent
 
@@ -189,11 +194,11 @@ def _with_close_attack(mechanism: Any) -> Mechanism:
 
     One without noise of its own stays as it is: the audit says why it cannot be.
     """
-    if not isinstance(mechanism, NormalizedGradient | NoisyVotes):
+    if not isinstance(mechanism, Additive):
         return mechanism  # type: ignore[no-any-return]
 
     def with_noise(value: float) -> Mechanism:
-        return dataclasses.replace(mechanism, noise_multiplier=value)
+        return dataclasses.replace(mechanism, noise_multiplier=value)  # type: ignore[type-var]
 
     def spend(value: float) -> float:
         return _record_epsilon(with_noise(value), CLOSE_QUERIES, CLOSE_DELTA).value

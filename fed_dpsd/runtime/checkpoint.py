@@ -24,10 +24,11 @@ def save(folder: Path, state: State) -> None:
     the checkpoint count; states older than the last two are removed at the end.
     """
     (folder / "bank").mkdir(parents=True, exist_ok=True)
-    newest = state.bank[-1]
-    part = dict(vars(newest))
-    digests = [_write(_bank_file(folder, len(state.bank)), safetensors.numpy.save(part))]
-    if state.round > 1:
+    digests = []
+    if state.bank:
+        part = dict(vars(state.bank[-1]))
+        digests = [_write(_bank_file(folder, len(state.bank)), safetensors.numpy.save(part))]
+    if state.bank and state.round > 1:
         digests = [*_read_index(folder, state.round - 1)["bank"], *digests]
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
     index = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from dp_accounting import ComposedDpEvent
 
-from fed_dpsd.config import Binder, Config, split_privacy, to_json
+from fed_dpsd.binder import Binder
+from fed_dpsd.config import Config, split_privacy, to_json
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -84,6 +85,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
             binder.problems.append(
                 f"num_clients={config.num_clients}: method "
                 f"{type(method).__name__} needs num_clients={needed}"
+            )
+        if method and mechanism and mechanism.name not in (method.mechanisms or (mechanism.name,)):
+            binder.problems.append(
+                f"privacy={mechanism.name}: method {type(method).__name__} ships weights, which "
+                f"it does not cover; use privacy={' or '.join(method.mechanisms)}"
             )
         if config.teacher.path is not None and isinstance(mechanism, TrainingMechanism):
             binder.problems.append(

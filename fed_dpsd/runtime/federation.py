@@ -73,7 +73,7 @@ class HostedFederation(ABC):
                 logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
                 return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
             return given
-        if ask.kind == "weights":
+        if ask.kind in ("weights", "train"):
             if problem or not np.isfinite(given.values).all():
                 problem = problem or "values hold NaN or infinity"
                 raise ProtocolError(f"client {client} sent invalid weights: {problem}")

@@ -121,7 +121,11 @@ class GridFederation(HostedFederation):
         return nodes
 
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        arrays = {"images": Array(ask.images), "predictions": Array(ask.predictions)}
+        arrays = {
+            "images": Array(ask.images),
+            "predictions": Array(ask.predictions),
+            "weights": Array(ask.weights),
+        }
         answers: dict[int, Answer | Refusal] = {}
         for client, values, refusal in self._exchange(ANSWER, ask.query_id, arrays, ask.kind):
             if refusal:
@@ -244,6 +248,7 @@ def _answer_one(message: Message, experiment: Experiment, client: int) -> NDArra
         arrays["images"].numpy(),
         arrays["predictions"].numpy(),
         str(meta["asked"]),  # type: ignore[arg-type]  # Ask checks it
+        arrays["weights"].numpy(),
     )
     result = sites.answer(experiment.method, ask, site)
     return result if isinstance(result, Refusal) else result.values

@@ -44,4 +44,19 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
     return float(multiclass_auroc(scores, truth, num_classes))
 
 
+def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
+    """How many images of each true class (K rows) are taken for each class (K columns).
+
+    Args:
+        probabilities: (N, K); a row that is not finite names no class, so it is not counted.
+        labels: (N,) true classes, 0..K-1.
+    """
+    from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+    finite = np.isfinite(probabilities).all(1)
+    predicted = torch.from_numpy(probabilities[finite].argmax(1))
+    truth = torch.from_numpy(labels[finite])
+    return multiclass_confusion_matrix(predicted, truth, probabilities.shape[1]).tolist()
+
+
 METRICS = {"accuracy": accuracy, "auroc": auroc}

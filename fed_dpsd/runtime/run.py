@@ -25,6 +25,7 @@ from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import (
     Bank,
     Round,
+    State,
     World,
     below,
     fetch_class_shares,
@@ -40,12 +41,14 @@ from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
-from fed_dpsd.runtime.metrics import METRICS, accuracy
+from fed_dpsd.runtime.metrics import METRICS, accuracy, confusion
 from fed_dpsd.runtime.site import ledger_of, load_data
 from fed_dpsd.streams import Streams
 
 MEANINGFUL_EPSILON = 10.0
 HEADLINE = ("record", "replace_one")
+ANSWERS = ("forward_answers", "backward_answers")  # of teachers: images times teachers
+TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -152,8 +155,7 @@ def run(
         raise
     finally:
         summary["seconds"]["total"] = time.perf_counter() - started
-        summary["queries"]["bytes_to_clients"] = federation.bytes_to_clients
-        summary["queries"]["bytes_to_server"] = federation.bytes_to_server
+        summary["queries"] |= {name: getattr(federation, name) for name in TRAVELLED}
         _add_privacy(summary, experiment, folder)
         _write_json(folder / "summary.json", summary)
     return summary
@@ -179,36 +181,45 @@ def _run(
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
+    line: dict[str, Any] = {}
     if resume is not None:
-        student = world.make_student(Streams(config.seed).torch("student"))
-        student.load_state_dict(below("student", resume.tensors))
-        _record_student(summary, student, _student_scores(student, world))
+        line = json.loads(log.read_text().splitlines()[-1])
+        _record_round(summary, resume, line)
+        before -= line["seconds"]
+        for name in TRAVELLED:
+            setattr(federation, name, getattr(federation, name) + line.get(name, 0))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
-        checkpoint.save(folder / "checkpoint", finished.state)
-        _save_samples(folder, finished.state.bank[-1], finished.state.round)
-        line = _round_line(finished, world, time.perf_counter() - before)
-        with log.open("a") as file:
+        if finished.state.bank:
+            _save_samples(folder, finished.state.bank[-1], finished.state.round)
+        line = _round_line(finished, world, time.perf_counter() - before, line)
+        line |= {name: getattr(federation, name) for name in TRAVELLED}
+        with log.open("a") as file:  # before the checkpoint, which is what makes the line count
             file.write(json.dumps(line) + "\n")
+        checkpoint.save(folder / "checkpoint", finished.state)
         progress(line)
-        _record_student(summary, finished.student, line)
+        _record_round(summary, finished.state, line)
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
-def _student_scores(student: nn.Module, world: World) -> dict[str, float | None]:
-    """The student's scores on the test split; None without one."""
+def _student_scores(student: nn.Module, world: World) -> dict[str, Any]:
+    """The student's scores and confusion on the test split; None without one."""
+    metrics = METRICS | {"confusion": confusion}
     if world.test is None:
-        return {f"student_{name}": None for name in METRICS}
+        return {f"student_{name}": None for name in metrics}
     predictions = predict(student, world.test.images, world.device)
     labels = world.test.labels
-    return {f"student_{name}": metric(predictions, labels) for name, metric in METRICS.items()}
+    return {f"student_{name}": metric(predictions, labels) for name, metric in metrics.items()}
 
 
-def _record_student(summary: dict[str, Any], student: nn.Module, scores: Mapping[str, Any]) -> None:
-    """The latest student, so that a run that fails later still says how far it came."""
+def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
+    """The latest round, so that a run that fails later still says how far it came."""
     for name in METRICS:
-        summary[name]["student"] = scores[f"student_{name}"]
-    summary["student_sha256"] = checkpoint.digest_of(dict(student.state_dict()))
+        summary[name]["student"] = line[f"student_{name}"]
+    for name in ANSWERS:
+        summary["queries"][name] = line[name]
+    summary["confusion"] = line.get("student_confusion")  # logs of earlier versions have none
+    summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 
 
 def _diagnose(
@@ -251,13 +262,17 @@ def _diagnose(
     return scores
 
 
-def _round_line(finished: Round, world: World, seconds: float) -> dict[str, Any]:
+def _round_line(
+    finished: Round, world: World, seconds: float, last: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A line of rounds.jsonl; teachers' answers are counted over this round and all before it."""
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
         **_student_scores(finished.student, world),
         **finished.metrics,
         "answered_queries": sum(len(part.labels) for part in finished.state.bank),
+        **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},
         "refused": finished.refused,
         "seconds": round(seconds, 3),
     }
@@ -313,7 +328,11 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
         },
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
-        "queries": {"answered_per_client": 0, "bytes_to_clients": 0, "bytes_to_server": 0},
+        "confusion": None,
+        "queries": {
+            "answered_per_client": 0,
+            **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
+        },
         "privacy": None,
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
         "student_sha256": None,

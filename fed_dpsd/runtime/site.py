@@ -115,6 +115,32 @@ class Site:
             raise ProtocolError("this client's mechanism releases no class counts")
         return self._paid_teachers().class_counts
 
+    def sensitive_class_counts(self) -> NDArray[np.float64]:
+        """The exact class counts of all records, (1, 1, K); private until released."""
+        return self._teachers.sensitive_class_counts()
+
+    def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
+        """The teachers' (1, n * P, 1) weights after a training that starts at the ask's weights.
+
+        They are private until released, with the mechanism that comes with them: a training
+        mechanism's training is charged first, each anew, and what it yields is post-processing.
+
+        Raises:
+            BudgetSpent: the training would pass the budget; nothing was charged or trained.
+            ProtocolError: the weights are of another architecture.
+        """
+        mechanism: Mechanism = self._mechanism
+        digest = hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
+        if isinstance(mechanism, TrainingMechanism):
+            with self.ledger.transaction():
+                if not self._charged(digest):
+                    self._charge(mechanism, digest, "training", ask.query_id, 0)
+            mechanism = PostProcessing(digest)
+        try:
+            return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
+        except ValueError as error:
+            raise ProtocolError(f"this client was sent {error}") from None
+
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
@@ -136,7 +162,7 @@ class Site:
             values = self.ledger.stored(digest)
             if values is None:
                 if not self._charged(digest):
-                    queries = 1 if ask.kind == "weights" else len(ask.images)
+                    queries = 1 if ask.kind in ("weights", "train") else len(ask.images)
                     self._charge(mechanism, digest, ask.kind, ask.query_id, queries)
                 if mechanism.noise_at == "client":
                     rng = Streams(self.config.seed).numpy("answer", self.client, int(digest, 16))
@@ -176,7 +202,7 @@ class Site:
         self,
         mechanism: Mechanism,
         digest: str,
-        kind: Literal["answers", "counts", "weights", "training"],
+        kind: Literal["answers", "counts", "weights", "train", "training"],
         query_id: int,
         queries: int,
     ) -> None:

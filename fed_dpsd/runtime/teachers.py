@@ -5,6 +5,7 @@ shards, neither random streams nor hold-outs nor statistics. A training mechanis
 nothing but through it; what they cost is charged by the site.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -20,7 +21,7 @@ from fed_dpsd import __version__
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import IMAGES_AT_ONCE, learner, to_unit
-from fed_dpsd.models import initialise, misfit, read_weights, write_weights
+from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -153,12 +154,42 @@ class Teachers:
         return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """(n, P, 1) parameters, in the architecture's order; untrained ones for an empty shard."""
+        """(1, n * P, 1), teacher after teacher (`to_vector`); untrained ones for an empty shard."""
+        vectors = [
+            to_vector(teacher or make_teacher(self._config, self._client, shard))
+            for shard, teacher in enumerate(self.models)
+        ]
+        return torch.cat(vectors).numpy()[None, :, None]
+
+    def sensitive_class_counts(self) -> NDArray[np.float64]:
+        """(1, 1, K) exact class counts of all records."""
+        labels = np.concatenate([records.labels for records in self._shards])
+        counts = np.bincount(labels, minlength=self._config.data.num_classes)
+        return counts.astype(np.float64)[None, None]
+
+    def sensitive_retrained(
+        self, weights: NDArray[np.float32], digest: str, epochs: int
+    ) -> NDArray[np.float32]:
+        """(1, n * P, 1) weights after each teacher's training on its shard, all from `weights`.
+
+        Args:
+            weights: (P,), where they start (`to_vector`).
+            digest: hexadecimal, of the whole ask; all randomness follows it.
+            epochs: over a shard, unless a training mechanism says how it trains.
+
+        Raises:
+            ValueError: P is another architecture's.
+        """
+        settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
+        config = dataclasses.replace(self._config, teacher=settings)
         vectors = []
-        for shard, teacher in enumerate(self.models):
-            model = teacher or make_teacher(self._config, self._client, shard)
-            vectors.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-        return torch.stack(vectors).numpy()[:, :, None]
+        for shard, records in enumerate(self._shards):
+            teacher = make_teacher(config, self._client, shard)
+            load_vector(teacher, torch.from_numpy(weights))
+            if len(records) or self._training:
+                self._train(teacher, records, config, f"retraining {shard}", int(digest, 16))
+            vectors.append(to_vector(teacher))
+        return torch.cat(vectors).numpy()[None, :, None]
 
     def _load_or_train(self, shard: int, records: Split) -> Classifier:
         """A shard's teacher, from the cache or trained now."""
@@ -171,25 +202,34 @@ class Teachers:
                 return teacher
             except (ValueError, RuntimeError):
                 path.unlink()  # a damaged cache entry is trained again, to the same bits
-        streams = Streams(config.teacher.seed)
-        if self._training:
-            labels = torch.from_numpy(records.labels)
-            rng = streams.numpy("private training", self._client, int(digest, 16))
-            teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
-            copies = shifted(records.images, self._training.copies)
-            images = copies.reshape(-1, *records.images.shape[1:])
-            model, take = learner(teacher, images, torch.device("cpu"))
-            inputs = take(slice(None)).unflatten(0, copies.shape[:2])
-            self._training.train(model, inputs, labels, rng)
-            teacher.to(memory_format=torch.channels_last)
-        else:
-            rng = streams.torch("teacher batches", self._client, shard)
-            train(teacher, records, config, rng)
+        # The noise of a private training follows the records too, as it must not be drawn twice.
+        purpose = (
+            ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)
+        )
+        self._train(teacher, records, config, *purpose)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         write_weights(teacher, temporary)
         os.replace(temporary, path)
         return teacher
+
+    def _train(
+        self, teacher: Classifier, records: Split, config: Config, purpose: str, number: int
+    ) -> None:
+        """Train on one shard, privately where the mechanism says so."""
+        streams = Streams(config.teacher.seed)
+        if not self._training:
+            train(teacher, records, config, streams.torch(purpose, self._client, number))
+            return
+        labels = torch.from_numpy(records.labels)
+        teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
+        copies = shifted(records.images, self._training.copies)
+        images = copies.reshape(-1, *records.images.shape[1:])
+        model, take = learner(teacher, images, torch.device("cpu"))
+        inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+        rng = streams.numpy(purpose, self._client, number)
+        self._training.train(model, inputs, labels, rng)
+        teacher.to(memory_format=torch.channels_last)
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
@@ -214,7 +254,8 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
         config.data.num_classes,
         config.model.teacher_width,
     )
-    rng = Streams(config.teacher.seed).torch("teacher weights", client, shard)
+    drawn_for = 0 if config.teacher.same_start else client
+    rng = Streams(config.teacher.seed).torch("teacher weights", drawn_for, shard)
     return initialise(build, rng)
 
 
@@ -242,10 +283,10 @@ def read_teacher(config: Config, client: int) -> Classifier:
 
 
 def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
-    """Train a teacher on one shard's records with Adam; any number of records and classes works.
+    """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
 
     Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
-    takes them all in each step.
+    takes them all in each step. Any number of records and classes works.
     """
     settings = config.teacher
     size = min(settings.batch_size, len(records))
@@ -254,7 +295,13 @@ def train(teacher: Classifier, records: Split, config: Config, rng: torch.Genera
     model, take = learner(teacher, records.images, torch.device("cpu"))
     inputs = take(slice(None))
     labels = torch.from_numpy(records.labels)
-    optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate, foreach=True)
+    optimiser: torch.optim.Optimizer
+    if settings.momentum is None:
+        optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate, foreach=True)
+    else:
+        optimiser = torch.optim.SGD(
+            model.parameters(), settings.learning_rate, settings.momentum, foreach=True
+        )
     teacher.train()
     for step in range(steps):
         if step % batches == 0:

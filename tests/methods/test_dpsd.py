@@ -47,7 +47,7 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
         assert (row["epsilon"], row["spent"], row["queries"]) == ("inf", "inf", 3 * 64 + 1)
     assert summary["queries"]["answered_per_client"] == 3 * 64 + 1
     if privacy != "non_private":
-        assert "teacher's own weights" in summary["privacy"]["reason"]
+        assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, f"privacy={privacy}")
         plan = safe.method.plan(World.of(safe.config, safe.mechanism))
         assert math.isfinite(cards.proven(safe, plan, "record", "replace_one").value)

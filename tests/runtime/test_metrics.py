@@ -1,12 +1,12 @@
-"""Accuracy and AUROC against scikit-learn, and where they are not defined."""
+"""Accuracy, AUROC and confusion against scikit-learn, and where they are not defined."""
 
 import warnings
 
 import numpy as np
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from fed_dpsd.runtime.metrics import accuracy, auroc
+from fed_dpsd.runtime.metrics import accuracy, auroc, confusion
 
 
 def cases(num_classes, dtype=np.float32, decimals=None, size=400):
@@ -90,3 +90,28 @@ def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(num_classes, value
     assert auroc(probabilities, labels) is not None
     assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
     assert accuracy(np.full_like(probabilities, value), labels) == 0
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(num_classes):
+    probabilities, labels = cases(num_classes)
+    found = confusion(probabilities, labels)
+    assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
+    assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
+    assert all(type(count) is int for row in found for count in row)
+
+
+def test_a_class_that_the_labels_lack_keeps_its_row():
+    probabilities, labels = cases(3)
+    found = confusion(probabilities[labels != 1], labels[labels != 1])
+    assert found[1] == [0, 0, 0]
+    assert sum(map(sum, found)) == (labels != 1).sum()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_counts_for_no_class(value):
+    probabilities, labels = cases(3)
+    broken = probabilities.copy()
+    broken[:5, 0] = value
+    assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
+    assert not np.any(confusion(np.full_like(probabilities, value), labels))

@@ -51,6 +51,8 @@ def test_what_a_run_leaves_behind(small):
     )
     assert summary["queries"] == {
         "answered_per_client": 192,
+        "forward_answers": 2 * 3 * 64,
+        "backward_answers": 0,
         "bytes_to_clients": 2 * 3 * 64 * (64 + 40),
         "bytes_to_server": 2 * 3 * 64 * 10,
     }
@@ -114,6 +116,9 @@ def test_the_answered_vote_shows_what_the_noise_does(small):
 def test_the_summarys_student_is_that_of_the_last_line(small):
     _, summary, lines = complete(small())
     assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
+    assert summary["confusion"] == lines[-1]["student_confusion"]
+    right = sum(summary["confusion"][label][label] for label in range(10))
+    assert right / sum(map(sum, summary["confusion"])) == summary["accuracy"]["student"]
 
 
 def test_teachers_from_a_file_carry_a_caveat(small, tmp_path):
@@ -365,6 +370,8 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expect
     assert resumed["status"] == "completed"
     assert resumed["student_sha256"] == straight["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 192
+    if not settings:  # else class counts are fetched again
+        assert resumed["queries"] == straight["queries"]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 
 
@@ -374,6 +381,7 @@ def test_resuming_a_completed_run_changes_nothing(small):
     before = (folder / "rounds.jsonl").read_text()
     _, again, lines = complete(runs.open_run_folder(folder), folder)
     assert again["student_sha256"] == first["student_sha256"]
+    assert again["confusion"] == first["confusion"]
     assert (lines, (folder / "rounds.jsonl").read_text()) == ([], before)
 
 

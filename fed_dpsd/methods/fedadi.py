@@ -1,0 +1,92 @@
+"""FedADI: images optimised pixel by pixel against the ensemble, then distilled.
+
+Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, arXiv
+1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.methods.method import World
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, shifted, to_bytes
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class FedADI(Distilling):
+    """Adaptive DeepInversion; the fields are conf/method/fedadi.yaml."""
+
+    pixel_steps: int
+    pixel_learning_rate: float
+    total_variation_weight: float
+    norm_weight: float
+    batch_norm_weight: float
+    competition_weight: float
+    shift: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, pixel_steps=1, shift=0, total_variation_weight=0, norm_weight=0)
+        require(self, batch_norm_weight=0, competition_weight=0)
+        require_positive(self, "pixel_learning_rate")
+
+    def synthesise(
+        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+    ) -> NDArray[np.uint8]:
+        """Noise, moved by Adam towards random classes."""
+        rng = streams.torch("synthesis", query_id=number)
+        shape = (world.queries_per_round, *world.image_shape)
+        targets = torch.randint(world.num_classes, shape[:1], generator=rng).to(world.device)
+        images = (0.5 + 0.25 * torch.randn(shape, generator=rng)).clamp(0, 1).to(world.device)
+        images.requires_grad_(True)
+        optimiser = torch.optim.Adam([images], self.pixel_learning_rate, (0.5, 0.9))
+        statistics = BatchStatistics(ensemble)
+        student.eval().requires_grad_(False)
+        for _ in range(self.pixel_steps):
+            seen = shifted(images, self.shift, rng)
+            loss = self.loss(ensemble, student, seen, targets, statistics)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            with torch.no_grad():
+                images.clamp_(0, 1)
+        student.requires_grad_(True)
+        statistics.forget()
+        return to_bytes(images)
+
+    def loss(
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        images: torch.Tensor,
+        targets: torch.Tensor,
+        statistics: BatchStatistics,
+    ) -> torch.Tensor:
+        """Cross-entropy, image priors, feature statistics and competition with the student."""
+        teacher = ensemble(images)
+        down = images[:, :, 1:] - images[:, :, :-1]
+        right = images[:, :, :, 1:] - images[:, :, :, :-1]
+        competition = 1 - jensen_shannon(teacher.softmax(1), student(images).softmax(1))
+        return (
+            functional.cross_entropy(teacher, targets)
+            + self.total_variation_weight * (down.norm() + right.norm())
+            + self.norm_weight * images.norm()
+            + self.batch_norm_weight * statistics.loss()
+            + self.competition_weight * competition
+        )
+
+
+def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Mean Jensen-Shannon divergence of (B, K) probabilities, in nats."""
+    middle = (one + other) / 2
+
+    def excess(p: torch.Tensor) -> torch.Tensor:
+        return (p * (p.clamp_min(1e-8).log() - middle.clamp_min(1e-8).log())).sum(1)
+
+    return ((excess(one) + excess(other)) / 2).mean()

@@ -1,0 +1,105 @@
+"""FedDAFL: one generator against the ensemble, and a student that learns from its every image.
+
+Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
+applied to the clients' ensemble as in DENSE's Table 1.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fed_dpsd import losses
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.methods.method import Federation, Round, State, World, below
+from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_teachers
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class FedDAFL(WhiteBox):
+    """Algorithm 1; the fields are conf/method/feddafl.yaml.
+
+    A round is `steps_per_round` steps on batches of queries_per_round images. Its optimisers start
+    anew, so that a run can be resumed from the weights.
+    """
+
+    latent_size: int
+    steps_per_round: int
+    generator_learning_rate: float
+    student_learning_rate: float
+    one_hot_weight: float
+    entropy_weight: float
+    activation_weight: float
+
+    def __post_init__(self) -> None:
+        require(self, latent_size=1, steps_per_round=1)
+        require(self, one_hot_weight=0, entropy_weight=0, activation_weight=0)
+        require_positive(self, "generator_learning_rate", "student_learning_rate")
+
+    def server(
+        self, federation: Federation, world: World, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Generator and student, a step each, on the same batch."""
+        teachers = fetch_teachers(federation, world)
+        ensemble = Ensemble([teacher for own in teachers.values() for teacher in own])
+        generator = world.make_generator(self.latent_size, streams.torch("generator"))
+        student = world.make_student(streams.torch("student"))
+        last = 0
+        if resume is not None:
+            generator.load_state_dict(below("generator", resume.tensors))
+            student.load_state_dict(below("student", resume.tensors))
+            last = resume.round
+        for number in range(last + 1, world.rounds + 1):
+            before = ensemble.forward_answers, ensemble.backward_answers
+            rng = streams.torch("latents", query_id=number)
+            loss = self.learn(ensemble, generator, student, world, rng)
+            tensors = {
+                f"{name}.{key}": tensor.clone()
+                for name, module in (("generator", generator), ("student", student))
+                for key, tensor in module.state_dict().items()
+            }
+            yield Round(
+                State(number, tensors, ()),
+                student,
+                {"student_loss": loss},
+                forward_answers=ensemble.forward_answers - before[0],
+                backward_answers=ensemble.backward_answers - before[1],
+            )
+
+    def learn(
+        self,
+        ensemble: Ensemble,
+        generator: nn.Module,
+        student: Classifier,
+        world: World,
+        rng: torch.Generator,
+    ) -> float:
+        """One round's steps; returns the student's last loss."""
+        makers = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        learners = torch.optim.SGD(student.parameters(), self.student_learning_rate, momentum=0.9)
+        generator.train()
+        student.train()
+        shape = world.queries_per_round, self.latent_size
+        for _ in range(self.steps_per_round):
+            images = generator(torch.randn(shape, generator=rng).to(world.device))
+            logits, features = ensemble.logits_and_features(images)
+            makers.zero_grad()
+            self.generator_loss(logits, features).backward()
+            makers.step()
+            loss = divergence(logits.detach(), student(images.detach()), 1.0)
+            learners.zero_grad()
+            loss.backward()
+            learners.step()
+        return loss.item()
+
+    def generator_loss(self, logits: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
+        """One-hot, activation (its mean over the teachers) and information entropy."""
+        activation = torch.stack([-own.abs().mean() for own in features]).mean()
+        return (
+            self.one_hot_weight * losses.one_hot_loss(logits)
+            + self.entropy_weight * losses.entropy_loss(logits)
+            + self.activation_weight * activation
+        )

@@ -1,0 +1,53 @@
+"""FedDF: ensemble distillation on images that are nobody's, from the average of the teachers.
+
+Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated Learning",
+NeurIPS 2020, arXiv 2006.07242, Algorithm 1, one round of communication.
+
+The paper distils on other data sets or on noise. Here the distillation set is procedural
+(fed_dpsd/models/procedural.py): areas, lines and noise, the very images that FedDPSD asks about.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.methods.fedavg import average
+from fed_dpsd.methods.method import World
+from fed_dpsd.methods.white_box import Distilling, Ensemble
+from fed_dpsd.models import load_vector, procedural, to_vector
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class FedDF(Distilling):
+    """Algorithm 1; the fields are conf/method/feddf.yaml."""
+
+    noise_share: float
+    areas_share: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.noise_share, self.areas_share) < 0 or self.noise_share + self.areas_share > 1:
+            raise ValueError(
+                f"noise_share={self.noise_share} and areas_share={self.areas_share} must be >= 0 "
+                "and at most 1 together; the rest are lines"
+            )
+
+    def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
+        """The average of the teachers, where they have the student's architecture."""
+        student = super().start(ensemble, world, streams)
+        vectors = [to_vector(teacher) for teacher in ensemble.teachers]
+        if all(str(teacher) == str(student) for teacher in ensemble.teachers):
+            load_vector(student, average(vectors, [1.0] * len(vectors)))
+        return student
+
+    def synthesise(
+        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+    ) -> NDArray[np.uint8]:
+        """Procedural images."""
+        queries = world.queries_per_round
+        noise, areas = int(self.noise_share * queries), int(self.areas_share * queries)
+        counts = noise, areas, queries - noise - areas
+        return np.concatenate(procedural.draw(counts, world.image_shape, streams, number))

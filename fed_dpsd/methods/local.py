@@ -1,0 +1,40 @@
+"""Every client for itself: its own teacher on its own records; the summary holds each one's score.
+
+Nothing is asked, so nothing leaves a client, and there is no student. Teachers trained with DP keep
+their guarantee, for whoever sees them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
+from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class Local:
+    """No round."""
+
+    num_clients: ClassVar[int | None] = None
+    mechanisms: ClassVar[tuple[str, ...] | None] = None
+
+    def plan(self, world: World) -> Plan:
+        """A private training, if it is one; else nothing."""
+        private = isinstance(world.mechanism, TrainingMechanism)
+        return Plan((Charge(world.mechanism, 1, 1),) if private else ())
+
+    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+        """Nothing, but the class counts that a private training released."""
+        if ask.kind == "counts":
+            return site.release(site.mechanism, site.class_counts(), ask)
+        raise ProtocolError("method Local answers nothing")
+
+    def server(
+        self, federation: Federation, world: World, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Nothing."""
+        yield from ()

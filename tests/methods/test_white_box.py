@@ -1,0 +1,347 @@
+"""Methods whose server holds the teachers: what is counted, averaged, inverted and charged."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from torch import nn
+
+from fed_dpsd.config import ConfigError
+from fed_dpsd.methods.fedadi import jensen_shannon
+from fed_dpsd.methods.fedavg import average
+from fed_dpsd.methods.method import World, predict
+from fed_dpsd.methods.white_box import (
+    BatchStatistics,
+    Ensemble,
+    answers,
+    divergence,
+    fetch_teachers,
+    shifted,
+)
+from fed_dpsd.models import to_vector
+from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.streams import Streams
+
+CLEAR = ("privacy=non_private", "teacher.same_start=true")
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "teacher.same_start=true")
+WITH_STATISTICS = ("model.teacher=cnn_bn", "model.student=cnn_bn")
+
+
+def open_(experiment, folder):
+    return LocalFederation(experiment, folder), World.of(experiment.config, experiment.mechanism)
+
+
+def finish(experiment, folder, federation=None):
+    opened, world = open_(experiment, folder)
+    server = experiment.method.server(federation or opened, world, Streams(0), None)
+    return opened, list(server)
+
+
+def images(count=6, size=8):
+    return torch.rand((count, 1, size, size), generator=torch.Generator().manual_seed(0))
+
+
+def ensemble_of(experiment, folder):
+    federation, world = open_(experiment, folder)
+    teachers = fetch_teachers(federation, world)
+    return Ensemble([teacher for own in teachers.values() for teacher in own]), federation, world
+
+
+# --- the ensemble ---
+
+
+def test_an_ensemble_counts_every_image_that_a_teacher_sees_and_every_gradient(small, tmp_path):
+    ensemble, _, world = ensemble_of(small(*CLEAR, "method=ensemble"), tmp_path)
+    batch = images().requires_grad_()
+    ensemble(batch).sum().backward()
+    assert (ensemble.forward_answers, ensemble.backward_answers) == (12, 12)
+    ensemble(batch)  # no gradient is asked for
+    answers(ensemble, np.zeros((5, 1, 8, 8), np.uint8), world.device)
+    assert (ensemble.forward_answers, ensemble.backward_answers) == (34, 12)
+
+
+@pytest.mark.parametrize("settings", [(), ("teachers_per_client=3",), WITH_STATISTICS])
+def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
+    """With the statistics that BatchNorm keeps; every teacher of a client."""
+    experiment = small(*CLEAR, "method=ensemble", *settings)
+    federation, finished = finish(experiment, tmp_path)
+    models = [model for site in federation._sites.values() for model in site._teachers.models]
+    batch = images()
+    own = torch.stack([model.eval()(batch) for model in models]).mean(0)
+    assert torch.allclose(finished[0].student(batch), own, atol=1e-6)
+    assert not torch.allclose(models[0](batch), own, atol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
+def test_what_weights_do_not_cover_is_an_error(small, method):
+    message = "privacy=label: method .* use privacy=non_private or dp_teacher"
+    with pytest.raises(ConfigError, match=message):
+        small(f"method={method}", "privacy=label")
+
+
+def test_weights_of_another_length_name_the_client(small, tmp_path):
+    federation, _ = open_(small(*CLEAR, "method=ensemble"), tmp_path)
+    _, other = open_(small(*CLEAR, "method=ensemble", "model.teacher=mlp"), tmp_path / "other")
+    with pytest.raises(ProtocolError, match="client 0 sent .* weights instead of"):
+        fetch_teachers(federation, other)
+
+
+def test_central_is_the_one_clients_teacher(small, tmp_path):
+    with pytest.raises(ConfigError, match="method Central needs num_clients=1"):
+        small(*CLEAR, "method=central")
+    federation, (finished,) = finish(small(*CLEAR, "method=central", "num_clients=1"), tmp_path)
+    (teacher,) = federation._sites[0]._teachers.models
+    assert torch.equal(finished.student(images()), teacher(images()))
+
+
+def test_locals_private_training_is_charged_and_nothing_else(small):
+    experiment = small("method=local", *PRIVATE)
+    folder = runs.new_run_folder(experiment)
+    federation = LocalFederation(experiment, folder)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    assert all(row["epsilon"] == row["spent"] for row in summary["privacy"]["proven"])
+    assert 0 < summary["privacy"]["proven"][0]["epsilon"] < math.inf
+
+
+def test_local_sends_nothing_and_spends_nothing(small):
+    experiment = small("method=local", "privacy=label")
+    folder = runs.new_run_folder(experiment)
+    federation = LocalFederation(experiment, folder)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    assert summary["status"] == "completed"
+    assert summary["accuracy"]["student"] is None
+    assert len(summary["accuracy"]["clients"]) == 2
+    assert all(row["epsilon"] == row["spent"] == 0 for row in summary["privacy"]["proven"])
+    assert not any(site.ledger.entries() for site in federation._sites.values())
+
+
+@pytest.mark.parametrize("method", ["ensemble", "dense", "dp_fedavg"])
+def test_a_run_of_private_teachers_weighs_them_by_the_counts_they_released(small, method):
+    quick = ("method.generator_steps=2",) if method == "dense" else ()
+    experiment = small(*PRIVATE, f"method={method}", *quick, "rounds=1")
+    folder = runs.new_run_folder(experiment)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    assert summary["status"] == "completed"
+    assert summary["accuracy"]["weighted_ensemble"] is not None
+
+
+def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small):
+    experiment = small(*CLEAR, "method=dense", "method.generator_steps=2", "method.latent_size=2")
+    folder = runs.new_run_folder(experiment)
+    lines = []
+
+    def stop_after_two(line):
+        lines.append(line)
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(experiment, LocalFederation(experiment, folder), folder, stop_after_two)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
+    asked = 2 * 64  # teachers times images, for each generator step and once for the bank
+    assert [line["forward_answers"] for line in lines] == [3 * asked, 6 * asked, 9 * asked]
+    assert [line["backward_answers"] for line in lines] == [2 * asked, 4 * asked, 6 * asked]
+    assert summary["queries"]["forward_answers"] == 9 * asked
+
+
+# --- averages ---
+
+
+@pytest.mark.parametrize("shares", [[1.0, 1.0, 1.0], [5.0, 0.0, 120.0]])
+def test_an_average_is_flowers_own(monkeypatch, shares):
+    """The same replies, to `flwr.serverapp.strategy.FedAvg` and to ours."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+    rng = np.random.default_rng(0)
+    vectors = [rng.normal(size=50).astype(np.float32) for _ in shares]
+    replies = []
+    for number, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
+        metrics = MetricRecord({"num-examples": share})
+        content = RecordDict({"arrays": ArrayRecord([vector]), "metrics": metrics})
+        message = Message(RecordDict(), dst_node_id=number + 1, message_type="train")
+        replies.append(Message(content, reply_to=message))
+    flower, _ = FedAvg(weighted_by_key="num-examples").aggregate_train(1, replies)
+    (theirs,) = flower.to_numpy_ndarrays()
+    ours = average([torch.from_numpy(vector) for vector in vectors], shares)
+    assert ours.numpy() == pytest.approx(theirs, abs=1e-6)
+    assert np.abs(ours.numpy() - np.mean(vectors, 0)).max() > 0.1 or shares == [1.0] * 3
+
+
+def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):
+    federation, (finished,) = finish(small(*CLEAR, "method=fedavg", "rounds=1"), tmp_path)
+    sites = federation._sites.values()
+    sizes = [site.sensitive_class_counts().sum() for site in sites]
+    vectors = [to_vector(site._teachers.models[0]) for site in sites]
+    assert sizes[0] != sizes[1]
+    student = to_vector(finished.student)
+    assert torch.equal(student, average(vectors, sizes))
+    assert not torch.allclose(student, average(vectors, [1, 1]), atol=1e-6)
+    (_, (alike,)) = finish(
+        small(*CLEAR, "method=fedavg", "rounds=1", "method.weighted=false"), tmp_path / "alike"
+    )
+    assert torch.equal(to_vector(alike.student), average(vectors, [1, 1]))
+
+
+def test_later_rounds_train_from_the_average(small, tmp_path):
+    """Better than one round, from a common start; a step from elsewhere would not be near it."""
+    settings = (*CLEAR, "method=fedavg", "teacher.min_steps=100", "rounds=4")
+    _, finished = finish(small(*settings), tmp_path)
+    test = open_(small(*settings), tmp_path)[0]._sites[0]._test
+
+    def accuracy(round_):
+        device = torch.device("cpu")
+        return (predict(round_.student, test.images, device).argmax(1) == test.labels).mean()
+
+    *_, last = finish(small(*settings), tmp_path / "again")[1]
+    first = finish(small(*settings, "rounds=1"), tmp_path / "one")[1][0]
+    assert torch.equal(to_vector(last.student), to_vector(finished[-1].student))
+    assert accuracy(last) > accuracy(first) + 0.05
+
+
+def test_architectures_that_differ_cannot_be_averaged(small, tmp_path):
+    experiment = small(*CLEAR, "method=fedavg", "model.teachers=[cnn,mlp]")
+    with pytest.raises(ProtocolError, match="needs one architecture; use model.teachers="):
+        finish(experiment, tmp_path)
+
+
+def test_every_private_round_is_charged_and_proven(small, tmp_path):
+    """Two rounds cost what two trainings do; without a private training there is no such method."""
+    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
+    federation, _ = finish(experiment, tmp_path)
+    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
+    one = experiment.mechanism.event("record", "add_remove")
+    for site in federation._sites.values():
+        trainings = [e for e in site.ledger.entries() if e.kind == "training"]
+        assert [e.event("record", "add_remove").event for e in trainings] == [one, one]
+    twice = prove(plan.stages, 1e-5, "record", "add_remove").value
+    assert prove(plan.stages[:1], 1e-5, "record", "add_remove").value < twice < math.inf
+    with pytest.raises(ConfigError, match="method DPFedAVG .* use privacy=dp_teacher"):
+        small(*CLEAR, "method=dp_fedavg")
+
+
+def test_over_budget_clients_train_no_further_and_the_run_keeps_what_it_has(small, tmp_path):
+    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3")
+    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
+    one = prove(plan.stages[:1], 1e-5, "record", "add_remove").value
+    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3", f"privacy.budget={1.02 * one!r}")
+    _, finished = finish(experiment, tmp_path)
+    assert [each.state.round for each in finished] == [1, 1]
+    assert finished[-1].refused == {c: "the client's privacy budget is spent" for c in (0, 1)}
+    first, last = (to_vector(each.student) for each in finished)
+    assert torch.equal(first, last)
+
+
+# --- images from the teachers ---
+
+
+def test_batch_statistics_are_those_that_the_teachers_keep():
+    class Teacher(nn.Module):
+        def __init__(self, mean, variance):
+            super().__init__()
+            self.layer = nn.BatchNorm2d(1)
+            self.layer.running_mean.fill_(mean)
+            self.layer.running_var.fill_(variance)
+            self.classifier = nn.Flatten()
+
+        def features(self, batch):
+            return self.layer(batch)
+
+    batch = images(50).requires_grad_()
+    mean, variance = batch.mean().item(), batch.var(correction=0).item()
+    ensemble = Ensemble([Teacher(mean, variance), Teacher(mean + 0.3, variance + 0.4)]).eval()
+    statistics = BatchStatistics(ensemble)
+    ensemble(batch)
+    assert statistics.loss().item() == pytest.approx((0.3 + 0.4) / 2, rel=1e-4)
+    statistics.forget()
+    ensemble(batch)
+    assert statistics.loss().item() == 0
+
+
+def test_hooks_do_not_pile_up_over_rounds(small, tmp_path):
+    experiment = small(*CLEAR, *WITH_STATISTICS, "method=dense", "method.generator_steps=1")
+    ensemble, _, world = ensemble_of(experiment, tmp_path)
+    student = world.make_student(Streams(0).torch("student"))
+    for number in (1, 2):
+        experiment.method.synthesise(ensemble, student, world, Streams(0), number)
+    assert not any(layer._forward_hooks for layer in ensemble.modules())
+
+
+def test_dense_disagrees_where_the_classes_differ_alone(small, tmp_path):
+    """Equal classes: the third term is absent, however far apart the probabilities are."""
+    weights = ("method.one_hot_weight=0.0", "method.batch_norm_weight=0.0")
+    method = small(*CLEAR, "method=dense", *weights).method
+    fixed = torch.tensor([[4.0, 0.0], [4.0, 0.0]])
+
+    def loss(given):
+        return method.loss(
+            lambda batch: fixed,
+            lambda batch: given,
+            images(2),
+            torch.zeros(2, dtype=torch.long),
+            Zero(),
+        ).item()
+
+    class Zero:
+        def loss(self):
+            return torch.zeros(())
+
+    assert loss(torch.tensor([[1.0, 0.0], [9.0, 0.0]])) == 0
+    assert loss(torch.tensor([[0.0, 1.0], [9.0, 0.0]])) < 0
+
+
+@pytest.mark.parametrize("method", ["dense", "fedadi"])
+def test_inverted_images_are_of_their_classes(small, tmp_path, method):
+    """More steps: the ensemble is surer of the classes that were drawn for the images."""
+    sure = []
+    for steps in (1, 40):
+        name = "generator_steps" if method == "dense" else "pixel_steps"
+        experiment = small(
+            *(*CLEAR, f"method={method}", f"method.{name}={steps}", "teacher.min_steps=100"),
+        )
+        ensemble, _, world = ensemble_of(experiment, tmp_path / f"{steps}")
+        student = world.make_student(Streams(0).torch("student"))
+        made = experiment.method.synthesise(ensemble, student, world, Streams(0), 1)
+        assert (made.shape, made.dtype) == ((64, 1, 8, 8), np.uint8)
+        logits = torch.from_numpy(answers(ensemble, made, world.device))
+        sure.append(logits.softmax(1).max(1).values.mean().item())
+    assert sure[1] > sure[0] + 0.1
+
+
+def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
+    widths = ("model.teacher_width=4", "model.student_width=4")
+    for settings, same in ((widths, True), (("model.student=mlp",), False)):
+        experiment = small(*CLEAR, "method=feddf", *settings)
+        ensemble, _, world = ensemble_of(experiment, tmp_path / str(same))
+        start = experiment.method.start(ensemble, world, Streams(0))
+        mean = average([to_vector(teacher) for teacher in ensemble.teachers], [1, 1])
+        assert (len(to_vector(start)) == len(mean)) == same
+        assert not same or torch.equal(to_vector(start), mean)
+
+
+def test_divergences_are_zero_at_equality_and_bounded():
+    one, other = torch.randn((2, 7, 5), generator=torch.Generator().manual_seed(0))
+    assert divergence(one, one, 20.0).item() == pytest.approx(0, abs=1e-5)
+    assert divergence(one, other, 1.0) > 0.1
+    p, q = one.softmax(1), other.softmax(1)
+    assert jensen_shannon(p, p).item() == pytest.approx(0, abs=1e-6)
+    assert jensen_shannon(torch.eye(5), torch.eye(5).flip(0)[[0, 1, 3, 2, 4]]) < math.log(2) + 1e-6
+    assert jensen_shannon(p, q).item() == pytest.approx(jensen_shannon(q, p).item())
+
+
+def test_a_shift_moves_a_batch_by_at_most_so_many_pixels():
+    batch = images(2)
+    assert shifted(batch, 0, torch.Generator()) is batch
+    rng = torch.Generator().manual_seed(0)
+    moved = [shifted(batch, 2, rng) for _ in range(30)]
+    assert all(each.shape == batch.shape for each in moved)
+    padded = nn.functional.pad(batch, (2,) * 4)
+    allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(5) for r in range(5)]
+    assert all(any(torch.equal(each, one) for one in allowed) for each in moved)
+    assert len({each.numpy().tobytes() for each in moved}) > 5

@@ -1,4 +1,4 @@
-"""Many runs: a grid of overrides, a run folder for each of its cells, and one table of the results.
+"""Many runs: a grid of overrides, a run folder for each of its cells, and tables of the results.
 
 A sweep that was killed is given again: finished cells are skipped, an unfinished one goes on. Any
 number of processes may sweep one folder; they share its cells.
@@ -22,21 +22,18 @@ from typing import Any
 
 import torch
 
-from fed_dpsd.config import (
-    ConfigError,
-    UserError,
-    choices,
-    compose,
-    conf_folder,
-    declared_sweep,
-)
+from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.grid import expand, names
 
 PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "teacher.path")
+ROUNDS = ("key", "round", "seconds", *runs.ANSWERS, "student_accuracy")
+CONFUSION = ("key", "truth", "predicted", "count")
 
+Row = dict[str, str]
 Say = Callable[[str], None]
 Work = Callable[[Experiment, Path], Any]
 
@@ -75,81 +72,6 @@ class Cell:
 # --- cells ---
 
 
-def expand(overrides: Sequence[str]) -> list[dict[str, str]]:
-    """The overrides of every cell: `experiment` first, the last key varying fastest.
-
-    An experiment's `sweep` is expanded too: its keys map to choices, and those that map to keys of
-    their own are grids apart, each with what the others share. For a key that it has in common with
-    `overrides`, these win, but for `experiment` itself: the one given here is where the grids are
-    read from. A group of conf/, such as `privacy`, decides which other keys there are, so there
-    `overrides` choose among the grids apart instead: a grid with none of the choices is left out.
-
-    Args:
-        overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
-
-    Raises:
-        ConfigError: wrong syntax, a `sweep` that is no grid, a key that names the run folder, or a
-            choice of a group that no grid has.
-    """
-    given: dict[str, list[str]] = {}
-    for key, values in map(choices, overrides):
-        given.pop(key, None)  # of a key given twice the last counts, its place too
-        given[key] = values
-    for key in given:
-        if key in ("out", "run_folder"):
-            raise ConfigError([f"{key}={given[key][0]}: a sweep names its run folders; use --out"])
-    cells = []
-    names = given.pop("experiment", [])
-    grids = [{"experiment": [name]} | grid for name in names for grid in _chosen(name, given)]
-    for grid in grids or [given]:
-        cells += [
-            dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-        ]
-    return cells
-
-
-def _chosen(experiment: str, given: Mapping[str, list[str]]) -> list[dict[str, list[str]]]:
-    """The grids of an experiment's file, with what is given in place of what they have."""
-    shared, apart = _declared(experiment)
-    groups = [key for key in given if (conf_folder() / key).is_dir()]
-    grids = []
-    for own in apart or [{}]:
-        chosen = {key: [v for v in given[key] if v in own[key]] for key in groups if key in own}
-        if all(chosen.values()):
-            grids.append(own | shared | given | chosen)
-    if not grids:
-        wanted = " ".join(f"{key}={','.join(given[key])}" for key in groups)
-        raise ConfigError([f"{wanted}: no grid of experiment={experiment} has that"])
-    return grids
-
-
-def _declared(experiment: str) -> tuple[dict[str, list[str]], list[dict[str, list[str]]]]:
-    """What an experiment's grids share, and each grid apart."""
-    declared = declared_sweep(experiment)
-    if not isinstance(declared, Mapping):
-        raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
-
-    def parsed(grid: Mapping[str, Any]) -> dict[str, list[str]]:
-        for key, value in grid.items():
-            if not isinstance(value, str):
-                what = f"experiment={experiment}: sweep.{key}={value!r} must be a string"
-                raise ConfigError([f"{what}, as in '0,1,2'"])
-        return dict(choices(f"{key}={value}") for key, value in grid.items())
-
-    shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
-    apart = [value for value in declared.values() if isinstance(value, Mapping)]
-    return parsed(shared), [parsed(grid) for grid in apart]
-
-
-def _names(grid: Sequence[Mapping[str, str]]) -> list[str]:
-    """Each cell's overrides that not all cells have."""
-    shared = set.intersection(*(set(overrides.items()) for overrides in grid))
-    apart = [
-        [f"{k}={v}" for k, v in overrides.items() if (k, v) not in shared] for overrides in grid
-    ]
-    return [" ".join(words) or "the only cell" for words in apart]
-
-
 def cell_key(experiment: Experiment) -> str:
     """16 hex digits: SHA-256 over the configuration, without what only names a place."""
     config = json.loads(experiment.to_json(), parse_float=_plain)
@@ -181,7 +103,7 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
     cells: dict[str, Cell] = {}
     problems: dict[str, str] = {}
     grid = expand(overrides)
-    for number, (name, values) in enumerate(zip(_names(grid), grid, strict=True), start=1):
+    for number, (name, values) in enumerate(zip(names(grid), grid, strict=True), start=1):
         say(f"setting up {number}/{len(grid)}: {name}")
         try:
             experiment = set_up(compose([f"{key}={value}" for key, value in values.items()]), base)
@@ -202,28 +124,28 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
 
 
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
-    """Run the cells that are not finished, and write the table again after each.
+    """Run the cells that are not finished, and write the tables again after each.
 
     A cell that another process runs is left to it, and looked at again at the end.
 
     Args:
         cells: of one `plan`.
         work: runs an experiment in its run folder, or goes on with it.
-        table: the CSV file; what it holds of other cells stays.
+        table: the CSV file, which has two more beside it; what they hold of other cells stays.
         say: told what is skipped, begun and failed.
 
     Returns:
         The error of each cell that failed, by its name.
 
     Raises:
-        UserError: a folder or the table cannot be written, or the file is no such table.
+        UserError: a folder or a table cannot be written, or a file is no such table.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
         try:
             parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(parent, error) from None
-    write_table(table, cells)
+    write_tables(table, cells)
     failed: dict[str, str] = {}
     waiting = list(cells)
     for wait in (False, True):
@@ -245,9 +167,9 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
                         say(f"failed: {failed[cell.name]}")
                     gc.collect()
                     torch.cuda.empty_cache()
-                    write_table(table, cells)
+                    write_tables(table, cells)
         waiting = held
-    write_table(table, cells)  # with what other processes finished
+    write_tables(table, cells)  # with what other processes finished
     return failed
 
 
@@ -281,48 +203,64 @@ def _unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"{path} cannot be written ({error.strerror}); choose another folder")
 
 
-# --- the table ---
+# --- the tables ---
 
 
-def write_table(path: Path, cells: Sequence[Cell]) -> None:
-    """Write the rows of finished cells into a CSV file, in place of those with the same keys.
+def write_tables(path: Path, cells: Sequence[Cell]) -> None:
+    """Write the rows of finished cells into CSV files, in place of those with the same keys.
 
-    All other rows stay where they are, and columns of both are kept.
+    `path` has a row for each cell; beside STEM.csv, STEM_rounds.csv has one for each round of each,
+    and STEM_confusion.csv one for each pair of a true and a predicted class that the last student
+    has on the test split. All other rows stay where they are, and columns of both are kept.
 
     Raises:
-        UserError: the file is there and has no column `key`, or cannot be written.
+        UserError: a file is there and has no column `key`, or cannot be written.
     """
+    swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
-        columns, old = _read_table(path)
-        swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
-        known = old | {cell.key: _row(cell, swept) for cell in cells if cell.finished}
-        ours = [cell.key for cell in cells if cell.key in known]
-        before = itertools.takewhile(lambda key: key not in ours, old)
-        rows = [known[key] for key in dict.fromkeys([*before, *ours, *old])]
-        text = io.StringIO()
-        header = list(dict.fromkeys(itertools.chain(columns, *rows)))
-        writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        try:
-            write_atomically(path, text.getvalue().encode())
-        except OSError as error:
-            raise _unwritable(path, error) from None
+        finished = [cell for cell in cells if cell.finished]
+        _merge(path, ("key",), {cell.key: [_row(cell, swept)] for cell in finished})
+        for name, columns, rows_of in (
+            ("rounds", ROUNDS, _rounds),
+            ("confusion", CONFUSION, _confusion),
+        ):
+            beside = path.with_stem(f"{path.stem}_{name}")
+            _merge(beside, columns, {cell.key: rows_of(cell) for cell in finished})
 
 
-def _read_table(path: Path) -> tuple[list[str], dict[str, dict[str, str]]]:
+def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> None:
+    """Put rows, by key, where the first of them stands in a file, or at its end."""
+    before, old = _read_table(path)
+    ahead = itertools.takewhile(lambda key: key not in ours, old)
+    known = old | ours
+    rows = [row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]]
+    text = io.StringIO()
+    header = list(dict.fromkeys(itertools.chain(before, columns, *rows)))
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        write_atomically(path, text.getvalue().encode())
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
     """Columns and rows, by key, of a table that may not be there yet."""
     if not path.exists():
-        return ["key"], {}
+        return [], {}
+    rows: dict[str, list[Row]] = {}
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         columns = list(reader.fieldnames or ["key"])
         if "key" not in columns:
             raise UserError(f"{path} is no table of a sweep (it has no column 'key'); use --csv")
-        return columns, {row["key"]: row for row in reader}
+        for row in reader:
+            rows.setdefault(row["key"], []).append(row)
+    return columns, rows
 
 
-def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
+def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """A finished cell's overrides and results. `delta`, `trust`: of (record, add_remove)."""
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
@@ -345,12 +283,37 @@ def _row(cell: Cell, swept: Iterable[str]) -> dict[str, str]:
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": proven["record", "add_remove"]["delta"],
         "trust": proven["record", "add_remove"]["trust"],
+        "reason": summary["privacy"]["reason"],  # why epsilons are inf
         "queries_per_client": summary["queries"]["answered_per_client"],
+        **{name: summary["queries"].get(name) for name in (*runs.ANSWERS, *runs.TRAVELLED)},
         "seconds": round(summary["seconds"]["total"], 1),
-        "student_sha256": summary["student_sha256"][:16],
+        "seconds_rounds": round(summary["seconds"]["rounds"], 1),
+        "student_sha256": (summary["student_sha256"] or "")[:16],  # method=local has no student
         "commit": versions.get("commit"),
         "machine": versions.get("machine"),
     }
+    return _texts(row)
+
+
+def _rounds(cell: Cell) -> list[Row]:
+    """A row for each line of rounds.jsonl; answers and seconds are those of all rounds so far."""
+    lines = (cell.folder / "rounds.jsonl").read_text().splitlines()
+    found = (json.loads(line) | {"key": cell.key} for line in lines)
+    return [_texts({column: line.get(column) for column in ROUNDS}) for line in found]
+
+
+def _confusion(cell: Cell) -> list[Row]:
+    """A row for each count that is not 0; summaries of earlier versions have none."""
+    counts = json.loads((cell.folder / "summary.json").read_text()).get("confusion") or ()
+    return [
+        _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
+        for truth, row in enumerate(counts)
+        for predicted, count in enumerate(row)
+        if count
+    ]
+
+
+def _texts(row: Mapping[str, Any]) -> Row:
     return {column: "" if value is None else str(value) for column, value in row.items()}
 
 

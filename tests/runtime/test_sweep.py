@@ -1,8 +1,7 @@
-"""Sweeps: what a grid is, and that no death, neighbour or failure changes its table."""
+"""Sweeps: no death, neighbour or failure changes its table."""
 
 import csv
 import json
-import shutil
 import subprocess
 import threading
 import time
@@ -11,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fed_dpsd import config as configs
-from fed_dpsd.config import ConfigError, UserError, compose, conf_folder, from_run_config
+from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime import sweep as sweeps
 from fed_dpsd.runtime.checkpoint import write_atomically
@@ -34,7 +32,10 @@ def at_once(experiment, folder):
     runs.write_failure(experiment, folder, "local", UserError("none"))
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) | {"status": "completed", "student_sha256": "0" * 64}
+    summary["confusion"] = [[0, 3], [1, 2]]
     write_atomically(path, json.dumps(summary).encode())
+    line = {"round": 1, "seconds": 0.5, "forward_answers": 64, "student_accuracy": None}
+    (folder / "rounds.jsonl").write_text(json.dumps(line) + "\n")
 
 
 def plan(tmp_path, *overrides, say=lambda line: None):
@@ -46,158 +47,13 @@ def go(cells, table, work=at_once):
     return sweeps.run(cells, work, table, said.append), said
 
 
-def rows(table):
-    with table.open(newline="") as file:
+def rows(table, beside=""):
+    """Of a table, or of the file beside it: "_rounds" or "_confusion"."""
+    with table.with_stem(table.stem + beside).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture
-def experiments(tmp_path, monkeypatch):
-    """Adds experiment files to a copy of conf/."""
-    conf = shutil.copytree(conf_folder(), tmp_path / "conf")
-    monkeypatch.setattr(configs, "conf_folder", lambda: conf)
-
-    def write(name, text):
-        (conf / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
-
-    return write
-
-
-# --- grids ---
-
-
-def test_a_grid_is_hydras_product_the_last_key_fastest():
-    grid = sweeps.expand(
-        [
-            "rounds=3",
-            "seed=range(2)",
-            "privacy=choice(label,gradient)",
-            "model.teachers=[cnn],[mlp]",
-        ]
-    )
-    assert [tuple(cell.values()) for cell in grid[:3]] == [
-        ("3", "0", "label", "[cnn]"),
-        ("3", "0", "label", "[mlp]"),
-        ("3", "0", "gradient", "[cnn]"),
-    ]
-    assert len(grid) == 8
-    assert all(list(cell) == ["rounds", "seed", "privacy", "model.teachers"] for cell in grid)
-
-
-def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
-    experiments("curve", 'sweep: {seed: "0,1,2", privacy.epsilon_per_answer: "1,10"}')
-    grid = sweeps.expand(["experiment=curve"])
-    assert [cell["seed"] for cell in grid] == ["0", "0", "1", "1", "2", "2"]
-    assert all(cell["experiment"] == "curve" for cell in grid)
-    grid = sweeps.expand(["experiment=curve", "seed=7", "rounds=2"])
-    assert [(c["seed"], c["privacy.epsilon_per_answer"], c["rounds"]) for c in grid] == [
-        ("7", "1", "2"),
-        ("7", "10", "2"),
-    ]
-    noises = [
-        cell.experiment.mechanism.epsilon_per_answer
-        for cell in plan(tmp_path, "privacy=label", "experiment=curve", "seed=7")
-    ]
-    assert noises == [1, 10]
-
-
-def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, tmp_path):
-    experiments("curve", 'sweep: {seed: "0,1", experiment: "votes,labels"}')
-    experiments("votes", 'defaults: [{override /privacy: votes}]\nsweep: {seed: "5,6,7"}')
-    experiments(
-        "labels", 'defaults: [{override /privacy: label}]\nrounds: 3\nsweep: {nonsense: "1,2"}'
-    )
-    cells = plan(tmp_path, "experiment=curve")
-    found = [
-        (c.experiment.config.seed, c.experiment.mechanism.name, c.experiment.config.rounds)
-        for c in cells
-    ]
-    assert found == [(0, "votes", 20), (1, "votes", 20), (0, "label", 3), (1, "label", 3)]
-    assert cells[0].name == "experiment=votes seed=0"
-
-
-def test_grids_apart_share_the_other_keys(experiments):
-    experiments(
-        "table",
-        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
-    )
-    assert [
-        tuple(cell.items())[1:] for cell in sweeps.expand(["experiment=table", "rounds=9"])
-    ] == [
-        (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
-        (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
-        (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
-        (("method", "dpsd"), ("seed", "1"), ("rounds", "9")),
-        (("privacy", "label"), ("rounds", "9"), ("seed", "0")),
-        (("privacy", "label"), ("rounds", "9"), ("seed", "1")),
-    ]
-
-
-def test_a_group_chooses_among_grids_apart(experiments):
-    """A grid whose keys hang on one mechanism is no grid of another."""
-    experiments(
-        "table",
-        "sweep: {trained: {privacy: dp_teacher, privacy.copies: '5'}, "
-        "answered: {privacy: 'votes,label'}, seed: '0,1', data: digits}",
-    )
-
-    def found(*overrides):
-        cells = sweeps.expand(["experiment=table", "seed=7", *overrides])
-        return [(cell["privacy"], cell.get("privacy.copies")) for cell in cells]
-
-    assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
-    assert found("privacy=label") == [("label", None)]
-    assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
-    with pytest.raises(ConfigError, match="privacy=gradient: no grid of experiment=table has that"):
-        found("privacy=gradient")
-    assert all(
-        cell["data"] == "mnist" for cell in sweeps.expand(["experiment=table", "data=mnist"])
-    )
-
-
-def test_each_of_several_experiments_brings_its_own_grid(experiments):
-    experiments("a", 'sweep: {seed: "0,1"}')
-    experiments("b", 'sweep: {rounds: "2,3"}')
-    assert sweeps.expand(["experiment=a,b"]) == [
-        {"experiment": "a", "seed": "0"},
-        {"experiment": "a", "seed": "1"},
-        {"experiment": "b", "rounds": "2"},
-        {"experiment": "b", "rounds": "3"},
-    ]
-
-
-def test_one_run_has_no_grid(experiments, tmp_path):
-    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
-    for raw in (
-        compose(["experiment=curve"]),
-        from_run_config({"overrides": "experiment=curve"}),
-    ):
-        assert "sweep" not in raw
-        experiment = set_up(raw, tmp_path)
-        assert experiment.config.seed == 3
-        assert "sweep" not in json.loads(experiment.to_json())
-
-
-@pytest.mark.parametrize(
-    ("sweep", "expected"),
-    [
-        ("{privcy.k: '2,3'}", "override 'privcy.k' is not a configuration key; did you mean"),
-        ("{seed: [0, 1]}", "experiment=bad: sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
-        ("null", "experiment=bad: sweep=None must map keys to choices"),
-        ("{seed: 'interval(0,1)'}", "Can only enumerate CHOICE and RANGE sweeps"),
-    ],
-)
-def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):
-    experiments("bad", f"sweep: {sweep}")
-    with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, "experiment=bad")
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["out", "run_folder"])
-def test_the_sweep_names_the_run_folders(key):
-    with pytest.raises(ConfigError, match=f"{key}=here: a sweep names its run folders; use --out"):
-        sweeps.expand([f"{key}=here", "seed=0,1"])
+# --- planning ---
 
 
 def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_path):
@@ -284,6 +140,10 @@ def test_a_sweep_leaves_run_folders_and_a_table_in_the_order_of_its_cells(tmp_pa
         assert row["student_sha256"] == summary["student_sha256"][:16]
         assert (row["num_classes"], row["queries_per_client"]) == ("10", "32")
         assert (row["rounds"], row["trust"]) == ("1", "nobody")
+        assert (row["forward_answers"], row["backward_answers"]) == ("64", "0")
+        for name in ("bytes_to_clients", "bytes_to_server"):
+            assert row[name] == str(summary["queries"][name]) != "0"
+        assert row["seconds_rounds"] == str(round(summary["seconds"]["rounds"], 1))
     assert [row["client_replace_one"] for row in found[:2]] == ["320.0", "inf"]
     assert [row["delta"] for row in found[:2]] == ["0.0", "1e-05"]
     assert len({row["student_sha256"] for row in found}) == 4
@@ -305,6 +165,11 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
     assert table.read_bytes() == before
     failed, _ = go(plan(tmp_path, *TINY, "seed=0,9"), tmp_path / "other.csv", never)
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps
+
+
+def timeless(rows):
+    unlike = {"seconds", "seconds_rounds"}
+    return [{k: v for k, v in row.items() if k not in unlike} for row in rows]
 
 
 class Killed(BaseException):
@@ -344,11 +209,10 @@ def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
     assert not go(plan(tmp_path, *overrides), table, goes_on)[0]
     assert [number for folder, number in lines if folder == cells[1].folder] == [2]
     assert [number for folder, number in lines if folder == cells[2].folder] == [1, 2]
-    unlike = {"seconds"}
-    for one, other in zip(rows(whole), rows(table), strict=True):
-        assert {k: v for k, v in one.items() if k not in unlike} == {
-            k: v for k, v in other.items() if k not in unlike
-        }
+    for beside in ("", "_rounds", "_confusion"):
+        first, second = (timeless(rows(path, beside)) for path in (whole, table))
+        assert first == second
+    assert len(rows(table, "_rounds")) == 2 * len(cells)
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["lives", "dies"])
@@ -461,6 +325,73 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "sweep").write_text("")
     with pytest.raises(UserError, match="sweep cannot be written .*choose another folder"):
         go(plan(tmp_path, *TINY), tmp_path / "table.csv")
+
+
+def test_beside_the_table_are_every_round_and_the_last_students_confusion(tmp_path):
+    cells = plan(tmp_path, *TINY, "rounds=2", "seed=0,1")
+    table = tmp_path / "table.csv"
+    assert not go(cells, table, really)[0]
+    rounds, pairs = rows(table, "_rounds"), rows(table, "_confusion")
+    keys = [cell.key for cell in cells]
+    assert [(row["key"], row["round"]) for row in rounds] == [(k, r) for k in keys for r in "12"]
+    assert list(pairs[0]) == ["key", "truth", "predicted", "count"]
+    for cell, row in zip(cells, rows(table), strict=True):
+        log = (cell.folder / "rounds.jsonl").read_text().splitlines()
+        mine = [line for line in rounds if line["key"] == cell.key]
+        for line, found in zip(map(json.loads, log), mine, strict=True):
+            assert {name: found[name] for name in sweeps.ROUNDS[1:]} == {
+                name: str(line[name]) for name in sweeps.ROUNDS[1:]
+            }
+        mine = [pair for pair in pairs if pair["key"] == row["key"]]
+        counts = {(pair["truth"], pair["predicted"]): int(pair["count"]) for pair in mine}
+        assert min(counts.values()) > 0
+        right = sum(n for (truth, predicted), n in counts.items() if truth == predicted)
+        assert right / sum(counts.values()) == pytest.approx(float(row["student"]))
+
+
+def test_a_cells_rounds_are_replaced_and_others_stay_where_they_are(tmp_path):
+    table = tmp_path / "table.csv"
+    cells = plan(tmp_path, *TINY, "seed=0,1")
+    other = plan(tmp_path, *TINY, "seed=9")
+    go(other, table)
+    go(cells, table)
+    log = cells[0].folder / "rounds.jsonl"
+    log.write_text(log.read_text() + json.dumps({"round": 2, "student_accuracy": 0.25}) + "\n")
+    go(cells, table)
+    found = [(row["key"], row["round"], row["student_accuracy"]) for row in rows(table, "_rounds")]
+    assert found == [
+        (other[0].key, "1", ""),
+        (cells[0].key, "1", ""),
+        (cells[0].key, "2", "0.25"),
+        (cells[1].key, "1", ""),
+    ]
+    pairs = [tuple(row.values())[1:] for row in rows(table, "_confusion")]
+    assert pairs == 3 * [("0", "1", "3"), ("1", "0", "1"), ("1", "1", "2")]
+
+
+@pytest.mark.parametrize("confusion", [None, "absent"])
+def test_a_run_without_a_confusion_has_no_rows_of_it(tmp_path, confusion):
+    """One without a student, and one of an earlier version."""
+
+    def without(experiment, folder):
+        at_once(experiment, folder)
+        summary = json.loads((folder / "summary.json").read_text())
+        if summary.pop("confusion") and confusion is None:
+            summary["confusion"] = None
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+    table = tmp_path / "table.csv"
+    assert not go(plan(tmp_path, *TINY), table, without)[0]
+    assert (len(rows(table)), len(rows(table, "_rounds"))) == (1, 1)
+    assert table.with_stem("table_confusion").read_text() == "key,truth,predicted,count\n"
+
+
+@pytest.mark.parametrize("name", ["table_rounds.csv", "table_confusion.csv"])
+def test_a_file_beside_the_table_that_is_another_is_left_alone(tmp_path, name):
+    (tmp_path / name).write_text("name,age\nx,3\n")
+    with pytest.raises(UserError, match=rf"{name} is no table of a sweep .*'key'.*use --csv"):
+        go(plan(tmp_path, *TINY), tmp_path / "table.csv")
+    assert (tmp_path / name).read_text() == "name,age\nx,3\n"
 
 
 # --- versions.json ---

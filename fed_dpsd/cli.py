@@ -19,9 +19,7 @@ from rich.table import Table
 from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
-from fed_dpsd.report.curve import write_figure
-from fed_dpsd.report.settings import read
-from fed_dpsd.report.table import write_page
+from fed_dpsd.report import pages
 from fed_dpsd.runtime import card as cards
 from fed_dpsd.runtime import doctor as health
 from fed_dpsd.runtime import ledger as ledgers
@@ -140,13 +138,11 @@ def report(
         Path | None, typer.Option(help="Where to. Default: beside the first table.")
     ] = None,
 ) -> None:
-    """Write a table of means over seeds and a figure of accuracy against the proven epsilon."""
-    folder = (out or tables[0].parent).absolute()
-    settings = read(tables)
-    for path in (
-        write_page(settings, folder / f"{tables[0].stem}.md"),
-        write_figure(settings, folder / "privacy_curve.png"),
-    ):
+    """Write tables of means over seeds, and figures, and print the path of each.
+
+    Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
+    """
+    for path in pages.write(tables, (out or tables[0].parent).absolute()):
         print(path)
 
 

@@ -337,7 +337,10 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
     assert (code, out) == (
         0,
-        [f"{tmp_path}/pages/mine.md", f"{tmp_path}/pages/privacy_curve.png"],
+        [
+            f"{tmp_path}/pages/mine{end}"
+            for end in (".md", "_summary.csv", "_progress.png", "_confusion.png")
+        ],
     )
     assert all(Path(path).stat().st_size for path in out)
 

@@ -1,1 +1,1 @@
-"""What sweeps measured, for people: a table of means over seeds, and a figure."""
+"""What sweeps measured, for people: tables of means over seeds, and figures."""

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fed_dpsd.config import UserError
+from fed_dpsd.report.figure import WIDTH, by_data
 from fed_dpsd.report.literature import PUBLISHED, Published
 from fed_dpsd.report.settings import Setting
 
@@ -26,12 +25,15 @@ STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (6, 1, 1, 1, 1, 1)), "D"))
 NOT_PROVEN = "published, not proven (at the stated epsilon)"
 
 
-def draw(settings: Sequence[Setting]) -> Figure:
-    """A panel for each data set."""
-    names = list(dict.fromkeys(setting.values["data"] for setting in settings))
-    figure = Figure(figsize=(9, 6 * len(names)), layout="constrained")
-    for name, axes in zip(names, figure.subplots(len(names), squeeze=False)[:, 0], strict=True):
-        _panel(axes, name, [s for s in settings if s.values["data"] == name])
+def draw(settings: Sequence[Setting]) -> Figure | None:
+    """A panel for each data set; None where there are not two finite epsilons."""
+    if len({s.epsilon(CLAIM) for s in settings} - {math.inf}) < 2:
+        return None
+    data = by_data(settings)
+    figure = Figure(figsize=(WIDTH, 6 * len(data)), layout="constrained")
+    panels = figure.subplots(len(data), squeeze=False)[:, 0]
+    for axes, (name, group) in zip(panels, data.items(), strict=True):
+        _panel(axes, name, group)
     return figure
 
 
@@ -99,17 +101,3 @@ def _published(axes: Axes, points: Sequence[Published]) -> None:
             bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
             arrowprops={"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.6},
         )
-
-
-def write_figure(settings: Sequence[Setting], path: Path) -> Path:
-    """Write the figure as a PNG, readable at a width of 900 pixels.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(settings).savefig(path, dpi=200, metadata={"Software": None})
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
-    return path

@@ -12,15 +12,24 @@ from fed_dpsd.config import UserError
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
 SCORES = (*ACCURACIES, *(f"auroc_{who}" for who in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
+COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
+COSTS += ("seconds_rounds",)
+REASON = "reason"  # why an epsilon is inf; tables of earlier versions do not say
 LEGEND = ("delta", "trust", "commit", "machine")
 # What a run yields; every other column is part of its setting.
 RESULTS = {
-    *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND),
+    *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON),
     *("epsilon_published", "patient_replace_one", "client_replace_one"),
-    *("queries_per_client", "seconds", "student_sha256"),
+    *("queries_per_client", *COSTS, "seconds", "student_sha256"),
 }
+ALPHA = "partition.alpha"
 NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
 NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
+
+NUMBERS = (*SCORES, *CLAIMS, *COSTS, ALPHA)
+OPTIONAL = {*SCORES, *COSTS, ALPHA, "student_accuracy"}  # numbers that may be unknown
+
+Row = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +46,15 @@ class Setting:
 
     def score(self, column: str) -> tuple[float, float]:
         """Mean and sample standard deviation, in percent; NaN where too few runs know."""
-        known = [100 * float(run[column]) for run in self.runs if run.get(column)]
+        return self.spread(column, scale=100)
+
+    def spread(self, *columns: str, scale: float = 1) -> tuple[float, float]:
+        """Mean and sample standard deviation of `scale` times the columns' sum; NaN as above."""
+        known = [
+            scale * sum(float(run[column]) for column in columns)
+            for run in self.runs
+            if all(run.get(column) for column in columns)
+        ]
         mean = statistics.fmean(known) if known else math.nan
         return mean, statistics.stdev(known) if len(known) > 1 else math.nan
 
@@ -46,8 +63,33 @@ class Setting:
         return max(float(run[claim]) for run in self.runs)
 
     def all_of(self, column: str) -> str:
-        """The different values of a column."""
-        return ", ".join(dict.fromkeys(run[column] for run in self.runs if run[column]))
+        """The different values of a column; "" where no run has it."""
+        return ", ".join(dict.fromkeys(run[column] for run in self.runs if run.get(column)))
+
+
+def apart(settings: Sequence[Setting]) -> list[str]:
+    """The columns in which settings differ; of those that say the same, as `privacy`, the first."""
+    found: dict[tuple[str, ...], str] = {}
+    for column in dict.fromkeys(key for setting in settings for key in setting.values):
+        texts = tuple(setting.values.get(column, "") for setting in settings)
+        if len(set(texts)) > 1:
+            found.setdefault(texts, column)
+    return list(found.values())
+
+
+def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
+    """What sets each apart in columns but `without`: words as they are, numbers with their key."""
+    columns = [column for column in apart(settings) if column not in without]
+    return [
+        ", ".join(_word(column, s.values[column]) for column in columns if column in s.values)
+        or "the only setting"
+        for s in settings
+    ]
+
+
+def _word(column: str, text: str) -> str:
+    plain = text.isidentifier() and text not in ("true", "false", "null")
+    return text if plain else f"{column.rpartition('.')[2]}={text}"
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:
@@ -57,7 +99,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
         UserError: a file cannot be read, lacks a column or holds no number where one belongs; two
             runs of one setting have the same seed; or there is no run.
     """
-    rows = {row["key"]: row for path in paths for row in _rows(path)}
+    rows = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
     settings: dict[tuple[tuple[str, str], ...], dict[str, dict[str, str]]] = {}
     for row in rows.values():
         setting = tuple((key, row[key]) for key in sorted(row) if row[key] and key not in RESULTS)
@@ -77,19 +119,40 @@ def read(paths: Sequence[Path]) -> list[Setting]:
     ]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
+    """Rows, by key of the run, of what a sweep wrote beside its tables; nothing of older ones.
+
+    Args:
+        paths: the tables; of a key in the files of several the last counts.
+        name: such as "rounds", for STEM_rounds.csv.
+        columns: of numbers, that the rows must have.
+
+    Raises:
+        UserError: a file cannot be read, lacks a column or holds no number where one belongs.
+    """
+    found: dict[str, list[Row]] = {}
+    for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
+        if path.exists():
+            rows: dict[str, list[Row]] = {}
+            for row in _rows(path, ("key", *columns), columns):
+                rows.setdefault(row["key"], []).append(row)
+            found |= rows
+    return found
+
+
+def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file, restval="")
             rows, columns = list(reader), reader.fieldnames or ()
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({error}); give a sweep's table") from None
-    for column in NEEDED:
+    for column in needed:
         if column not in columns:
             raise UserError(f"{path} has no column {column!r}; give a table of `fed-dpsd sweep`")
     for row in rows:
-        for column in (*SCORES, *CLAIMS):
-            text = row.get(column) or ("" if column in CLAIMS else "nan")
+        for column in numbers:
+            text = row.get(column) or ("nan" if column in OPTIONAL else "")
             try:
                 float(text)
             except ValueError:

@@ -1,43 +1,102 @@
-"""The table: one row a setting, with its scores over seeds and what is proven."""
+"""The table: one row a setting, with scores over seeds, what they cost and what is proven."""
 
+import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.settings import ACCURACIES, CLAIMS, SCORES, Setting
+from fed_dpsd.report.settings import ACCURACIES, CLAIMS, LEGEND, REASON, SCORES, Setting, apart
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
 
 
+SUMMARY_START = "seeds,"
+# Title, the columns that are summed, what of them is one, digits after the point.
+COSTS = (
+    ("teacher answers", ("forward_answers", "backward_answers"), 1, 0),
+    ("megabytes", ("bytes_to_clients", "bytes_to_server"), 1e-6, 2),
+    ("seconds of rounds", ("seconds_rounds",), 1, 1),
+)
+OF_COSTS = (
+    "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) and "
+    "seconds are means for one run. "
+)
+
+
 def markdown(settings: Sequence[Setting]) -> str:
     """One row a setting; what all of them share stands above."""
-    columns = dict.fromkeys(key for setting in settings for key in setting.values)
-    values = {key: tuple(s.values.get(key, "") for s in settings) for key in columns}
-    shared = [f"`{key}={texts[0]}`" for key, texts in values.items() if len(set(texts)) == 1]
-    apart: dict[tuple[str, ...], str] = {}
-    for key, texts in values.items():
-        if len(set(texts)) > 1:
-            apart.setdefault(texts, key)  # of columns that say the same, such as privacy, the first
-    # Areas say more than accuracies where two classes are not balanced.
-    shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
-    scores = [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
+    columns, shared = apart(settings), _shared(settings)
+    scores = _scores(settings)
+    costs = {
+        title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
+        for title, summed, scale, digits in COSTS
+    }
+    costs = {title: texts for title, texts in costs.items() if any(texts)}
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
-    header = [*apart.values(), *scores, "seeds", *claims, "delta", "trust"]
+    reasons = [setting.all_of(REASON) for setting in settings]
+    why = ["why inf"] if any(reasons) else []
+    header = [*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *why]
     lines = [header, ["---"] * len(header)]
-    for setting in settings:
-        row = [setting.values.get(key, "") for key in apart.values()]
+    for number, setting in enumerate(settings):
+        row = [setting.values.get(key, "") for key in columns]
         row += [_spread(*setting.score(score)) for score in scores]
-        row += [str(len(setting.runs)), *(_bound(setting.epsilon(claim)) for claim in CLAIMS)]
-        lines.append([*row, setting.all_of("delta"), setting.all_of("trust")])
+        row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
+        row += [_bound(setting.epsilon(claim)) for claim in CLAIMS]
+        row += [setting.all_of("delta"), setting.all_of("trust")]
+        lines.append([*row, reasons[number]] if why else row)
     every = Setting({}, [run for setting in settings for run in setting.runs])
     return (
         f"{FIRST_LINE}\n\nMean ± sample standard deviation over seeds, in percent, on the held-out "
-        "test split after the last round. Epsilons are proven, for one run; delta and trust are "
+        f"test split after the last round. {OF_COSTS if costs else ''}"
+        "Epsilons are proven, for one run; delta and trust are "
         f"those of (record, add_remove). In all rows: {', '.join(shared)}.\n\n"
         + "".join(f"| {' | '.join(line)} |\n" for line in lines)
         + f"\nCommit {every.all_of('commit')}. Machine: {every.all_of('machine')}.\n"
     )
+
+
+def summary(settings: Sequence[Setting]) -> str:
+    """The same rows as CSV, unrounded: means and deviations apart, scores in percent."""
+    values = dict.fromkeys(key for setting in settings for key in setting.values)
+    rows = []
+    for setting in settings:
+        row = {"seeds": str(len(setting.runs))} | {k: setting.values.get(k, "") for k in values}
+        spreads = {score: setting.score(score) for score in _scores(settings)}
+        spreads |= {
+            title.replace(" ", "_"): setting.spread(*summed, scale=scale)
+            for title, summed, scale, _ in COSTS
+        }
+        for name, spread in spreads.items():
+            for what, number in zip(("mean", "deviation"), spread, strict=True):
+                row[f"{name}_{what}"] = "" if math.isnan(number) else str(number)
+        row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
+        rows.append(row | {column: setting.all_of(column) for column in (*LEGEND, REASON)})
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _shared(settings: Sequence[Setting]) -> list[str]:
+    """`column=value` of what all settings have in common."""
+    return [
+        f"`{column}={text}`"
+        for column, text in settings[0].values.items()
+        if all(setting.values.get(column) == text for setting in settings)
+    ]
+
+
+def _scores(settings: Sequence[Setting]) -> list[str]:
+    """What is known; areas say more than accuracies where two classes are not balanced."""
+    shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
+    return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
+
+
+def _cost(mean: float, digits: int) -> str:
+    return "" if math.isnan(mean) else f"{mean:,.{digits}f}"
 
 
 def _spread(mean: float, deviation: float) -> str:
@@ -61,11 +120,25 @@ def write_page(settings: Sequence[Setting], path: Path) -> Path:
     Raises:
         UserError: the file is another's, or cannot be written.
     """
+    return _replace(path, markdown(settings), FIRST_LINE)
+
+
+def write_summary(settings: Sequence[Setting], path: Path) -> Path:
+    """Write the CSV; a file of another kind, such as a sweep's table, is not overwritten.
+
+    Raises:
+        UserError: the file is another's, or cannot be written.
+    """
+    return _replace(path, summary(settings), SUMMARY_START)
+
+
+def _replace(path: Path, text: str, start: str) -> Path:
+    """Write `text`, which begins with `start`, as must what it replaces."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.read_text().startswith(FIRST_LINE):
+        if path.exists() and not path.read_text().startswith(start):
             raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
-        path.write_text(markdown(settings))
+        path.write_text(text)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
     return path

@@ -1,41 +1,20 @@
-"""Reports: numbers of the table, and what the figure shows as proven."""
+"""Reports: numbers of the tables, and what the figure shows as proven."""
 
 import csv
+import io
 import math
 
 import pytest
 from matplotlib.collections import PathCollection
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.curve import NOT_PROVEN, draw, write_figure
+from fed_dpsd.report.curve import NOT_PROVEN, draw
+from fed_dpsd.report.figure import save
 from fed_dpsd.report.literature import PUBLISHED
-from fed_dpsd.report.settings import NEEDED, RESULTS, read
-from fed_dpsd.report.table import FIRST_LINE, markdown, write_page
+from fed_dpsd.report.settings import NEEDED, RESULTS, names, read
+from fed_dpsd.report.table import FIRST_LINE, markdown, summary, write_page, write_summary
 from fed_dpsd.runtime import sweep as sweeps
 from tests.runtime.test_sweep import TINY, at_once
-
-RUN = {
-    **{"data": "mnist", "num_classes": 10, "mechanism": "label", "teachers_per_client": 1},
-    **{"student": 0.5, "ensemble": 0.9, "record_add_remove": 2, "record_replace_one": 4},
-    **{"patient_add_remove": "inf", "client_add_remove": 8, "delta": 1e-5, "trust": "nobody"},
-    **{"commit": "abc", "machine": "m", "rounds": 20},
-}
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Writes rows, each RUN with changes, and a key of its own unless given."""
-
-    def write(*changes, name="curve.csv", without=()):
-        rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
-        columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
-        with (tmp_path / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-        return tmp_path / name
-
-    return write
 
 
 def cells(line):
@@ -67,6 +46,68 @@ def test_means_and_sample_deviations_over_seeds(table):
     assert first["epsilon client, add_remove"] == "8"
     assert (second["student"], second["seeds"], second["auroc_student"]) == ("25.0", "1", "")
     assert second["epsilon record, add_remove"] == "inf"
+
+
+COST = {"forward_answers": 1000, "backward_answers": 500, "bytes_to_clients": 3e6}
+COST |= {"bytes_to_server": 250_000, "seconds_rounds": 7}
+
+
+def test_costs_are_summed_and_averaged_over_seeds(table):
+    """Seconds 7 and 9: mean 8, deviation sqrt(2). One run knows no bytes; one setting, nothing."""
+    seeds = [COST, COST | {"forward_answers": 2000, "bytes_to_server": "", "seconds_rounds": 9}]
+    settings = read([table(*seeds, {"rounds": 40})])
+    header, _, first, second = lines(markdown(settings))
+    titles = ("teacher answers", "megabytes", "seconds of rounds")
+    first, second = (dict(zip(header, row, strict=True)) for row in (first, second))
+    assert [first[title] for title in titles] == ["2,000", "3.25", "8.0"]
+    assert [second[title] for title in titles] == ["", "", ""]
+    first, second = csv.DictReader(io.StringIO(summary(settings)))
+    means = [first[f"{title.replace(' ', '_')}_mean"] for title in titles]
+    assert [float(mean) for mean in means] == pytest.approx([2000, 3.25, 8])
+    assert float(first["seconds_of_rounds_deviation"]) == pytest.approx(math.sqrt(2))
+    assert first["megabytes_deviation"] == second["megabytes_mean"] == ""
+
+
+def test_tables_of_earlier_versions_have_no_costs(table):
+    page = markdown(read([table({})]))
+    assert "answers" not in page
+    assert lines(page)[0][:3] == ["student", "ensemble", "seeds"]
+
+
+def test_the_summary_has_the_pages_rows_unrounded_and_all_that_was_set(table):
+    rows = [{"student": s, "record_add_remove": 1.23451} for s in (0.5, 0.6, 0.8)]
+    (row,) = csv.DictReader(io.StringIO(summary(read([table(*rows)]))))
+    assert (row["seeds"], row["data"], row["rounds"]) == ("3", "mnist", "20")
+    assert float(row["student_mean"]) == pytest.approx(190 / 3)
+    assert float(row["student_deviation"]) == pytest.approx(100 * math.sqrt(0.07 / 3))
+    assert (row["record_add_remove"], row["patient_add_remove"]) == ("1.23451", "inf")
+    assert (row["delta"], row["commit"]) == ("1e-05", "abc")
+
+
+def test_a_sweeps_table_is_not_overwritten_by_a_summary(table, tmp_path):
+    mine = table({}, name="results_summary.csv")
+    before = mine.read_text()
+    with pytest.raises(UserError, match=r"results_summary.csv was not written by .*another --out"):
+        write_summary(read([mine]), mine)
+    assert mine.read_text() == before
+    written = write_summary(read([mine]), tmp_path / "new" / "results_summary.csv")
+    assert write_summary(read([mine]), written) == written
+
+
+def test_a_name_is_what_sets_a_setting_apart(table):
+    rows = [
+        {"method": "dpsd", "privacy": "label", "on": "true"},
+        {"method": "dense", "privacy": "label", "privacy.k": 3, "on": "true"},
+        {"method": "dense", "privacy": "votes", "on": "false"},
+    ]
+    settings = read([table(*rows)])
+    assert names(settings) == [
+        "dpsd, label, on=true",
+        "dense, label, on=true, k=3",
+        "dense, votes, on=false",
+    ]
+    assert names(settings, ("method", "on")) == ["label", "label, k=3", "votes"]
+    assert names(settings[:1]) == ["the only setting"]
 
 
 def test_areas_are_shown_where_there_are_two_classes(table):
@@ -110,6 +151,8 @@ def test_a_missing_column_is_named_with_its_file(table, column):
     ("rows", "expected"),
     [
         ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is no number"),
+        ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is no"),
+        ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is no"),
         ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is no"),
         ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
     ],
@@ -217,7 +260,8 @@ def test_published_points_are_hollow_named_and_never_drawn_as_proven(axes):
 
 
 def test_another_data_set_is_another_panel_without_mnists_literature(table):
-    rows = ({"data": "digits"}, {"data": "medmnist", "num_classes": 2, "seed": 0})
+    other = {"data": "medmnist", "num_classes": 2, "seed": 0, "record_add_remove": 1}
+    rows = ({"data": "digits"}, other)
     first, second = draw(read([table(*rows)])).axes
     assert (first.get_title(), second.get_title()) == ("digits", "medmnist")
     chance = [line for line in second.lines if line.get_label() == "chance"]
@@ -226,11 +270,16 @@ def test_another_data_set_is_another_panel_without_mnists_literature(table):
         assert not [found for found in axes.collections if isinstance(found, PathCollection)]
 
 
+def test_one_epsilon_makes_no_curve(table):
+    assert draw(read([table({}, {"mechanism": "x", "record_add_remove": "inf"})])) is None
+
+
 def test_the_figure_is_written_at_twice_the_readmes_width(table, tmp_path):
     from PIL import Image
 
-    path = write_figure(read([table({})]), tmp_path / "new" / "curve.png")
+    figure = draw(read([table({}, {"rounds": 1, "record_add_remove": 1})]))
+    path = save(figure, tmp_path / "new" / "curve.png")
     assert Image.open(path).size[0] == 1800
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"curve.png cannot be written .*choose --out"):
-        write_figure(read([table({})]), tmp_path / "file" / "curve.png")
+        save(figure, tmp_path / "file" / "curve.png")

@@ -1,0 +1,35 @@
+"""All that `fed-dpsd report` writes: two tables, and the figures that there are numbers for."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fed_dpsd.report import alpha, confusion, curve, progress
+from fed_dpsd.report.figure import save
+from fed_dpsd.report.settings import beside, read
+from fed_dpsd.report.table import write_page, write_summary
+
+
+def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
+    """Write the files, named after the first table, and yield each path.
+
+    Args:
+        tables: of `fed-dpsd sweep`; what it wrote beside them is read where it is there.
+        folder: where to.
+
+    Raises:
+        UserError: a file cannot be read or written, or is another's.
+    """
+    settings, stem = read(tables), tables[0].stem
+    rounds = beside(tables, "rounds", progress.COLUMNS)
+    pairs = beside(tables, "confusion", confusion.COLUMNS)
+    figures = {
+        "privacy_curve": curve.draw(settings),
+        f"{stem}_progress": progress.draw(settings, rounds),
+        f"{stem}_alpha": alpha.draw(settings),
+        f"{stem}_confusion": confusion.draw(settings, pairs),
+    }
+    yield write_page(settings, folder / f"{stem}.md")
+    yield write_summary(settings, folder / f"{stem}_summary.csv")
+    for name, figure in figures.items():
+        if figure:
+            yield save(figure, folder / f"{name}.png")

@@ -1,0 +1,28 @@
+"""Tables as `fed-dpsd sweep` writes them, without a sweep."""
+
+import csv
+
+import pytest
+
+RUN = {
+    **{"data": "mnist", "num_classes": 10, "mechanism": "label", "teachers_per_client": 1},
+    **{"student": 0.5, "ensemble": 0.9, "record_add_remove": 2, "record_replace_one": 4},
+    **{"patient_add_remove": "inf", "client_add_remove": 8, "delta": 1e-5, "trust": "nobody"},
+    **{"commit": "abc", "machine": "m", "rounds": 20},
+}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes rows, each RUN with changes, and a key of its own unless given."""
+
+    def write(*changes, name="curve.csv", without=()):
+        rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
+        columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+        return tmp_path / name
+
+    return write

@@ -23,6 +23,7 @@ RESULTS = {
     *("queries_per_client", *COSTS, "seconds", "student_sha256"),
 }
 ALPHA = "partition.alpha"
+GRID = "grid"
 NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
 NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
 
@@ -68,13 +69,19 @@ class Setting:
 
 
 def apart(settings: Sequence[Setting]) -> list[str]:
-    """The columns in which settings differ; of those that say the same, as `privacy`, the first."""
+    """The columns in which settings differ; of those that say the same, as `privacy`, the first.
+
+    Where each is of a grid that has a name, that is the first column, and those that follow from it
+    are left out.
+    """
     found: dict[tuple[str, ...], str] = {}
+    grids = tuple(setting.values.get(GRID, "") for setting in settings)
     for column in dict.fromkeys(key for setting in settings for key in setting.values):
         texts = tuple(setting.values.get(column, "") for setting in settings)
-        if len(set(texts)) > 1:
+        follows = all(grids) and len(set(zip(grids, texts, strict=True))) == len(set(grids))
+        if len(set(texts)) > 1 and (column == GRID or not follows):
             found.setdefault(texts, column)
-    return list(found.values())
+    return sorted(found.values(), key=lambda column: column != GRID)
 
 
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
@@ -88,8 +95,8 @@ def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]
 
 
 def _word(column: str, text: str) -> str:
-    plain = text.isidentifier() and text not in ("true", "false", "null")
-    return text if plain else f"{column.rpartition('.')[2]}={text}"
+    word = text.isidentifier() and text not in ("true", "false", "null")
+    return text if word or column == GRID else f"{column.rpartition('.')[2]}={text}"
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:

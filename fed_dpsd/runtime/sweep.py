@@ -44,13 +44,15 @@ class Cell:
 
     Args:
         key: what its run folder is named.
-        name: the overrides that set it apart in its sweep, for people.
+        name: what sets it apart in its sweep, for people.
+        grid: the name of its grid, "" where there is but one.
         overrides: all that it was composed from, key by key.
         experiment: what to run, and in which run folder.
     """
 
     key: str
     name: str
+    grid: str
     overrides: Mapping[str, str]
     experiment: Experiment
 
@@ -102,9 +104,10 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
     """
     cells: dict[str, Cell] = {}
     problems: dict[str, str] = {}
-    grid = expand(overrides)
-    for number, (name, values) in enumerate(zip(names(grid), grid, strict=True), start=1):
-        say(f"setting up {number}/{len(grid)}: {name}")
+    points = expand(overrides)
+    for number, (name, point) in enumerate(zip(names(points), points, strict=True), start=1):
+        grid, values = point
+        say(f"setting up {number}/{len(points)}: {name}")
         try:
             experiment = set_up(compose([f"{key}={value}" for key, value in values.items()]), base)
         except ConfigError as error:
@@ -117,7 +120,7 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
             continue
         places = {"out": str(folder), "run_folder": str(folder / key)}
         config = dataclasses.replace(experiment.config, **places)
-        cells[key] = Cell(key, name, values, dataclasses.replace(experiment, config=config))
+        cells[key] = Cell(key, name, grid, values, dataclasses.replace(experiment, config=config))
     if problems:
         raise ConfigError([f"{problem} (in {name})" for problem, name in problems.items()])
     return list(cells.values())
@@ -267,7 +270,8 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     versions = json.loads((cell.folder / "versions.json").read_text())
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
-    row = {"key": cell.key} | {key: cell.overrides.get(key) for key in swept}
+    row = {"key": cell.key, "grid": cell.grid}
+    row |= {key: cell.overrides.get(key) for key in swept}
     row |= {
         "method": summary["method"],
         "data": summary["data"],

@@ -68,6 +68,24 @@ def test_costs_are_summed_and_averaged_over_seeds(table):
     assert first["megabytes_deviation"] == second["megabytes_mean"] == ""
 
 
+def test_what_follows_from_a_grids_name_is_left_out(table):
+    """`rounds` varies within DENSE, `method` with the grids alone."""
+    rows = [
+        {"grid": "DENSE", "method": "dense", "rounds": 20, "reason": "weights leave"},
+        {"grid": "DENSE", "method": "dense", "rounds": 40},
+        {"grid": "bounds", "method": "ensemble", "rounds": 1},
+    ]
+    settings = read([table(*rows)])
+    header, _, first, *_ = lines(markdown(settings))
+    assert header[:3] == ["grid", "rounds", "student"]
+    assert names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds, rounds=1"]
+    assert (header[-1], first[-1]) == ("why inf", "weights leave")
+    one, *_ = csv.DictReader(io.StringIO(summary(settings)))
+    assert (one["method"], one["reason"]) == ("dense", "weights leave")
+    settings = read([table(*rows, {"method": "local"}, name="more.csv")])
+    assert lines(markdown(settings))[0][:3] == ["grid", "rounds", "method"]
+
+
 def test_tables_of_earlier_versions_have_no_costs(table):
     page = markdown(read([table({})]))
     assert "answers" not in page
@@ -189,7 +207,7 @@ def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
     given = {override.split("=")[0] for override in TINY}
     fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
     assert set(setting.values) == given | fixed
-    assert set(setting.runs[0]) == given | fixed | RESULTS
+    assert set(setting.runs[0]) == given | fixed | RESULTS | {"grid"}  # which is empty here
 
 
 # --- the figure ---

@@ -8,8 +8,12 @@ import pytest
 from fed_dpsd import config as configs
 from fed_dpsd.config import ConfigError, compose, conf_folder, from_run_config
 from fed_dpsd.runtime.experiment import set_up
-from fed_dpsd.runtime.grid import expand
+from fed_dpsd.runtime.grid import Point, expand, names
 from tests.runtime.test_sweep import plan
+
+
+def cells(overrides):
+    return [point.overrides for point in expand(overrides)]
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def experiments(tmp_path, monkeypatch):
 
 
 def test_a_grid_is_hydras_product_the_last_key_fastest():
-    grid = expand(
+    grid = cells(
         [
             "rounds=3",
             "seed=range(2)",
@@ -44,10 +48,10 @@ def test_a_grid_is_hydras_product_the_last_key_fastest():
 
 def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
     experiments("curve", 'sweep: {seed: "0,1,2", privacy.epsilon_per_answer: "1,10"}')
-    grid = expand(["experiment=curve"])
+    grid = cells(["experiment=curve"])
     assert [cell["seed"] for cell in grid] == ["0", "0", "1", "1", "2", "2"]
     assert all(cell["experiment"] == "curve" for cell in grid)
-    grid = expand(["experiment=curve", "seed=7", "rounds=2"])
+    grid = cells(["experiment=curve", "seed=7", "rounds=2"])
     assert [(c["seed"], c["privacy.epsilon_per_answer"], c["rounds"]) for c in grid] == [
         ("7", "1", "2"),
         ("7", "10", "2"),
@@ -65,13 +69,13 @@ def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, t
     experiments(
         "labels", 'defaults: [{override /privacy: label}]\nrounds: 3\nsweep: {nonsense: "1,2"}'
     )
-    cells = plan(tmp_path, "experiment=curve")
+    planned = plan(tmp_path, "experiment=curve")
     found = [
         (c.experiment.config.seed, c.experiment.mechanism.name, c.experiment.config.rounds)
-        for c in cells
+        for c in planned
     ]
     assert found == [(0, "votes", 20), (1, "votes", 20), (0, "label", 3), (1, "label", 3)]
-    assert cells[0].name == "experiment=votes seed=0"
+    assert planned[0].name == "experiment=votes seed=0"
 
 
 def test_grids_apart_share_the_other_keys(experiments):
@@ -79,7 +83,7 @@ def test_grids_apart_share_the_other_keys(experiments):
         "table",
         'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
     )
-    assert [tuple(cell.items())[1:] for cell in expand(["experiment=table", "rounds=9"])] == [
+    assert [tuple(cell.items())[1:] for cell in cells(["experiment=table", "rounds=9"])] == [
         (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
         (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
         (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
@@ -87,6 +91,18 @@ def test_grids_apart_share_the_other_keys(experiments):
         (("privacy", "label"), ("rounds", "9"), ("seed", "0")),
         (("privacy", "label"), ("rounds", "9"), ("seed", "1")),
     ]
+
+
+def test_points_are_named_by_their_grid_and_what_varies_in_it():
+    """What all points of a grid share goes without saying, even if other grids differ in it."""
+    points = [
+        Point("bounds", {"method": "ensemble", "rounds": "1", "seed": "0"}),
+        Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),
+        Point("DENSE", {"method": "dense", "rounds": "20", "seed": "0"}),
+    ]
+    assert names(points) == ["bounds: method=ensemble", "bounds: method=local", "DENSE"]
+    assert names([Point("", {"seed": s}) for s in "01"]) == ["seed=0", "seed=1"]
+    assert names([Point("", {"seed": "0"})]) == ["the only cell"]
 
 
 def test_a_group_chooses_among_grids_apart(experiments):
@@ -98,21 +114,21 @@ def test_a_group_chooses_among_grids_apart(experiments):
     )
 
     def found(*overrides):
-        cells = expand(["experiment=table", "seed=7", *overrides])
-        return [(cell["privacy"], cell.get("privacy.copies")) for cell in cells]
+        found = cells(["experiment=table", "seed=7", *overrides])
+        return [(cell["privacy"], cell.get("privacy.copies")) for cell in found]
 
     assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
     assert found("privacy=label") == [("label", None)]
     assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
     with pytest.raises(ConfigError, match="privacy=gradient: no grid of experiment=table has that"):
         found("privacy=gradient")
-    assert all(cell["data"] == "mnist" for cell in expand(["experiment=table", "data=mnist"]))
+    assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
 
 
 def test_each_of_several_experiments_brings_its_own_grid(experiments):
     experiments("a", 'sweep: {seed: "0,1"}')
     experiments("b", 'sweep: {rounds: "2,3"}')
-    assert expand(["experiment=a,b"]) == [
+    assert cells(["experiment=a,b"]) == [
         {"experiment": "a", "seed": "0"},
         {"experiment": "a", "seed": "1"},
         {"experiment": "b", "rounds": "2"},
@@ -151,4 +167,4 @@ def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):
 @pytest.mark.parametrize("key", ["out", "run_folder"])
 def test_the_sweep_names_the_run_folders(key):
     with pytest.raises(ConfigError, match=f"{key}=here: a sweep names its run folders; use --out"):
-        expand([f"{key}=here", "seed=0,1"])
+        cells([f"{key}=here", "seed=0,1"])

@@ -15,7 +15,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
-from tests.conftest import SMALL
+from tests.conftest import SMALL, small_for
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -75,7 +75,7 @@ def test_the_readmes_commands_run(command, call):
     if words[0] == "report":
         call("sweep", *SMALL, "seed=0,1")
     given = {word.partition("=")[0] for word in words}
-    small = [setting for setting in SMALL if setting.partition("=")[0] not in given]
+    small = [setting for setting in small_for(words) if setting.partition("=")[0] not in given]
     call(*words, *(small if words[0] in ("run", "sweep") else ()))
 
 

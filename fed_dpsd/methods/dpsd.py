@@ -48,7 +48,7 @@ class DPSD(FedDPSD):
         answers = super().plan(world)
         if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
             return answers
-        return Plan((weights_charge(world), *answers.stages))
+        return Plan((weights_charge(world), *answers.stages), answers.counts)
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""

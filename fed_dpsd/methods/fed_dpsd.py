@@ -32,6 +32,8 @@ from fed_dpsd.methods.method import (
     fetch_class_shares,
     learner,
     predict,
+    release_class_counts,
+    releases_class_counts,
     weigh,
 )
 from fed_dpsd.models import procedural
@@ -91,15 +93,16 @@ class FedDPSD:
         )
 
     def plan(self, world: World) -> Plan:
-        """One answer for each synthetic query, in one stage."""
-        return Plan((Charge(world.mechanism, world.rounds, world.queries_per_round),))
+        """One answer for each synthetic query, in one stage; class counts where they are free."""
+        answers = Charge(world.mechanism, world.rounds, world.queries_per_round)
+        return Plan((answers,), releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Fed-FlexPer: each teacher's answer to every query, through the site's own mechanism."""
         if ask.kind == "counts":
-            return site.release(site.mechanism, site.class_counts(), ask)
+            return release_class_counts(ask, site)
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         sensitive = site.sensitive_probabilities(ask.images)

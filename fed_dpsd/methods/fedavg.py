@@ -23,12 +23,11 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    releases_class_counts,
 )
 from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_charge
 from fed_dpsd.models import load_vector, to_vector
-from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.mechanism import NonPrivate
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
 
@@ -52,19 +51,15 @@ class FedAVG(WhiteBox):
     def plan(self, world: World) -> Plan:
         """Weights in each round, each after a training; before them the counts of records."""
         rounds = (weights_charge(world),) * world.rounds
-        if not self.weighted or isinstance(world.mechanism, TrainingMechanism):
-            return Plan(rounds)
-        return Plan((Charge(WEIGHTS_LEAVE, 1, 0), *rounds))
+        return Plan(rounds, self.weighted and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """ClientUpdate: the weights after a local training, and once the class counts."""
-        clear = isinstance(site.mechanism, NonPrivate)
-        if ask.kind == "counts" and self.weighted and clear:
-            return site.release(WEIGHTS_LEAVE, site.sensitive_class_counts(), ask)
         if ask.kind == "train":
             paid, sensitive = site.retrain(ask, self.local_epochs)
+            clear = isinstance(paid, NonPrivate)
             return site.release(WEIGHTS_LEAVE if clear else paid, sensitive, ask)
         return super().client(ask, site)
 

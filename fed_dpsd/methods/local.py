@@ -8,7 +8,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
+from fed_dpsd.methods.method import (
+    Federation,
+    Plan,
+    Round,
+    Site,
+    State,
+    World,
+    release_class_counts,
+    releases_class_counts,
+)
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
@@ -24,13 +33,15 @@ class Local:
 
     def plan(self, world: World) -> Plan:
         """A private training, if it is one; else nothing."""
-        private = isinstance(world.mechanism, TrainingMechanism)
-        return Plan((Charge(world.mechanism, 1, 1),) if private else ())
+        mechanism = world.mechanism
+        if not isinstance(mechanism, TrainingMechanism):
+            return Plan(())
+        return Plan((Charge(mechanism, 1, 1),), releases_class_counts(mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Nothing, but the class counts that a private training released."""
         if ask.kind == "counts":
-            return site.release(site.mechanism, site.class_counts(), ask)
+            return release_class_counts(ask, site)
         raise ProtocolError("method Local answers nothing")
 
     def server(

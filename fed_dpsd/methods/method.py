@@ -15,7 +15,7 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Charge
-from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
@@ -80,9 +80,15 @@ class World:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one client will be charged, stage by stage."""
+    """What one client will be charged, stage by stage.
+
+    Args:
+        stages: in their order.
+        counts: whether it is asked for its class counts too; see `release_class_counts`.
+    """
 
     stages: tuple[Charge, ...]
+    counts: bool = False
 
     @property
     def queries(self) -> int:
@@ -191,14 +197,27 @@ def _ask(kind: Literal["counts", "weights"], world: World) -> Ask:
     return Ask.without_images(kind, world.image_shape, world.num_classes)
 
 
+def releases_class_counts(mechanism: Mechanism) -> bool:
+    """Whether class counts cost nothing more: a training has paid, or all is in the clear."""
+    if isinstance(mechanism, TrainingMechanism):
+        return mechanism.counts_classes
+    return isinstance(mechanism, NonPrivate)
+
+
+def release_class_counts(ask: Ask, site: Site) -> Answer:
+    """A client's answer to an ask for its class counts: noisy ones, or exact ones in the clear."""
+    clear = isinstance(site.mechanism, NonPrivate)
+    counts = site.sensitive_class_counts() if clear else site.class_counts()
+    return site.release(site.mechanism, counts, ask)
+
+
 def fetch_class_shares(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
-    """What part of each class's records a client holds, (K,) in [0, 1], from noisy class counts.
+    """What part of each class's records a client holds, (K,) in [0, 1], from its class counts.
 
     Of a class that seems to have no record, each client holds an equal part. Empty where the
     mechanism releases no counts, or nobody answers.
     """
-    mechanism = world.mechanism
-    if not (isinstance(mechanism, TrainingMechanism) and mechanism.counts_classes):
+    if not releases_class_counts(world.mechanism):
         return {}
     answers = federation.each(_ask("counts", world))
     given = {client: each for client, each in answers.items() if isinstance(each, Answer)}

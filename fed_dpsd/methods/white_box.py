@@ -27,6 +27,8 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    release_class_counts,
+    releases_class_counts,
     to_unit,
 )
 from fed_dpsd.models import load_vector
@@ -156,13 +158,14 @@ class WhiteBox(ABC):
     mechanisms: ClassVar[tuple[str, ...] | None] = ("non_private", "dp_teacher")
 
     def plan(self, world: World) -> Plan:
-        """The weights."""
-        return Plan((weights_charge(world),))
+        """The weights, and the class counts that a private training releases with them."""
+        private = isinstance(world.mechanism, TrainingMechanism)
+        return Plan((weights_charge(world),), private and releases_class_counts(world.mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """The weights, and the class counts that a private training released with them."""
         if ask.kind == "counts":
-            return site.release(site.mechanism, site.class_counts(), ask)
+            return release_class_counts(ask, site)
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         return release_weights(ask, site)

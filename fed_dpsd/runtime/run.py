@@ -227,7 +227,7 @@ def _diagnose(
 ) -> dict[str, dict[str, Any]]:
     """Exact scores of the clients, of the mean of all probabilities, and of the vote.
 
-    Where a training released class counts, the weighted ensemble is what its students learn from.
+    Where class counts are known, the weighted ensemble is what students learn from.
     The vote is the most frequent class of the teachers; the answered vote that of their randomised
     responses, where these do not hang on a student's top k.
     """
@@ -246,7 +246,8 @@ def _diagnose(
         }
         for name, metric in METRICS.items()
     }
-    if shares := fetch_class_shares(federation, world):
+    plan = experiment.method.plan(world)
+    if plan.counts and (shares := fetch_class_shares(federation, world)):
         sums = {client: v.sum(0) for client, v in sensitive.items() if client in shares}
         for name, metric in METRICS.items():
             scores[name]["weighted_ensemble"] = metric(weigh(sums, shares), labels)

@@ -303,9 +303,10 @@ def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small,
 PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
 
 
-def test_the_weighted_ensemble_is_that_of_the_released_counts(small):
-    """Of DP teachers that release them; else it is unknown."""
-    folder, summary, _ = complete(small(*PRIVATE, "rounds=1"))
+@pytest.mark.parametrize("settings", [PRIVATE, ("privacy=non_private",)], ids=str)
+def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
+    """Noisy ones of DP teachers, exact ones in the clear."""
+    folder, summary, _ = complete(small(*settings, "rounds=1"))
     experiment = runs.open_run_folder(folder)
     federation = LocalFederation(experiment, folder)
     ask = Ask.without_images("counts", (1, 8, 8), 10)
@@ -320,13 +321,20 @@ def test_the_weighted_ensemble_is_that_of_the_released_counts(small):
     assert summary["auroc"]["weighted_ensemble"] == pytest.approx(
         area(experiment, weighted / weighted.sum(1, keepdims=True)), abs=1e-6
     )
-    assert summary["accuracy"]["covered_by_epsilon"]
+    assert summary["accuracy"]["covered_by_epsilon"] == (settings is PRIVATE)
     assert summary["queries"]["answered_per_client"] == 64  # counts are no queries
-    for settings in (("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)):
-        _, summary, _ = complete(small(*settings, "rounds=1"))
-        assert summary["accuracy"]["weighted_ensemble"] is None
-        assert summary["auroc"]["weighted_ensemble"] is None
-        assert summary["accuracy"]["ensemble"] is not None
+    if settings is not PRIVATE:
+        labels = [site._teachers._shards[0].labels for site in federation._sites.values()]
+        exact = [np.bincount(own, minlength=10) for own in labels]
+        assert (np.stack(list(counts.values())) == exact).all()
+
+
+@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)], ids=str)
+def test_without_counts_there_is_no_weighted_ensemble(small, settings):
+    _, summary, _ = complete(small(*settings, "rounds=1"))
+    assert summary["accuracy"]["weighted_ensemble"] is None
+    assert summary["auroc"]["weighted_ensemble"] is None
+    assert summary["accuracy"]["ensemble"] is not None
 
 
 # --- failing ---

@@ -72,6 +72,7 @@ class FedDPSD:
     commitment: float
     label_step: float
     literal: bool
+    class_counts: bool
 
     def __post_init__(self) -> None:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
@@ -95,13 +96,13 @@ class FedDPSD:
     def plan(self, world: World) -> Plan:
         """One answer for each synthetic query, in one stage; class counts where they are free."""
         answers = Charge(world.mechanism, world.rounds, world.queries_per_round)
-        return Plan((answers,), releases_class_counts(world.mechanism))
+        return Plan((answers,), self.class_counts and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Fed-FlexPer: each teacher's answer to every query, through the site's own mechanism."""
-        if ask.kind == "counts":
+        if ask.kind == "counts" and self.class_counts:
             return release_class_counts(ask, site)
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
@@ -120,7 +121,7 @@ class FedDPSD:
         """Algorithm 2, with a bank of answered samples and new generators each round."""
         student = world.make_student(streams.torch("student"))
         critic = self.critic(federation, world)
-        shares = fetch_class_shares(federation, world)
+        shares = fetch_class_shares(federation, world) if self.class_counts else {}
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))

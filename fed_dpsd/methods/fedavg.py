@@ -23,6 +23,7 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    release_class_counts,
     releases_class_counts,
 )
 from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_charge
@@ -57,6 +58,8 @@ class FedAVG(WhiteBox):
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """ClientUpdate: the weights after a local training, and once the class counts."""
+        if ask.kind == "counts" and self.weighted:
+            return release_class_counts(ask, site)
         if ask.kind == "train":
             paid, sensitive = site.retrain(ask, self.local_epochs)
             clear = isinstance(paid, NonPrivate)
@@ -101,7 +104,7 @@ class FedAVG(WhiteBox):
 
     def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
         """Each client's number of records, at least 0; empty where all count alike."""
-        if not self.weighted:
+        if not (self.weighted and releases_class_counts(world.mechanism)):
             return {}
         answers = federation.each(
             Ask.without_images("counts", world.image_shape, world.num_classes)

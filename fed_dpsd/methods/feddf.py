@@ -4,7 +4,7 @@ Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Feder
 NeurIPS 2020, arXiv 2006.07242, Algorithm 1, one round of communication.
 
 The paper distils on other data sets or on noise. Here the distillation set is procedural
-(fed_dpsd/models/procedural.py): areas, lines and noise, the very images that FedDPSD asks about.
+(fed_dpsd/models/procedural.py): areas, lines and noise.
 """
 
 from dataclasses import dataclass

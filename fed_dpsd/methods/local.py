@@ -1,7 +1,7 @@
 """Every client for itself: its own teacher on its own records; the summary holds each one's score.
 
-Nothing is asked, so nothing leaves a client, and there is no student. Teachers trained with DP keep
-their guarantee, for whoever sees them.
+No teacher is asked, so nothing private leaves a client, and there is no student. Teachers trained
+with DP keep their guarantee, for whoever sees them or the class counts released with them.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from fed_dpsd.methods.method import (
     releases_class_counts,
 )
 from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.privacy.mechanism import PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
@@ -40,7 +41,7 @@ class Local:
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Nothing, but the class counts that a private training released."""
-        if ask.kind == "counts":
+        if ask.kind == "counts" and isinstance(site.mechanism, PostProcessing):
             return release_class_counts(ask, site)
         raise ProtocolError("method Local answers nothing")
 

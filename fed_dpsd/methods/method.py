@@ -162,10 +162,16 @@ class Site(Protocol):
         """The n teachers' (n, B, K) probabilities: never to leave but through `release`."""
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """The teachers' parameters, (n, P, 1): never to leave but through `release`."""
+        """The teachers' parameters, (1, n * P, 1): never to leave but through `release`."""
+
+    def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
+        """Such weights after a training from the ask's, and the mechanism to release them with."""
 
     def class_counts(self) -> NDArray[np.float64]:
         """The noisy class counts that the teachers' training released, (n, 1, K)."""
+
+    def sensitive_class_counts(self) -> NDArray[np.float64]:
+        """The exact class counts, (1, 1, K): never to leave but through `release`."""
 
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """The only way out, for (n, B, K) values: bound, charge the ledger, draw the noise."""

@@ -164,7 +164,7 @@ class WhiteBox(ABC):
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """The weights, and the class counts that a private training released with them."""
-        if ask.kind == "counts":
+        if ask.kind == "counts" and isinstance(site.mechanism, PostProcessing):
             return release_class_counts(ask, site)
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")

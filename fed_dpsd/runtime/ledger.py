@@ -66,7 +66,7 @@ class Entry:
     """
 
     digest: str
-    kind: Literal["answers", "counts", "weights", "training"]
+    kind: Literal["answers", "counts", "weights", "train", "training"]
     query_id: int
     queries: int
     releases: int

@@ -102,7 +102,7 @@ class Site:
         return self._paid_teachers().sensitive_probabilities(images).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """The teachers' parameters, (n, P, 1); private until released."""
+        """The teachers' parameters, (1, n * P, 1); private until released."""
         return self._paid_teachers().sensitive_weights()
 
     def class_counts(self) -> NDArray[np.float64]:
@@ -127,19 +127,20 @@ class Site:
 
         Raises:
             BudgetSpent: the training would pass the budget; nothing was charged or trained.
-            ProtocolError: the weights are of another architecture.
+            ProtocolError: the weights are of another architecture; nothing was charged.
         """
         mechanism: Mechanism = self._mechanism
+        try:
+            self._teachers.check_weights(ask.weights)
+        except ValueError as error:
+            raise ProtocolError(f"this client was sent {error}") from None
         digest = hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
                 if not self._charged(digest):
                     self._charge(mechanism, digest, "training", ask.query_id, 0)
             mechanism = PostProcessing(digest)
-        try:
-            return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
-        except ValueError as error:
-            raise ProtocolError(f"this client was sent {error}") from None
+        return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.

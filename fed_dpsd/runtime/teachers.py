@@ -167,18 +167,23 @@ class Teachers:
         counts = np.bincount(labels, minlength=self._config.data.num_classes)
         return counts.astype(np.float64)[None, None]
 
+    def check_weights(self, weights: NDArray[np.float32]) -> None:
+        """Refuse weights that no training could start from.
+
+        Raises:
+            ValueError: they are of another architecture.
+        """
+        load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
+
     def sensitive_retrained(
         self, weights: NDArray[np.float32], digest: str, epochs: int
     ) -> NDArray[np.float32]:
         """(1, n * P, 1) weights after each teacher's training on its shard, all from `weights`.
 
         Args:
-            weights: (P,), where they start (`to_vector`).
+            weights: (P,), where they start (`to_vector`); see `check_weights`.
             digest: hexadecimal, of the whole ask; all randomness follows it.
             epochs: over a shard, unless a training mechanism says how it trains.
-
-        Raises:
-            ValueError: P is another architecture's.
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -254,8 +259,8 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
         config.data.num_classes,
         config.model.teacher_width,
     )
-    drawn_for = 0 if config.teacher.same_start else client
-    rng = Streams(config.teacher.seed).torch("teacher weights", drawn_for, shard)
+    drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
+    rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng)
 
 

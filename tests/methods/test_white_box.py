@@ -24,9 +24,10 @@ from fed_dpsd.methods.white_box import (
 )
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.accounting import prove
-from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.runtime.teachers import make_teacher
 from fed_dpsd.streams import Streams
 
 CLEAR = ("privacy=non_private", "teacher.same_start=true")
@@ -345,3 +346,42 @@ def test_a_shift_moves_a_batch_by_at_most_so_many_pixels():
     allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(5) for r in range(5)]
     assert all(any(torch.equal(each, one) for one in allowed) for each in moved)
     assert len({each.numpy().tobytes() for each in moved}) > 5
+
+
+# --- what a client does not do ---
+
+
+@pytest.mark.parametrize("method", ["local", "dense", "fed_dpsd"])
+def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_path, method):
+    off = ("method.class_counts=false",) if method == "fed_dpsd" else ()
+    experiment = small(*CLEAR, f"method={method}", *off)
+    federation, world = open_(experiment, tmp_path)
+    assert not experiment.method.plan(world).counts
+    with pytest.raises(ProtocolError, match="answer"):
+        federation.each(Ask.without_images("counts", world.image_shape, world.num_classes))
+    assert not any(site.ledger.entries() for site in federation._sites.values())
+
+
+def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path):
+    federation, world = open_(small(*PRIVATE, "method=dp_fedavg"), tmp_path)
+    weights = np.zeros(7, np.float32)
+    ask = Ask.without_images("train", world.image_shape, world.num_classes, 2, weights)
+    with pytest.raises(ProtocolError, match="sent 7 weights instead of"):
+        federation.each(ask)
+    assert not any(site.ledger.entries() for site in federation._sites.values())
+
+
+def test_private_clients_without_counts_all_count_alike(small, tmp_path):
+    settings = (*PRIVATE, "method=dp_fedavg", "privacy.count_share=null", "rounds=1")
+    federation, (finished,) = finish(small(*settings), tmp_path)
+    vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
+    assert torch.allclose(to_vector(finished.student), torch.stack(vectors).mean(0), atol=1e-6)
+
+
+def test_all_teachers_of_one_start_start_alike(small):
+    config = small(*CLEAR, "method=ensemble", "teachers_per_client=2").config
+    starts = [to_vector(make_teacher(config, *which)) for which in ((0, 0), (0, 1), (1, 1))]
+    assert all(torch.equal(starts[0], start) for start in starts)
+    config = small("privacy=non_private", "teachers_per_client=2").config
+    starts = [to_vector(make_teacher(config, *which)) for which in ((0, 0), (0, 1), (1, 0))]
+    assert len({tuple(start[:5].tolist()) for start in starts}) == 3

@@ -78,16 +78,14 @@ class FedAVG(WhiteBox):
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
             last = resume.round
-        public = world.image_shape, world.num_classes
         for number in range(last + 1, world.rounds + 1):
-            ask = Ask.without_images("weights", *public)
-            if number > 1:
-                weights = to_vector(student).numpy()
-                ask = Ask.without_images("train", *public, number, weights)
+            first = number == 1
+            start = to_vector(student).numpy()
+            ask = world.ask("weights") if first else world.ask("train", number, start)
             answers = federation.each(ask)
             given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
             refused = {c: each.reason for c, each in answers.items() if isinstance(each, Refusal)}
-            if not given and number == 1:
+            if not given and first:
                 raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
             vectors, shares = [], []
             for client, each in given.items():
@@ -106,9 +104,7 @@ class FedAVG(WhiteBox):
         """Each client's number of records, at least 0; empty where all count alike."""
         if not (self.weighted and releases_class_counts(world.mechanism)):
             return {}
-        answers = federation.each(
-            Ask.without_images("counts", world.image_shape, world.num_classes)
-        )
+        answers = federation.each(world.ask("counts"))
         return {
             client: float(np.clip(each.values, 0, MOST_RECORDS).sum())
             for client, each in answers.items()

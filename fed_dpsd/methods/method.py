@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
 from fed_dpsd.streams import Streams
 
 # Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
@@ -76,6 +76,10 @@ class World:
             device=torch.device(device),
             test=test,
         )
+
+    def ask(self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING) -> Ask:
+        """An ask for anything but answers to images."""
+        return Ask.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
 
 
 @dataclass(frozen=True)
@@ -199,10 +203,6 @@ class Method(Protocol):
         """A client's answer to one ask."""
 
 
-def _ask(kind: Literal["counts", "weights"], world: World) -> Ask:
-    return Ask.without_images(kind, world.image_shape, world.num_classes)
-
-
 def releases_class_counts(mechanism: Mechanism) -> bool:
     """Whether class counts cost nothing more: a training has paid, or all is in the clear."""
     if isinstance(mechanism, TrainingMechanism):
@@ -225,7 +225,7 @@ def fetch_class_shares(federation: Federation, world: World) -> dict[int, NDArra
     """
     if not releases_class_counts(world.mechanism):
         return {}
-    answers = federation.each(_ask("counts", world))
+    answers = federation.each(world.ask("counts"))
     given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
     counts = {client: np.clip(each.values[0], 0, MOST_RECORDS) for client, each in given.items()}
     total = sum(counts.values(), np.zeros(world.num_classes))

@@ -61,8 +61,7 @@ def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Class
     Raises:
         ProtocolError: no client answers, or weights do not fit a client's architecture.
     """
-    ask = Ask.without_images("weights", world.image_shape, world.num_classes)
-    answers = federation.each(ask)
+    answers = federation.each(world.ask("weights"))
     given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
     if not given:
         reasons = {each.reason for each in answers.values() if isinstance(each, Refusal)}

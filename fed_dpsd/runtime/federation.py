@@ -23,6 +23,8 @@ class HostedFederation(ABC):
     """What every engine shares: checking and summing answers, and counting what travelled.
 
     Attributes:
+        counted: the last round whose asks were counted before; what a resumed run repeats of it,
+            such as fetching weights, is not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
     """
@@ -31,6 +33,7 @@ class HostedFederation(ABC):
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
+        self.counted = -1
         self.bytes_to_clients = 0
         self.bytes_to_server = 0
 
@@ -49,9 +52,10 @@ class HostedFederation(ABC):
         """Every client's checked answer, in the order of the clients."""
         answers: dict[int, Answer | Refusal] = {}
         for client, given in sorted(self._deliver(ask).items()):
-            self.bytes_to_clients += ask.nbytes
+            new = ask.query_id > self.counted
+            self.bytes_to_clients += ask.nbytes * new
             if isinstance(given, Answer):
-                self.bytes_to_server += given.values.nbytes
+                self.bytes_to_server += given.values.nbytes * new
                 given = self._receive(ask, client, given)
             answers[client] = given
         return answers

@@ -170,7 +170,7 @@ def _run(
 ) -> None:
     config = experiment.config
     resume = checkpoint.load(folder / "checkpoint")
-    log = _open_log(folder / "rounds.jsonl", resume.round if resume else 0)
+    log, lines = _open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = load_data(config.data, config.cache).test
     world = World.of(config, experiment.mechanism, test)
 
@@ -183,11 +183,12 @@ def _run(
     before = time.perf_counter()
     line: dict[str, Any] = {}
     if resume is not None:
-        line = json.loads(log.read_text().splitlines()[-1])
+        line = lines[-1]
         _record_round(summary, resume, line)
         before -= line["seconds"]
-        for name in TRAVELLED:
-            setattr(federation, name, getattr(federation, name) + line.get(name, 0))
+        federation.counted = resume.round
+    for name in TRAVELLED:  # what diagnostics sent is none of it
+        setattr(federation, name, line.get(name, 0))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
         if finished.state.bank:
@@ -196,6 +197,8 @@ def _run(
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         with log.open("a") as file:  # before the checkpoint, which is what makes the line count
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         checkpoint.save(folder / "checkpoint", finished.state)
         progress(line)
         _record_round(summary, finished.state, line)
@@ -290,11 +293,24 @@ def round_text(line: Mapping[str, Any]) -> str:
     )
 
 
-def _open_log(path: Path, rounds: int) -> Path:
-    """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint."""
-    lines = path.read_text().splitlines()[:rounds] if path.exists() else []
-    write_atomically(path, "".join(line + "\n" for line in lines).encode())
-    return path
+def _open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
+    """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint.
+
+    Raises:
+        UserError: the log is damaged: it holds less than its checkpoint.
+    """
+    text = path.read_text().splitlines()[:rounds] if path.exists() else []
+    try:
+        lines = [json.loads(line) for line in text]
+    except ValueError:
+        lines = []
+    if len(lines) < rounds:
+        raise UserError(
+            f"{path} does not hold the {rounds} rounds of its checkpoint; delete the folder "
+            f"{path.with_name('checkpoint')} to start the run again (its ledger stays)"
+        )
+    write_atomically(path, "".join(line + "\n" for line in text).encode())
+    return path, lines
 
 
 def _save_samples(folder: Path, bank: Bank, number: int) -> None:

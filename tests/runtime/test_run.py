@@ -29,6 +29,8 @@ from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.site import load_data
 from fed_dpsd.runtime.teachers import make_teacher
 
+DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
+FEDAVG = ("privacy=non_private", "method=fedavg", "teacher.same_start=true")
 WITHOUT_COUNTS = "privacy.count_share=null"
 
 
@@ -378,9 +380,36 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expect
     assert resumed["status"] == "completed"
     assert resumed["student_sha256"] == straight["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 192
-    if not settings:  # else class counts are fetched again
-        assert resumed["queries"] == straight["queries"]
+    assert resumed["queries"] == straight["queries"]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG], ids=str)
+def test_what_a_resumed_run_fetches_again_is_counted_once(small, settings):
+    """Weights and class counts, fetched before the first round that is left."""
+    experiment = small(*settings)
+    folder = runs.new_run_folder(experiment)
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(experiment, LocalFederation(experiment, folder), folder, stop)
+    _, resumed, lines = complete(experiment, folder)
+    _, straight, _ = complete(small(*settings))
+    assert [line["round"] for line in lines] == [2, 3]
+    assert resumed["queries"] == straight["queries"]
+    assert resumed["student_sha256"] == straight["student_sha256"]
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", '{"round": 1}\n{"rou'])
+def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, content):
+    experiment = small("rounds=2")
+    folder, _, _ = complete(experiment)
+    (folder / "rounds.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"rounds.jsonl does not hold the 2 rounds .* delete the"):
+        complete(experiment, folder)
+    assert (folder / "rounds.jsonl").read_text() == content
 
 
 def test_resuming_a_completed_run_changes_nothing(small):

@@ -1,4 +1,8 @@
-"""The ensemble of all clients' teachers, as it is: the upper bound of those who distil it."""
+"""The ensemble of all clients' teachers, as it is: what FedDF, FedDAFL, FedADI and DENSE distil.
+
+The mean of the logits. A run's `ensemble` score is of another one, the mean of the probabilities,
+and `weighted_ensemble` of probabilities that class counts weigh, which may well be better.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -52,6 +52,7 @@ class FedDPSD:
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
     noise_share: float
     areas_share: float
     lines_share: float
@@ -146,12 +147,15 @@ class FedDPSD:
                 student = world.make_student(streams.torch("last student"))
             loss = self.train_student(student, bank, world, streams, number, last)
             tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
+            *_, generated = self.mixture(len(images))
+            trained_against = generated * self.generator_steps if critic else 0
             yield Round(
                 State(len(bank), tensors, bank),
                 student,
                 {"student_loss": loss},
                 total.refused,
-                forward_answers=total.count * len(images),
+                forward_answers=total.count * len(images) + trained_against,
+                backward_answers=trained_against,
             )
             if over:
                 return
@@ -171,8 +175,14 @@ class FedDPSD:
         return Total(count * weigh({c: a.values for c, a in given.items()}, shares), count, refused)
 
     def critic(self, federation: Federation, world: World) -> nn.Module | None:
-        """The classifier that generators are trained against; None for the student itself."""
+        """The teacher that generators are trained against; None for the student itself."""
         return None
+
+    def mixture(self, queries: int) -> tuple[int, int, int, int]:
+        """How many of a round's images are noise, areas, lines, and the generators'."""
+        shares = self.noise_share, self.areas_share, self.lines_share
+        noise, areas, lines = (int(share * queries) for share in shares)
+        return noise, areas, lines, queries - noise - areas - lines
 
     def draw(
         self, critic: nn.Module, world: World, streams: Streams, number: int
@@ -181,12 +191,9 @@ class FedDPSD:
 
         Procedural images come first, then the generators'.
         """
-        shape, queries = world.image_shape, world.queries_per_round
-        noise, areas = int(self.noise_share * queries), int(self.areas_share * queries)
-        counts = noise, areas, int(self.lines_share * queries)
-        drawn = procedural.draw(counts, shape, streams, number)
+        *counts, left = self.mixture(world.queries_per_round)
+        drawn = procedural.draw(counts, world.image_shape, streams, number)
         rng = streams.torch("generators", query_id=number)
-        left = queries - sum(len(images) for images in drawn)
         while left > 0:
             count = min(self.images_per_generator, left)
             images = self.generate(critic, world, count, rng)

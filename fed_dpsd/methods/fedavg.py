@@ -9,6 +9,7 @@ common start is `teacher.same_start=true`, and all have one architecture.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class FedAVG(WhiteBox):
             training takes its own steps instead.
     """
 
+    averages: ClassVar[bool] = True
     weighted: bool
     local_epochs: int
 

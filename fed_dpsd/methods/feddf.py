@@ -36,7 +36,10 @@ class FedDF(Distilling):
             )
 
     def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
-        """The average of the teachers, where they have the student's architecture."""
+        """The average of the teachers, where they have the student's architecture.
+
+        It knows something where they have a common start too, teacher.same_start.
+        """
         student = super().start(ensemble, world, streams)
         vectors = [to_vector(teacher) for teacher in ensemble.teachers]
         if all(str(teacher) == str(student) for teacher in ensemble.teachers):

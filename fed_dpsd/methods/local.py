@@ -31,6 +31,7 @@ class Local:
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """A private training, if it is one; else nothing."""

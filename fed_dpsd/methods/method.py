@@ -185,11 +185,13 @@ class Method(Protocol):
     """A paper: what it will cost, its server half and its client half.
 
     `num_clients` is the number that the method needs, and `mechanisms` are the names of those that
-    it has a use for; None where any will do.
+    it has a use for; None where any will do. `averages` says that it averages the teachers'
+    weights, which needs one architecture and a common start.
     """
 
     num_clients: ClassVar[int | None]
     mechanisms: ClassVar[tuple[str, ...] | None]
+    averages: ClassVar[bool]
 
     def plan(self, world: World) -> Plan:
         """What one client will be charged, from public facts only."""

@@ -155,6 +155,7 @@ class WhiteBox(ABC):
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = ("non_private", "dp_teacher")
+    averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """The weights, and the class counts that a private training releases with them."""

@@ -143,6 +143,8 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, 512, num_classes)
 
 
+BATCH_NORM = ("cnn_bn",)  # mix the records of a batch, so DP-SGD cannot bound one record's part
+
 _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {

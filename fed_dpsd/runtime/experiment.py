@@ -14,7 +14,7 @@ from fed_dpsd.binder import Binder
 from fed_dpsd.config import Config, split_privacy, to_json
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
-from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.classifiers import BATCH_NORM, CLASSIFIERS
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -88,14 +88,32 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
             )
         if method and mechanism and mechanism.name not in (method.mechanisms or (mechanism.name,)):
             binder.problems.append(
-                f"privacy={mechanism.name}: method {type(method).__name__} ships weights, which "
-                f"it does not cover; use privacy={' or '.join(method.mechanisms)}"
+                f"privacy={mechanism.name}: method {type(method).__name__} has the teachers' own "
+                f"weights leave, so it needs privacy={' or '.join(method.mechanisms)}"
             )
         if config.teacher.path is not None and isinstance(mechanism, TrainingMechanism):
             binder.problems.append(
                 f"teacher.path={config.teacher.path}: privacy={mechanism.name} trains its teachers "
                 "itself; use teacher.path=null"
             )
+        architectures = dict.fromkeys(map(config.architecture, range(config.num_clients)))
+        if isinstance(mechanism, TrainingMechanism):
+            for name in architectures.keys() & set(BATCH_NORM):
+                binder.problems.append(
+                    f"model.teacher={name}: its BatchNorm mixes the records of a batch, and "
+                    f"privacy={mechanism.name} must bound each one's part; use model.teacher=cnn"
+                )
+        if method and method.averages and config.teacher.path is None:
+            if len(architectures) > 1:
+                binder.problems.append(
+                    f"model.teachers={list(model.teachers)}: method {type(method).__name__} "
+                    "averages weights of one architecture; use model.teachers=[]"
+                )
+            if not config.teacher.same_start:
+                binder.problems.append(
+                    f"teacher.same_start=false: method {type(method).__name__} averages weights, "
+                    "which is noise where they start apart; use teacher.same_start=true"
+                )
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None

@@ -13,10 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
-from numpy.typing import NDArray
 from torch import nn
 from torchvision.utils import save_image
 
@@ -28,20 +26,18 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
-    fetch_class_shares,
     predict,
     to_unit,
-    weigh,
 )
 from fed_dpsd.privacy.mechanism import Epsilon
-from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
+from fed_dpsd.runtime.diagnostics import diagnose
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
-from fed_dpsd.runtime.metrics import METRICS, accuracy, confusion
+from fed_dpsd.runtime.metrics import METRICS, confusion
 from fed_dpsd.runtime.site import ledger_of, load_data
 from fed_dpsd.streams import Streams
 
@@ -176,7 +172,7 @@ def _run(
 
     before = time.perf_counter()
     if config.federation.simulation:
-        for metric, scores in _diagnose(experiment, federation, world, test.labels).items():
+        for metric, scores in diagnose(experiment, federation, world, test.labels).items():
             summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
@@ -223,47 +219,6 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
         summary["queries"][name] = line[name]
     summary["confusion"] = line.get("student_confusion")  # logs of earlier versions have none
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
-
-
-def _diagnose(
-    experiment: Experiment, federation: HostedFederation, world: World, labels: NDArray[np.int64]
-) -> dict[str, dict[str, Any]]:
-    """Exact scores of the clients, of the mean of all probabilities, and of the vote.
-
-    Where class counts are known, the weighted ensemble is what students learn from.
-    The vote is the most frequent class of the teachers; the answered vote that of their randomised
-    responses, where these do not hang on a student's top k.
-    """
-    sensitive = {
-        client: values[np.isfinite(values).all((1, 2))]
-        for client, values in federation.diagnose().items()
-    }
-    teachers = np.concatenate(list(sensitive.values()))  # (M, N, K)
-    if not len(teachers):
-        return {}
-    votes = np.eye(teachers.shape[2])[teachers.argmax(2)]  # (M, N, K)
-    scores = {
-        name: {
-            "ensemble": metric(teachers.mean(0), labels),
-            "clients": [metric(v.mean(0), labels) if len(v) else None for v in sensitive.values()],
-        }
-        for name, metric in METRICS.items()
-    }
-    plan = experiment.method.plan(world)
-    if plan.counts and (shares := fetch_class_shares(federation, world)):
-        sums = {client: v.sum(0) for client, v in sensitive.items() if client in shares}
-        for name, metric in METRICS.items():
-            scores[name]["weighted_ensemble"] = metric(weigh(sums, shares), labels)
-    scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
-    mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
-    everything = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
-    if everything and mechanism.k in (None, num_classes):
-        uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
-        laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
-        rng = Streams(experiment.config.seed).numpy("diagnostic vote")
-        answered = mechanism.noise(laws, uniform, rng)
-        scores["accuracy"]["answered_vote"] = accuracy(answered, labels)
-    return scores
 
 
 def _round_line(

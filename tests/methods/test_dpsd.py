@@ -73,6 +73,17 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # asked twice, charged once
 
 
+@pytest.mark.parametrize("settings", [DPSD, AGAINST_TEACHER], ids=["student", "teacher"])
+def test_what_generators_ask_the_teacher_are_answers_too(small, tmp_path, settings):
+    experiment = small(*settings, "method.generator_steps=3")
+    _, finished = finish(experiment, tmp_path)
+    *_, generated = experiment.method.mixture(64)
+    trained = 3 * generated if settings is AGAINST_TEACHER else 0
+    assert 0 < generated < 64
+    counted = [(each.forward_answers, each.backward_answers) for each in finished]
+    assert counted == [(64 + trained, trained)] * 3
+
+
 def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):
     ask = Ask.without_images("weights", (1, 8, 8), 10)
     for settings in (DPSD, ("num_clients=1",)):

@@ -1,5 +1,6 @@
 """What methods share: class shares from noisy counts, and the weight that they give."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +30,7 @@ class Counting:
 def world(small):
     experiment = small(*PRIVATE)
     full = World.of(experiment.config, experiment.mechanism)
-    return SimpleNamespace(image_shape=(1, 8, 8), num_classes=3, mechanism=full.mechanism)
+    return dataclasses.replace(full, num_classes=3)
 
 
 def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(world):

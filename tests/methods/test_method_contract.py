@@ -39,7 +39,8 @@ WHITE_BOX = [("privacy=non_private",), ANSWERS[-1]]
 # What a method answers with, where not everything, and needs beyond the small experiment.
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": ANSWERS[-1:]}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], ANSWERS[-1]], "local": []}
-NEEDS = {"dpsd": ("num_clients=1",), "central": ("num_clients=1",)}
+NEEDS = dict.fromkeys(("dpsd", "central"), ("num_clients=1",))
+NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
 ONE_ROUND = {"central.Central", "ensemble.WholeEnsemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]
 

@@ -82,7 +82,7 @@ def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
 
 @pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
 def test_what_weights_do_not_cover_is_an_error(small, method):
-    message = "privacy=label: method .* use privacy=non_private or dp_teacher"
+    message = "privacy=label: method .* needs privacy=non_private or dp_teacher"
     with pytest.raises(ConfigError, match=message):
         small(f"method={method}", "privacy=label")
 
@@ -206,10 +206,22 @@ def test_later_rounds_train_from_the_average(small, tmp_path):
     assert accuracy(last) > accuracy(first) + 0.05
 
 
-def test_architectures_that_differ_cannot_be_averaged(small, tmp_path):
-    experiment = small(*CLEAR, "method=fedavg", "model.teachers=[cnn,mlp]")
+@pytest.mark.parametrize(
+    "settings", [(*CLEAR[:1], "method=fedavg"), (*PRIVATE[:2], "method=dp_fedavg")]
+)
+def test_weights_that_no_average_has_a_meaning_for_are_an_error(small, settings):
+    """Before any training: several architectures, or starts of their own."""
+    with pytest.raises(ConfigError) as error:
+        small(*settings, "model.teachers=[cnn,mlp]", "teacher.same_start=false")
+    several, apart = error.value.problems
+    assert "use model.teachers=[]" in several
+    assert "use teacher.same_start=true" in apart
+    small(*settings, "model.teachers=[]", "teacher.same_start=true")
+
+
+def test_vectors_of_several_lengths_cannot_be_averaged():
     with pytest.raises(ProtocolError, match="needs one architecture; use model.teachers="):
-        finish(experiment, tmp_path)
+        average([torch.zeros(3), torch.zeros(4)], [1.0, 1.0])
 
 
 def test_every_private_round_is_charged_and_proven(small, tmp_path):
@@ -223,7 +235,7 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
         assert [e.event("record", "add_remove").event for e in trainings] == [one, one]
     twice = prove(plan.stages, 1e-5, "record", "add_remove").value
     assert prove(plan.stages[:1], 1e-5, "record", "add_remove").value < twice < math.inf
-    with pytest.raises(ConfigError, match="method DPFedAVG .* use privacy=dp_teacher"):
+    with pytest.raises(ConfigError, match="method DPFedAVG .* needs privacy=dp_teacher"):
         small(*CLEAR, "method=dp_fedavg")
 
 

@@ -8,7 +8,10 @@ that the ensemble is sure of, that have the statistics of the teachers' BatchNor
 the student is wrong about. Its best batch joins the bank, and the student takes an epoch over it.
 
 Unlike the code base: the bank lies in memory and holds one run's images; an image's answer is kept
-instead of asked again; and what is reported is the last round, not the best one on the test split.
+instead of asked again, so the student sees no image flipped; each round's SGD starts without
+momentum; networks start from Xavier's draws and the generator normalises before its sigmoid
+(fed_dpsd/models/generators.py); the student's BatchNorm keeps its statistics while images are made;
+and what is reported is the last round, not the best one on the test split.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, shifted, to_bytes
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, to_bytes
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
@@ -36,6 +39,7 @@ class DENSE(Distilling):
     one_hot_weight: float
     adversarial_weight: float
     shift: int
+    flip: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +65,7 @@ class DENSE(Distilling):
         least, best = float("inf"), None
         for _ in range(self.generator_steps):
             images = generator(latents)
-            seen = shifted(images, self.shift, rng)
+            seen = augmented(images, self.shift, self.flip, rng)
             loss = self.loss(ensemble, student, seen, targets.to(world.device), statistics)
             if best is None or loss.item() < least:
                 least, best = loss.item(), to_bytes(images)
@@ -92,3 +96,18 @@ class DENSE(Distilling):
             + self.one_hot_weight * functional.cross_entropy(teacher, targets)
             - self.adversarial_weight * (apart * disagree).mean()
         )
+
+
+def augmented(images: torch.Tensor, shift: int, flip: bool, rng: torch.Generator) -> torch.Tensor:
+    """(B, C, H, W) images, each moved by up to `shift` pixels (zeros come in), perhaps mirrored."""
+    if not (shift or flip):
+        return images
+    count, _, height, width = images.shape
+    down, right = torch.randint(0, 2 * shift + 1, (2, count, 1), generator=rng)
+    rows, columns = down + torch.arange(height), right + torch.arange(width)
+    if flip:
+        turned = torch.randint(0, 2, (count, 1), generator=rng).bool()
+        columns = torch.where(turned, columns.flip(1), columns)
+    padded = functional.pad(images, (shift,) * 4).movedim(1, 3)
+    image = torch.arange(count)[:, None, None]
+    return padded[image, rows[:, :, None], columns[:, None]].movedim(3, 1)

@@ -1,7 +1,11 @@
 """FedADI: images optimised pixel by pixel against the ensemble, then distilled.
 
 Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, arXiv
-1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1.
+1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1; its code
+base NVlabs/DeepInversion where the paper is silent.
+
+Unlike the code base: images are bytes from a quarter of the range around grey, in [0, 1]; every
+BatchNorm layer counts alike; and a batch's last images are kept, not those of the least loss.
 """
 
 from dataclasses import dataclass
@@ -13,9 +17,11 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, shifted, to_bytes
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, to_bytes
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
+
+COMPETITION_TEMPERATURE = 3.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class FedADI(Distilling):
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
         for _ in range(self.pixel_steps):
-            seen = shifted(images, self.shift, rng)
+            down, right = torch.randint(-self.shift, self.shift + 1, (2,), generator=rng).tolist()
+            seen = images.roll((down, right), (2, 3))
             loss = self.loss(ensemble, student, seen, targets, statistics)
             optimiser.zero_grad()
             loss.backward()
@@ -69,13 +76,18 @@ class FedADI(Distilling):
         statistics: BatchStatistics,
     ) -> torch.Tensor:
         """Cross-entropy, image priors, feature statistics and competition with the student."""
-        teacher = ensemble(images)
-        down = images[:, :, 1:] - images[:, :, :-1]
-        right = images[:, :, :, 1:] - images[:, :, :, :-1]
-        competition = 1 - jensen_shannon(teacher.softmax(1), student(images).softmax(1))
+        teacher, given = ensemble(images), student(images)
+        variation = (
+            (images[:, :, 1:] - images[:, :, :-1]).norm()
+            + (images[:, :, :, 1:] - images[:, :, :, :-1]).norm()
+            + (images[:, :, 1:, 1:] - images[:, :, :-1, :-1]).norm()
+            + (images[:, :, 1:, :-1] - images[:, :, :-1, 1:]).norm()
+        )
+        softened = (logits.div(COMPETITION_TEMPERATURE).softmax(1) for logits in (teacher, given))
+        competition = 1 - jensen_shannon(*softened)
         return (
             functional.cross_entropy(teacher, targets)
-            + self.total_variation_weight * (down.norm() + right.norm())
+            + self.total_variation_weight * variation
             + self.norm_weight * images.norm()
             + self.batch_norm_weight * statistics.loss()
             + self.competition_weight * competition

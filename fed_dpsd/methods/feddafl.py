@@ -1,7 +1,8 @@
 """FedDAFL: one generator against the ensemble, and a student that learns from its every image.
 
 Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
-applied to the clients' ensemble as in DENSE's Table 1.
+applied to the clients' ensemble as in DENSE's Table 1. The student learns by Adam, as for MNIST in
+its code base.
 """
 
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ class FedDAFL(WhiteBox):
     ) -> float:
         """One round's steps; returns the student's last loss."""
         makers = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
-        learners = torch.optim.SGD(student.parameters(), self.student_learning_rate, momentum=0.9)
+        learners = torch.optim.Adam(student.parameters(), self.student_learning_rate)
         generator.train()
         student.train()
         shape = world.queries_per_round, self.latent_size

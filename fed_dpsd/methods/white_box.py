@@ -118,12 +118,11 @@ class Ensemble(nn.Module):
 class BatchStatistics:
     """How far a batch's statistics are from those that the teachers' BatchNorm layers keep.
 
-    The feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795; the mean over
-    the teachers. Zero where no teacher has such a layer.
+    The feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795; the sum over all
+    layers of all teachers. Zero where no teacher has such a layer.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self._count = len(ensemble.teachers)
         self._distances: list[torch.Tensor] = []
         self._hooks = [
             layer.register_forward_hook(self._compare)
@@ -141,7 +140,7 @@ class BatchStatistics:
     def loss(self) -> torch.Tensor:
         """Of the last batch that went through the ensemble."""
         distances, self._distances = self._distances, []
-        return torch.stack(distances).sum() / self._count if distances else torch.zeros(())
+        return torch.stack(distances).sum() if distances else torch.zeros(())
 
     def forget(self) -> None:
         """Stop looking at the ensemble's batches."""
@@ -286,13 +285,3 @@ def answers(
 def to_bytes(images: torch.Tensor) -> NDArray[np.uint8]:
     """Float pixels in [0, 1] to the bytes nearest to them."""
     return (images.detach() * 255).round().to(torch.uint8).cpu().numpy()
-
-
-def shifted(images: torch.Tensor, most: int, rng: torch.Generator) -> torch.Tensor:
-    """(B, C, H, W) images, all moved by one draw of at most `most` pixels; zeros come in."""
-    if most == 0:
-        return images
-    down, right = torch.randint(0, 2 * most + 1, (2,), generator=rng).tolist()
-    height, width = images.shape[2:]
-    padded = functional.pad(images, (most,) * 4)
-    return padded[:, :, down : down + height, right : right + width]

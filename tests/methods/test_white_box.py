@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from fed_dpsd.config import ConfigError
+from fed_dpsd.methods.dense import augmented
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
 from fed_dpsd.methods.method import World, predict
@@ -20,7 +21,6 @@ from fed_dpsd.methods.white_box import (
     answers,
     divergence,
     fetch_teachers,
-    shifted,
 )
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.accounting import prove
@@ -271,7 +271,7 @@ def test_batch_statistics_are_those_that_the_teachers_keep():
     ensemble = Ensemble([Teacher(mean, variance), Teacher(mean + 0.3, variance + 0.4)]).eval()
     statistics = BatchStatistics(ensemble)
     ensemble(batch)
-    assert statistics.loss().item() == pytest.approx((0.3 + 0.4) / 2, rel=1e-4)
+    assert statistics.loss().item() == pytest.approx(0.3 + 0.4, rel=1e-4)
     statistics.forget()
     ensemble(batch)
     assert statistics.loss().item() == 0
@@ -348,16 +348,25 @@ def test_divergences_are_zero_at_equality_and_bounded():
     assert jensen_shannon(p, q).item() == pytest.approx(jensen_shannon(q, p).item())
 
 
-def test_a_shift_moves_a_batch_by_at_most_so_many_pixels():
-    batch = images(2)
-    assert shifted(batch, 0, torch.Generator()) is batch
-    rng = torch.Generator().manual_seed(0)
-    moved = [shifted(batch, 2, rng) for _ in range(30)]
-    assert all(each.shape == batch.shape for each in moved)
-    padded = nn.functional.pad(batch, (2,) * 4)
-    allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(5) for r in range(5)]
-    assert all(any(torch.equal(each, one) for one in allowed) for each in moved)
-    assert len({each.numpy().tobytes() for each in moved}) > 5
+@pytest.mark.parametrize("flip", [False, True])
+def test_every_image_moves_by_at_most_so_many_pixels_and_may_be_mirrored(flip):
+    """Each by a draw of its own: zeros come in; no other image of the batch does."""
+    batch = torch.cat([images(40), images(40) + 2])
+    assert augmented(batch, 0, False, torch.Generator()) is batch
+    moved = augmented(batch, 1, flip, torch.Generator().manual_seed(0))
+    assert moved.shape == batch.shape
+    padded = nn.functional.pad(batch, (1,) * 4)
+    allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(3) for r in range(3)]
+    allowed += [each.flip(3) for each in allowed if flip]
+    which = torch.stack([(moved == each).flatten(1).all(1) for each in allowed])
+    assert (which.sum(0) == 1).all()
+    assert set(which.nonzero()[:, 0].tolist()) == set(range(len(allowed)))
+
+
+def test_gradients_come_back_through_the_augmentation():
+    batch = images(5).requires_grad_()
+    augmented(batch, 2, True, torch.Generator().manual_seed(0)).sum().backward()
+    assert batch.grad.unique().tolist() in ([0.0, 1.0], [1.0])
 
 
 # --- what a client does not do ---

@@ -4,8 +4,8 @@ Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion
 1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1; its code
 base NVlabs/DeepInversion where the paper is silent.
 
-Unlike the code base: images are bytes from a quarter of the range around grey, in [0, 1]; every
-BatchNorm layer counts alike; and a batch's last images are kept, not those of the least loss.
+Unlike the code base: images start around grey, stay in [0, 1] and are kept as bytes, those of the
+last step and not of the least loss; and the first BatchNorm layer counts like any other.
 """
 
 from dataclasses import dataclass

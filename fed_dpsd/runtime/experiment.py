@@ -96,9 +96,9 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                 f"teacher.path={config.teacher.path}: privacy={mechanism.name} trains its teachers "
                 "itself; use teacher.path=null"
             )
-        architectures = dict.fromkeys(map(config.architecture, range(config.num_clients)))
+        architectures = set(map(config.architecture, range(config.num_clients)))
         if isinstance(mechanism, TrainingMechanism):
-            for name in architectures.keys() & set(BATCH_NORM):
+            for name in architectures & set(BATCH_NORM):
                 binder.problems.append(
                     f"model.teacher={name}: its BatchNorm mixes the records of a batch, and "
                     f"privacy={mechanism.name} must bound each one's part; use model.teacher=cnn"

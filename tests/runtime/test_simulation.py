@@ -197,7 +197,7 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=400,
+            timeout=1200,  # minutes on a machine that does other work too
         )
         seconds = time.monotonic() - started
         listed = subprocess.run(

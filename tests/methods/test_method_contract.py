@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dpsd.config import compose, conf_folder
+from fed_dpsd.config import conf_folder
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -14,6 +14,7 @@ from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.ledger import spent
 from fed_dpsd.streams import Streams
+from tests.conftest import composed
 
 # Small numbers, where a method has such a setting.
 QUICK = ("generator_steps", "pixel_steps", "steps_per_round", "latent_size")
@@ -50,7 +51,7 @@ ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers 
 )
 def experiment(request, small):
     method, answers = request.param
-    keys = compose([f"method={method}"])["method"]
+    keys = composed(f"method={method}")["method"]
     quick = [f"method.{key}=2" for key in QUICK if key in keys]
     return small(f"method={method}", *quick, *NEEDS.get(method, ()), *answers)
 

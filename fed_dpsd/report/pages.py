@@ -23,7 +23,7 @@ def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
     rounds = beside(tables, "rounds", progress.COLUMNS)
     pairs = beside(tables, "confusion", confusion.COLUMNS)
     figures = {
-        "privacy_curve": curve.draw(settings),
+        stem: curve.draw(settings),
         f"{stem}_progress": progress.draw(settings, rounds),
         f"{stem}_alpha": alpha.draw(settings),
         f"{stem}_confusion": confusion.draw(settings, pairs),

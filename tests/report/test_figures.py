@@ -173,7 +173,7 @@ def test_a_class_that_there_is_not_is_named(table, pairs, column, value):
 
 def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_path):
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
-    names = ["curve.md", "curve_summary.csv", "privacy_curve.png", "curve_alpha.png"]
+    names = ["curve.md", "curve_summary.csv", "curve.png", "curve_alpha.png"]
     assert [written.name for written in pages.write([path], tmp_path / "out")] == names
     rounds(("curve.csv0", 1, 1, 5, 0, 0.5))
     pairs(("curve.csv0", 1, 1, 5))

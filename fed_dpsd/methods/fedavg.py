@@ -104,7 +104,7 @@ class FedAVG(WhiteBox):
 
     def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
         """Each client's number of records, at least 0; empty where all count alike."""
-        if not (self.weighted and releases_class_counts(world.mechanism)):
+        if not self.plan(world).counts:
             return {}
         answers = federation.each(world.ask("counts"))
         return {

@@ -3,6 +3,9 @@
 Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
 applied to the clients' ensemble as in DENSE's Table 1. The student learns by Adam, as for MNIST in
 its code base.
+
+Unlike the code base: the generator is that of fed_dpsd/models/generators.py, with pixels in [0, 1],
+and both optimisers start anew in each round.
 """
 
 from collections.abc import Iterator

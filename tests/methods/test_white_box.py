@@ -11,7 +11,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
 from fed_dpsd.config import ConfigError
-from fed_dpsd.methods.dense import augmented
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
 from fed_dpsd.methods.method import World, predict
@@ -346,27 +345,6 @@ def test_divergences_are_zero_at_equality_and_bounded():
     assert jensen_shannon(p, p).item() == pytest.approx(0, abs=1e-6)
     assert jensen_shannon(torch.eye(5), torch.eye(5).flip(0)[[0, 1, 3, 2, 4]]) < math.log(2) + 1e-6
     assert jensen_shannon(p, q).item() == pytest.approx(jensen_shannon(q, p).item())
-
-
-@pytest.mark.parametrize("flip", [False, True])
-def test_every_image_moves_by_at_most_so_many_pixels_and_may_be_mirrored(flip):
-    """Each by a draw of its own: zeros come in; no other image of the batch does."""
-    batch = torch.cat([images(40), images(40) + 2])
-    assert augmented(batch, 0, False, torch.Generator()) is batch
-    moved = augmented(batch, 1, flip, torch.Generator().manual_seed(0))
-    assert moved.shape == batch.shape
-    padded = nn.functional.pad(batch, (1,) * 4)
-    allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(3) for r in range(3)]
-    allowed += [each.flip(3) for each in allowed if flip]
-    which = torch.stack([(moved == each).flatten(1).all(1) for each in allowed])
-    assert (which.sum(0) == 1).all()
-    assert set(which.nonzero()[:, 0].tolist()) == set(range(len(allowed)))
-
-
-def test_gradients_come_back_through_the_augmentation():
-    batch = images(5).requires_grad_()
-    augmented(batch, 2, True, torch.Generator().manual_seed(0)).sum().backward()
-    assert batch.grad.unique().tolist() in ([0.0, 1.0], [1.0])
 
 
 # --- what a client does not do ---

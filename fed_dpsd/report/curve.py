@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fed_dpsd.report.figure import WIDTH, by_data
+from fed_dpsd.report.figure import WIDTH, by_panel
 from fed_dpsd.report.literature import PUBLISHED, Published
 from fed_dpsd.report.settings import Setting
 
@@ -26,27 +26,37 @@ NOT_PROVEN = "published, not proven (at the stated epsilon)"
 
 
 def draw(settings: Sequence[Setting]) -> Figure | None:
-    """A panel for each data set; None where there are not two finite epsilons."""
-    if len({s.epsilon(CLAIM) for s in settings} - {math.inf}) < 2:
+    """A panel for each data set and alpha; None where there are not two finite epsilons.
+
+    Methods of which nothing is ever proven are left out, and so is what costs nothing.
+    """
+    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
+    if len({s.epsilon(CLAIM) for s in finite}) < 2:
         return None
-    data = by_data(settings)
-    figure = Figure(figsize=(WIDTH, 6 * len(data)), layout="constrained")
-    panels = figure.subplots(len(data), squeeze=False)[:, 0]
-    for axes, (name, group) in zip(panels, data.items(), strict=True):
-        _panel(axes, name, group)
+    methods = {setting.values.get("method") for setting in finite}
+    known = [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
+    groups = by_panel(known)
+    figure = Figure(figsize=(WIDTH, 6 * len(groups)), layout="constrained")
+    panels = figure.subplots(len(groups), squeeze=False)[:, 0]
+    for axes, (title, group) in zip(panels, groups.items(), strict=True):
+        _panel(axes, title, group)
     return figure
 
 
-def _panel(axes: Axes, data: str, settings: Sequence[Setting]) -> None:
+def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
     counts = sorted({int(setting.values["teachers_per_client"]) for setting in settings})
-    series: dict[tuple[str, int], list[Setting]] = {}
+    methods = list(dict.fromkeys(setting.values.get("method", "") for setting in settings))
+    series: dict[tuple[str, str, int], list[Setting]] = {}
     for setting in settings:
-        kind = setting.values["mechanism"], int(setting.values["teachers_per_client"])
+        values = setting.values
+        kind = values.get("method", ""), values["mechanism"], int(values["teachers_per_client"])
         series.setdefault(kind, []).append(setting)
-    for (mechanism, teachers), group in series.items():
-        style, marker = STYLES[counts.index(teachers) % len(STYLES)]
+    for (method, mechanism, teachers), group in series.items():
+        looks = counts.index(teachers) + methods.index(method) * len(counts)
+        style, marker = STYLES[looks % len(STYLES)]
         look = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": style}
         name = "in the clear" if mechanism == "non_private" else mechanism
+        name = f"{method}, {name}" if len(methods) > 1 else name
         label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} a client"
         proven = [s for s in group if s.epsilon(CLAIM) < math.inf]
         if proven:
@@ -58,8 +68,8 @@ def _panel(axes: Axes, data: str, settings: Sequence[Setting]) -> None:
     axes.plot([], [], color="grey", linestyle=":", label="ensemble of the teachers")
     chance = 100 / int(settings[0].values["num_classes"])
     axes.axhline(chance, color="grey", linestyle=(0, (5, 5)), linewidth=0.8, label="chance")
-    _published(axes, PUBLISHED.get(data, ()))
-    axes.set(xscale="log", ylim=(0, 102), title=data, ylabel="accuracy on the test split, %")
+    _published(axes, PUBLISHED.get(settings[0].values["data"], ()))
+    axes.set(xscale="log", ylim=(0, 102), title=title, ylabel="accuracy on the test split, %")
     axes.set_xlabel("proven epsilon of a run (record, add_remove); bars: deviation over seeds")
     finite = [s.epsilon(CLAIM) for s in settings if s.epsilon(CLAIM) < math.inf]
     axes.set_xticks(sorted({float(f"{epsilon:.2g}") for epsilon in finite}))

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.settings import Setting
+from fed_dpsd.report.settings import ALPHA, Setting
 
 # Okabe and Ito's colours, which the colour-blind can tell apart too; the palest last.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9", "#f0e442")
@@ -26,6 +26,17 @@ def by_data(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
     found: dict[str, list[Setting]] = {}
     for setting in settings:
         found.setdefault(setting.values["data"], []).append(setting)
+    return found
+
+
+def by_panel(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """The settings of each data set and, where they differ in it, Dirichlet alpha."""
+    several = len({setting.values.get(ALPHA) for setting in settings}) > 1
+    found: dict[str, list[Setting]] = {}
+    for setting in settings:
+        alpha = setting.values.get(ALPHA, "")
+        title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
+        found.setdefault(title, []).append(setting)
     return found
 
 

@@ -8,33 +8,36 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fed_dpsd.report.figure import PANEL, WIDTH, add_legend, by_data, look
-from fed_dpsd.report.settings import Row, Setting, names
+from fed_dpsd.report.figure import PANEL, WIDTH, add_legend, by_panel, look
+from fed_dpsd.report.settings import ALPHA, Row, Setting, names
 
 COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 
 
 def draw(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Figure | None:
-    """Two panels for each data set, a line for each setting; None where no round is known.
+    """Two panels for each data set and alpha, a line for each setting; None without any line.
 
-    A method that asks no teacher has no line against their answers.
+    A setting of a single round has none, and no method that asks no teacher has one against their
+    answers.
 
     Args:
         settings: what to draw.
         rounds: rows with COLUMNS of each run, by its key.
     """
     lines = {
-        id(setting): line for setting in settings if (line := mean_over_seeds(setting, rounds))
+        id(setting): line
+        for setting in settings
+        if len(line := mean_over_seeds(setting, rounds)) > 1
     }
     known = [setting for setting in settings if id(setting) in lines]
     if not known:
         return None
-    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    labels = dict(zip(map(id, known), names(known, (*PANEL, ALPHA)), strict=True))
     order = list(dict.fromkeys(labels.values()))
-    data = by_data(known)
-    figure = Figure(figsize=(WIDTH, 4 * len(data)), layout="constrained")
-    panels = figure.subplots(len(data), 2, sharey="row", squeeze=False)
-    for (left, right), (title, group) in zip(panels, data.items(), strict=True):
+    groups = by_panel(known)
+    figure = Figure(figsize=(WIDTH, 4 * len(groups)), layout="constrained")
+    panels = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
+    for (left, right), (title, group) in zip(panels, groups.items(), strict=True):
         for setting in group:
             label = labels[id(setting)]
             style = {"label": label, **look(order.index(label))}

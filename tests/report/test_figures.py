@@ -59,7 +59,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
     known = rounds(
         *[("curve.csv0", 2, 3, 200, 50, 0.7), ("curve.csv0", 1, 1, 100, 25, 0.2)],
         *[("curve.csv1", 1, 2, 100, 75, 0.4), ("curve.csv1", 2, 5, 200, 150, 0.7)],
-        ("curve.csv2", 1, 9, 64, 0, 0.5),
+        *[("curve.csv2", 1, 9, 64, 0, 0.5), ("curve.csv2", 2, 19, 96, 0, 0.6)],
         ("a run of another table", 1, 9, 64, 0, 0.5),
     )
     left, right = progress.draw(settings, known).axes
@@ -68,7 +68,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
     line = lines(left)["dpsd"]
     assert list(line.get_xdata()) == [150, 300]
     assert list(line.get_ydata()) == pytest.approx([30, 70])
-    assert list(lines(left)["dense"].get_xdata()) == [64]
+    assert list(lines(left)["dense"].get_xdata()) == [64, 96]
     assert list(lines(right)["dpsd"].get_xdata()) == [1.5, 4]
     band = left.collections[0].get_paths()[0].vertices
     at_first = band[band[:, 0] == 150][:, 1]
@@ -79,7 +79,10 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
 
 def test_a_method_that_asks_no_teacher_is_drawn_against_seconds_alone(table, rounds):
     settings = read([table({"method": "fedavg"}, {"method": "dense"})])
-    known = rounds(("curve.csv0", 1, 1, 0, 0, 0.2), ("curve.csv1", 1, 1, 5, 0, 0.4))
+    known = rounds(
+        *[("curve.csv0", number, number, 0, 0, 0.2) for number in (1, 2)],
+        *[("curve.csv1", number, number, 5 * number, 0, 0.4) for number in (1, 2)],
+    )
     figure = progress.draw(settings, known)
     left, right = figure.axes
     assert set(lines(left)) == {"dense"}
@@ -90,17 +93,24 @@ def test_a_method_that_asks_no_teacher_is_drawn_against_seconds_alone(table, rou
 
 
 def test_a_data_set_has_a_row_of_panels_and_a_setting_one_look(table, rounds):
-    cells = [{"data": d, "method": m} for d in ("mnist", "digits") for m in ("a", "b")]
-    known = rounds(*((f"curve.csv{n}", 1, 1, 10, 0, 0.5) for n in range(4)))
+    places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
+    cells = [
+        {"data": data, "partition.alpha": alpha, "method": m}
+        for data, alpha in places
+        for m in ("a", "b")
+    ]
+    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
     panels = progress.draw(read([table(*cells)]), known).axes
-    assert [axes.get_title() for axes in panels] == ["mnist", "mnist", "digits", "digits"]
+    titles = [f"{data}, alpha {alpha}" for data, alpha in places]
+    assert [axes.get_title() for axes in panels] == [t for title in titles for t in (title, title)]
     assert all(set(lines(axes)) == {"a", "b"} for axes in panels)
     assert len({lines(axes)["b"].get_color() for axes in panels}) == 1
 
 
-def test_without_a_known_round_there_is_no_figure(table, rounds):
+def test_without_two_known_rounds_there_is_no_line_and_without_a_line_no_figure(table, rounds):
     settings = read([table({})])
     assert progress.draw(settings, {}) is None
+    assert progress.draw(settings, rounds(("curve.csv0", 1, 1, 5, 0, 0.5))) is None
     assert progress.draw(settings, rounds(("curve.csv0", 1, 1, 5, 0, ""))) is None
 
 
@@ -175,7 +185,7 @@ def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
     names = ["curve.md", "curve_summary.csv", "curve.png", "curve_alpha.png"]
     assert [written.name for written in pages.write([path], tmp_path / "out")] == names
-    rounds(("curve.csv0", 1, 1, 5, 0, 0.5))
+    rounds(("curve.csv0", 1, 1, 5, 0, 0.5), ("curve.csv0", 2, 2, 9, 0, 0.6))
     pairs(("curve.csv0", 1, 1, 5))
     names[3:] = ["curve_progress.png", "curve_alpha.png", "curve_confusion.png"]
     assert [written.name for written in pages.write([path], tmp_path / "out")] == names

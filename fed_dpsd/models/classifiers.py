@@ -9,9 +9,9 @@ aside.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 from fed_dpsd.models.scattering import Scattering
@@ -118,9 +118,16 @@ def scattering(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
+def _torchvision() -> Any:
+    """Torchvision's models: seconds to import, and few runs need them."""
+    from torchvision import models
+
+    return models
+
+
 def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Torchvision's ResNet-18 for small images: a 3x3 first convolution of stride 1, no pooling."""
-    backbone = torchvision.models.resnet18(norm_layer=_group_norm)
+    backbone = _torchvision().resnet18(norm_layer=_group_norm)
     backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
     backbone.maxpool = nn.Identity()
     backbone.fc = nn.Identity()
@@ -129,7 +136,7 @@ def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Torchvision's MobileNetV3-small for small images: its first convolution has stride 1."""
-    whole = torchvision.models.mobilenet_v3_small(norm_layer=_group_norm)
+    whole = _torchvision().mobilenet_v3_small(norm_layer=_group_norm)
     whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
     backbone = nn.Sequential(whole.features, whole.avgpool, nn.Flatten())
     return Classifier(backbone, 576, num_classes)
@@ -137,7 +144,7 @@ def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifie
 
 def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Torchvision's SqueezeNet 1.1 for small images: a first convolution of stride 1."""
-    whole = torchvision.models.squeezenet1_1()
+    whole = _torchvision().squeezenet1_1()
     whole.features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
     backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Classifier(backbone, 512, num_classes)

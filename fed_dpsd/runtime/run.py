@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
-from torchvision.utils import save_image
 
 from fed_dpsd import __version__
 from fed_dpsd.config import UserError
@@ -270,6 +269,8 @@ def _open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 def _save_samples(folder: Path, bank: Bank, number: int) -> None:
     """A PNG grid of the round's first 64 synthetic images."""
+    from torchvision.utils import save_image  # seconds to import, and only a server's run needs it
+
     (folder / "samples").mkdir(exist_ok=True)
     images = to_unit(bank.images[:64], torch.device("cpu"))
     save_image(images, folder / "samples" / f"round_{number:05d}.png", nrow=8)

@@ -319,12 +319,12 @@ def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
 
 
 def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
-    tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "privacy=label")
+    tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "privacy=label")
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,900", "--out", "grid")
     assert code == 1
     assert out == [f"{tmp_path}/grid/results.csv"]
     assert "setting up 2/2: num_clients=900" in err
-    assert "round 1/1 · student" in err
+    assert "round 2/2 · student" in err
     assert "failed: num_clients=900: " in err.splitlines()[-1]
     (failed,) = (
         p for p in (tmp_path / "grid").glob("*/summary.json") if "works here" in p.read_text()

@@ -216,7 +216,7 @@ class FedDPSD:
             betas=(0.5, 0.999),
         )
         generator.train()
-        critic.requires_grad_(False)
+        critic.eval().requires_grad_(False)  # whatever was done with it before
         for _ in range(self.generator_steps):
             loss = self.generator_loss(critic, generator(latents))
             optimiser.zero_grad()

@@ -387,9 +387,15 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expect
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG], ids=str)
-def test_what_a_resumed_run_fetches_again_is_counted_once(small, settings):
-    """Weights and class counts, fetched before the first round that is left."""
+GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
+
+
+@pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG, GENERATORS], ids=str)
+def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, settings):
+    """Weights and class counts, fetched before the first round that is left, count once.
+
+    Generators are trained against a student that, where it was not resumed, has just been tested.
+    """
     experiment = small(*settings)
     folder = runs.new_run_folder(experiment)
 

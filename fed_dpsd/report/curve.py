@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fed_dpsd.report.figure import WIDTH, by_panel
+from fed_dpsd.report.figure import WIDTH, by_data
 from fed_dpsd.report.literature import PUBLISHED, Published
 from fed_dpsd.report.settings import Setting
 
@@ -35,7 +35,7 @@ def draw(settings: Sequence[Setting]) -> Figure | None:
         return None
     methods = {setting.values.get("method") for setting in finite}
     known = [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
-    groups = by_panel(known)
+    groups = by_data(known, alphas=True)
     figure = Figure(figsize=(WIDTH, 6 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), squeeze=False)[:, 0]
     for axes, (title, group) in zip(panels, groups.items(), strict=True):

@@ -21,17 +21,9 @@ def look(number: int) -> dict[str, str]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
 
 
-def by_data(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """The settings of each data set."""
-    found: dict[str, list[Setting]] = {}
-    for setting in settings:
-        found.setdefault(setting.values["data"], []).append(setting)
-    return found
-
-
-def by_panel(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
-    """The settings of each data set and, where they differ in it, Dirichlet alpha."""
-    several = len({setting.values.get(ALPHA) for setting in settings}) > 1
+def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
+    """The settings of each data set and, with `alphas`, of each Dirichlet alpha if they differ."""
+    several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
     found: dict[str, list[Setting]] = {}
     for setting in settings:
         alpha = setting.values.get(ALPHA, "")

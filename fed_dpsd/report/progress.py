@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fed_dpsd.report.figure import PANEL, WIDTH, add_legend, by_panel, look
+from fed_dpsd.report.figure import PANEL, WIDTH, add_legend, by_data, look
 from fed_dpsd.report.settings import ALPHA, Row, Setting, names
 
 COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
@@ -34,7 +34,7 @@ def draw(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Fi
         return None
     labels = dict(zip(map(id, known), names(known, (*PANEL, ALPHA)), strict=True))
     order = list(dict.fromkeys(labels.values()))
-    groups = by_panel(known)
+    groups = by_data(known, alphas=True)
     figure = Figure(figsize=(WIDTH, 4 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
     for (left, right), (title, group) in zip(panels, groups.items(), strict=True):

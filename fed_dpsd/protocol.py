@@ -4,6 +4,7 @@ B is the number of queries in an ask, K the number of classes, (C, H, W) the ima
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -111,11 +112,40 @@ class Answer:
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
+        sealed: for a secure sum, where `values` are masked (uint64): what each client is to keep.
     """
 
     query_id: int
     values: Array
     teachers: int = 1
+    sealed: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload in bytes."""
+        return self.values.nbytes + sum(map(len, self.sealed.values()))
+
+
+@dataclass(frozen=True)
+class SumStep:
+    """The second or, with `proofs`, the third message of a secure sum to one client.
+
+    Args:
+        ask: digest of the ask whose answers are summed.
+        named: clients whose masked answers arrived.
+        proofs: by client, what it has confirmed to this one.
+        sealed: by client, what it sealed for this one.
+    """
+
+    ask: str
+    named: tuple[int, ...]
+    proofs: Mapping[int, bytes] = field(default_factory=dict)
+    sealed: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload in bytes."""
+        return len(self.ask) + sum(map(len, [*self.proofs.values(), *self.sealed.values()]))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 
 from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Trust, Unit
+from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit, weakest
 
 _KNOWN = (
     GaussianDpEvent,
@@ -82,7 +82,7 @@ def prove(
         UnsupportedEventError: no proof here covers a stage.
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
-    trust: Trust = "server" if any(s.mechanism.trust == "server" for s in stages) else "nobody"
+    trust = weakest(stage.mechanism.trust for stage in stages)
     queries = sum(stage.asks * stage.queries for stage in stages)
     return Epsilon(
         bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes

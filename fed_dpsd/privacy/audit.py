@@ -21,9 +21,11 @@ from fed_dpsd.privacy.mechanism import (
     Mechanism,
     NonPrivate,
     Relation,
+    Shared,
     Unit,
     vanishes,
 )
+from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
@@ -220,9 +222,7 @@ def verdict(audit: Audit, proven: Epsilon, published: float, published_delta: fl
 # --- simulation -------------------------------------------------------------------------------
 
 
-def _ratios(
-    mechanism: Additive, queries: int, runs: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
+def _ratios(mechanism: Additive, queries: int, runs: int, rng: Rng) -> NDArray[np.float64]:
     """(2, runs) log-likelihood ratios, up to constants, of runs in the first and second world."""
     num_classes = mechanism.num_classes
     predictions = np.linspace(1, 0, num_classes, dtype=np.float32)[None]  # the mask keeps class 0
@@ -232,6 +232,8 @@ def _ratios(
     ]
     first, second = (world.sum(axis=0) for world in worlds)
     laplace = mechanism.noise_law == "laplace"
+    quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+    shares = quorum.honest if quorum else 1
     middle, reach = (first + second) / 2, np.abs(first - second) / 2
     weights = np.sign(first - second)[0] if laplace else (first - second)[0]
     most = max(1, VALUES_AT_ONCE // num_classes)  # rows of a call: parts of a run, or whole runs
@@ -241,11 +243,11 @@ def _ratios(
         for part in np.split(ratio, range(most // piece, runs, most // piece)):
             for done in range(0, queries, piece):
                 rows = len(part) * min(piece, queries - done)
-                answers = mechanism.noise(
-                    np.broadcast_to(world, (len(world), rows, num_classes)),
-                    np.broadcast_to(predictions, (rows, num_classes)),
-                    rng,
-                )
+                asked = np.broadcast_to(predictions, (rows, num_classes))
+                shape = (len(world), rows, num_classes)
+                answers = mechanism.noise(np.broadcast_to(world, shape), asked, rng)
+                for _ in range(shares - 1):  # the other clients' shares of the noise
+                    answers += mechanism.noise(np.zeros((1, *shape[1:])), asked, rng)
                 if laplace:  # half of |answer - second| - |answer - first|, exact where constant
                     answers = np.clip(answers - middle, -reach, reach)
                 part += (answers @ weights).reshape(len(part), -1).sum(axis=1)

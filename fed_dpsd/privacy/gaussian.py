@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     NoiseAt,
+    Quorum,
     Relation,
     Shards,
     Trust,
@@ -18,11 +19,12 @@ from fed_dpsd.privacy.mechanism import (
     Values,
     check_k,
     check_noise_at,
-    snap,
+    check_size,
     top_k,
     trust_of,
     vanishes,
 )
+from fed_dpsd.privacy.noise import FARTHEST, Rng, grid_of, noisy_sum
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class NormalizedGradient:
         normalise: "sample" or "batch".
         noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
             then sees un-noised answers and must be trusted).
+        quorum: of the secure sum; only with noise_at="distributed", where each client adds a share.
         shards: the client's teachers.
 
     Raises:
@@ -77,25 +80,35 @@ class NormalizedGradient:
     mask: Literal["public", "private"] = "public"
     normalise: Literal["sample", "batch"] = "sample"
     noise_at: NoiseAt = "client"
+    quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
         for field in ("noise_multiplier", "bound", "stability"):
-            value = getattr(self, field)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{field}={value} must be a finite number > 0")
+            check_size(field, getattr(self, field))
         if self.k is not None:
             check_k(self.k, self.num_classes)
         if self.mask not in ("public", "private"):
             raise ValueError(f"mask={self.mask!r} must be 'public' or 'private'")
         if self.normalise not in ("sample", "batch"):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
-        check_noise_at(self.noise_at)
+        check_noise_at(self.noise_at, self.quorum)
 
     @property
     def trust(self) -> Trust:
-        """The server, where it adds the noise; otherwise nobody."""
+        """Who must be honest; see `trust_of`."""
         return trust_of(self.noise_at)
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation of what `noise` adds: noise_multiplier * bound, or a share of it."""
+        honest = self.quorum.honest if self.quorum else 1
+        return self.noise_multiplier * self.bound / math.sqrt(honest)
+
+    @property
+    def grid(self) -> float:
+        """See `grid_of`."""
+        return grid_of(self.scale)
 
     def row_norm(self, queries: int) -> float:
         """About the norm of one of `queries` encoded rows of an ask."""
@@ -121,26 +134,29 @@ class NormalizedGradient:
         )
         return clipped
 
-    def noise(
-        self, value: Values, predictions: Values, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n and add N(0, noise_multiplier^2 bound^2), once a query."""
-        total = np.asarray(value, np.float64).sum(0)
-        stddev = self.noise_multiplier * self.bound
-        noisy = snap(total + rng.normal(0, stddev, total.shape), stddev)
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+        """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query."""
+        noisy = noisy_sum(value, self.scale, self.noise_law, rng)
         if self.k is not None and self.mask == "public":
             noisy *= top_k(predictions, self.k)
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """All rows; where the server adds the noise, those of norm <= teachers * bound."""
-        if self.noise_at == "client":
-            return np.ones(len(values), bool)
-        axis = 1 if self.normalise == "sample" else None
+        """Rows that are zero outside a public mask, and not too long.
+
+        Norms of gradients are at most teachers * bound; with noise of d coordinates, longer by
+        scale * (sqrt(d) + FARTHEST) but for a probability of exp(-FARTHEST^2 / 2).
+        """
+        axis, rows = (1, 1) if self.normalise == "sample" else (None, len(values))
         with np.errstate(over="ignore"):
             norm = np.sqrt(np.square(values).sum(axis=axis, keepdims=True))
-        fits = norm <= teachers * self.bound * (1 + 1e-9)
-        return np.broadcast_to(fits, (len(values), 1))[:, 0]
+        longest = teachers * self.bound * (1 + 1e-9)
+        if self.noise_at != "server":
+            longest += self.scale * (math.sqrt(rows * self.num_classes) + FARTHEST)
+        inside = np.ones(len(values), bool)
+        if self.k is not None and self.mask == "public":
+            inside = ((values == 0) | top_k(predictions, self.k)).all(axis=1)
+        return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, asks: int, queries: int) -> int:
         """One for each query, or for each ask that is normalised as a whole."""

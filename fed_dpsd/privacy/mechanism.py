@@ -4,19 +4,23 @@ One frozen object holds the noise and the event derived from it, so they cannot 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.privacy.noise import Rng
+
 Unit = Literal["record", "patient", "client"]
 Relation = Literal["add_remove", "replace_one"]
-NoiseAt = Literal["client", "server"]
-Trust = Literal["nobody", "server"]
+NoiseAt = Literal["client", "server", "distributed"]
+Trust = Literal["nobody", "threshold", "server"]  # the further right, the more
 Values = NDArray[Any]
+
+SMALLEST, LARGEST = 1e-100, 1e100  # of bounds and noise
 
 UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
     ("record", "add_remove"),
@@ -120,6 +124,42 @@ class Shards:
 ONE_TEACHER = Shards()
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """Who is needed for a secure sum, and who is trusted in it: privacy/secure_sum.py.
+
+    Args:
+        threshold: clients that a sum holds at least, and whose shares put a key together.
+        colluding: clients that may work for the server; the others' noise is enough.
+
+    Raises:
+        ValueError: nobody honest is left in a smallest sum.
+    """
+
+    threshold: int
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.colluding < self.threshold:
+            raise ValueError(
+                f"colluding={self.colluding} must be at least 0 and below "
+                f"threshold={self.threshold}"
+            )
+
+    @property
+    def honest(self) -> int:
+        """Honest clients whose noise a sum holds at least."""
+        return self.threshold - self.colluding
+
+    def check(self, num_clients: int) -> None:
+        """Raise ValueError unless no two sums of one ask can be opened."""
+        if not num_clients + self.colluding < 2 * self.threshold <= 2 * num_clients:
+            raise ValueError(
+                f"threshold={self.threshold} must be above half of num_clients={num_clients} "
+                f"and colluding={self.colluding} together, and at most num_clients"
+            )
+
+
 def vanishes(unit: Unit, relation: Relation) -> bool:
     """Whether values become zero rather than others: only where a whole client's do.
 
@@ -133,7 +173,9 @@ class Mechanism(Protocol):
     """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
 
     `encode` runs for each teacher. `noise` runs once per query: at each client on its teachers'
-    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`).
+    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`). With
+    `noise_at="distributed"` it runs at each client, adds a share of it or less noise than an answer
+    that is seen by itself would need, and a secure sum hides whose is which.
     """
 
     name: ClassVar[str]
@@ -155,7 +197,7 @@ class Mechanism(Protocol):
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
         """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
 
-    def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """The randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
@@ -195,6 +237,23 @@ class Additive(Mechanism, Protocol):
         """(n, 1, K) values of a client's teachers in two worlds that differ in one record."""
 
 
+@runtime_checkable
+class Shared(Mechanism, Protocol):
+    """A mechanism whose answers a secure sum may hide, each with a share of the noise."""
+
+    @property
+    def shards(self) -> Shards:
+        """The client's teachers."""
+
+    @property
+    def quorum(self) -> Quorum | None:
+        """Of the secure sum; None where there is none."""
+
+    @property
+    def grid(self) -> float:
+        """What randomised answers are whole multiples of."""
+
+
 @dataclass(frozen=True)
 class Clear:
     """What leaves without noise of its own: (B, K) probabilities, summed over the teachers."""
@@ -210,7 +269,7 @@ class Clear:
         uniform = 1 / np.shape(sensitive_value)[1]
         return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
 
-    def noise(self, value: Values, predictions: Values, rng: np.random.Generator) -> Values:
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """The sum itself."""
         return np.asarray(value.sum(0))
 
@@ -274,17 +333,6 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
     return mask
 
 
-def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    """Noisy `values` on a grid of 2^-20 of the noise's scale, or a little less.
-
-    The last bits of a floating-point sum tell which number the noise was added to (Mironov: "On
-    significance of the least significant bits for differential privacy", CCS 2012). Rounding is
-    post-processing of ideal noise, and hides them; it is no proof for a generator's own noise.
-    """
-    grid = 2.0 ** (math.floor(math.log2(scale)) - 20)
-    return np.asarray(np.round(values / grid) * grid)
-
-
 def check_k(k: int, num_classes: int) -> None:
     """Raise ValueError unless 2 <= k <= num_classes."""
     if not 2 <= k <= num_classes:
@@ -292,11 +340,26 @@ def check_k(k: int, num_classes: int) -> None:
 
 
 def trust_of(noise_at: NoiseAt) -> Trust:
-    """The server, where it adds the noise; otherwise nobody."""
-    return "server" if noise_at == "server" else "nobody"
+    """The server, where it adds the noise; a number of clients, where each adds a share."""
+    trusted: dict[NoiseAt, Trust] = {"server": "server", "distributed": "threshold"}
+    return trusted.get(noise_at, "nobody")
 
 
-def check_noise_at(noise_at: str) -> None:
-    """Raise ValueError unless somebody adds the noise."""
-    if noise_at not in ("client", "server"):
-        raise ValueError(f"noise_at={noise_at!r} must be 'client' or 'server'")
+def weakest(trusts: Iterable[Trust]) -> Trust:
+    """Who must be honest for all of several guarantees; where one trusts the server, it must be."""
+    found = set(trusts)
+    return next((t for t in get_args(Trust)[:0:-1] if t in found), "nobody")
+
+
+def check_size(field: str, value: float) -> None:
+    """Raise ValueError unless floats can hold the value, its square and a fine part of it."""
+    if not SMALLEST <= value <= LARGEST:
+        raise ValueError(f"{field}={value} must be between {SMALLEST:g} and {LARGEST:g}")
+
+
+def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
+    """Raise ValueError unless somebody adds the noise, and knows how much of it."""
+    if noise_at not in ("client", "server", "distributed"):
+        raise ValueError(f"noise_at={noise_at!r} must be 'client', 'server' or 'distributed'")
+    if (noise_at == "distributed") != (quorum is not None):
+        raise ValueError(f"noise_at={noise_at!r} and quorum={quorum}: they go together")

@@ -8,18 +8,23 @@ import numpy as np
 from dp_accounting import DpEvent, RandomizedResponseDpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
-    NoiseAt,
+    Quorum,
     Relation,
     Shards,
     Trust,
     Unit,
     Values,
     check_k,
+    check_noise_at,
     top_k,
+    trust_of,
 )
+from fed_dpsd.privacy.noise import Rng
 
+MOST_COUNTED = 100  # responses that are charged as counted together: more would only cost less
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
@@ -40,11 +45,18 @@ class TopKRandomizedResponse:
     every eps0-private response. A client's n teachers change together, so for a client each query
     counts n responses.
 
+    With noise_at="distributed" only the counts over all clients are seen, in a secure sum that has
+    at least M = quorum.honest * n honest responses. For one changed teacher a query is then
+    ShuffledResponseDpEvent's: the counts say less than the response does. With a threshold, and
+    where more than one teacher changes, the response itself is charged: counts are post-processing.
+
     Args:
         num_classes: K, >= 2.
         epsilon_per_answer: eps0, in [0, 20].
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.
+        noise_at: "client", or "distributed" for responses that a secure sum counts.
+        quorum: of the secure sum; only with noise_at="distributed".
         shards: the client's teachers.
 
     Raises:
@@ -53,14 +65,15 @@ class TopKRandomizedResponse:
 
     name: ClassVar[str] = "label"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
-    noise_at: ClassVar[NoiseAt] = "client"
-    trust: ClassVar[Trust] = "nobody"
     calibrated_by: ClassVar[str] = "epsilon_per_answer"
     reason: ClassVar[None] = None
+    grid: ClassVar[float] = 1.0
     num_classes: int
     epsilon_per_answer: float
     k: int | None = None
     threshold: float | None = None
+    noise_at: Literal["client", "distributed"] = "client"
+    quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
@@ -76,6 +89,15 @@ class TopKRandomizedResponse:
                 f"threshold={self.threshold} must be at least 0 and below 1, and replaces "
                 f"k={self.k}; give one of them"
             )
+
+        if self.noise_at not in ("client", "distributed"):
+            raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
+        check_noise_at(self.noise_at, self.quorum)
+
+    @property
+    def trust(self) -> Trust:
+        """Who must be honest; see `trust_of`."""
+        return trust_of(self.noise_at)
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
         """(B, K) mask of I, from the public predictions."""
@@ -104,9 +126,7 @@ class TopKRandomizedResponse:
         law[inside, sensitive_class[inside]] = (1 - (size - 1) * lie)[inside]
         return law
 
-    def noise(
-        self, value: Values, predictions: Values, rng: np.random.Generator
-    ) -> NDArray[np.unsignedinteger]:
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
         """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) counts of votes."""
         cumulative = np.cumsum(value, axis=-1)
         draw = rng.random((*value.shape[:-1], 1)) * cumulative[..., -1:]
@@ -129,13 +149,17 @@ class TopKRandomizedResponse:
         return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """k-ary randomised response; its noise parameter is the probability of a uniform redraw.
+        """k-ary randomised response, seen by itself or, if one changes, in a secure sum.
 
+        The response's noise parameter is the probability of a uniform redraw.
         Every teacher that changes counts. A client that vanishes is bounded by one that answers
         otherwise.
         """
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
+        changed = self.shards.changed(unit)
+        if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
+            responses = min(self.quorum.honest * self.shards.teachers, MOST_COUNTED)
+            return ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
         redraw = float(size * self.lie_probability(size))
         response = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
-        changed = self.shards.changed(unit)
         return response if changed == 1 else SelfComposedDpEvent(response, changed)

@@ -23,9 +23,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
-from fed_dpsd.privacy.mechanism import Clear, Relation, Unit, snap
+from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
+from fed_dpsd.privacy.noise import Rng, SecureGenerator, noisy_sum
 
 CLIPPING_MARGIN = 1e-5
+ROUNDING_MARGIN = 2.0**-8  # more noise, for float32 sums: docs/privacy.md, Theorem 8
+GRID = 2.0**-25  # of the noise, at most: sums are cut off to multiples of it
 RECORDS_AT_ONCE = 512  # of a batch: bounds the memory of the gradients of single records
 CANCELLATION = 4  # copies that cancel each other further leave rounding errors, so they shrink
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
@@ -54,9 +57,7 @@ class TrainingMechanism(Clear, ABC):
         """The event of the whole training of the client's teachers."""
 
     @abstractmethod
-    def count(
-        self, labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """(K,) noisy class counts of one shard's (N,) labels; to be drawn once."""
 
     @abstractmethod
@@ -65,7 +66,7 @@ class TrainingMechanism(Clear, ABC):
         teacher: nn.Module,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        rng: np.random.Generator,
+        rng: Rng,
     ) -> None:
         """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels."""
 
@@ -119,6 +120,11 @@ class DPSGD(TrainingMechanism):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{field}={value} must be a finite number > 0")
+        if not 1e-6 <= self.max_grad_norm <= 1e6:
+            raise ValueError(
+                f"max_grad_norm={self.max_grad_norm} must be between 1e-6 and 1e6: gradients are "
+                "float32, which rounds others away"
+            )
         if self.steps < 1:
             raise ValueError(f"steps={self.steps} must be >= 1")
         if not 1 <= self.copies <= MOST_COPIES:
@@ -162,9 +168,7 @@ class DPSGD(TrainingMechanism):
         counts = GaussianDpEvent(self.count_noise / math.sqrt(2 if replaced else 1))
         return ComposedDpEvent([training, counts])
 
-    def count(
-        self, labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """(K,) class counts plus the noise.
 
         Raises:
@@ -173,15 +177,14 @@ class DPSGD(TrainingMechanism):
         if not self.counts_classes:
             raise ValueError("count_share=None releases no class counts")
         sensitive_counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
-        noise = rng.normal(0, self.count_noise, num_classes)
-        return snap(sensitive_counts + noise, self.count_noise)
+        return noisy_sum(sensitive_counts[None], self.count_noise, "gaussian", rng)
 
     def train(
         self,
         teacher: nn.Module,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        rng: np.random.Generator,
+        rng: Rng,
     ) -> None:
         """`steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
 
@@ -204,13 +207,18 @@ class DPSGD(TrainingMechanism):
         """A little below the bound, so that float32 cannot carry a norm over it."""
         return self.max_grad_norm * (1 - CLIPPING_MARGIN)
 
-    def _noisy(self, total: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """A sum with noise from `rng` in float64: torch's float32 normals end at 5.77 sigma."""
-        stddev = self.noise_multiplier * self.max_grad_norm
-        noise = torch.from_numpy(rng.normal(0, stddev, total.shape))
-        return (total.double() + noise).to(total.dtype)
+    def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
+        """A part of a sum of `size` numbers with noise from `rng`.
 
-    def _sample(self, count: int, rng: np.random.Generator) -> torch.Tensor:
+        In float64: torch's float32 normals end at 5.77 sigma.
+        """
+        stddev = self.noise_multiplier * self.max_grad_norm
+        if isinstance(rng, SecureGenerator):
+            stddev *= 1 + ROUNDING_MARGIN + GRID * self.noise_multiplier * math.sqrt(size)
+        noisy = noisy_sum(total.double().numpy()[None], stddev, "gaussian", rng)
+        return torch.from_numpy(noisy).to(total.dtype)
+
+    def _sample(self, count: int, rng: Rng) -> torch.Tensor:
         """The records of a step."""
         return torch.from_numpy(rng.random(count) < self.sample_rate).nonzero()[:, 0]
 
@@ -220,10 +228,11 @@ class DPSGD(TrainingMechanism):
         layer: nn.Linear,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        rng: np.random.Generator,
+        rng: Rng,
     ) -> None:
         """A record's gradient is a sum of outer products: its norm is known before it is formed."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
+        size = layer.weight.numel() + layer.bias.numel()
         inner = _inner_products(inputs) + 1  # of two copies with the bias's 1
         inputs = torch.nan_to_num(inputs, 0, 0, 0)
         truth = nn.functional.one_hot(labels, layer.out_features)[:, None]
@@ -239,8 +248,8 @@ class DPSGD(TrainingMechanism):
             residuals *= scale.float()[:, None, None]
             torch.nan_to_num_(residuals, 0, 0, 0)
             rows = residuals.flatten(0, 1)
-            layer.weight.grad = self._noisy(rows.T @ features.flatten(0, 1), rng)
-            layer.bias.grad = self._noisy(rows.sum(0), rng)
+            layer.weight.grad = self._noisy(rows.T @ features.flatten(0, 1), size, rng)
+            layer.bias.grad = self._noisy(rows.sum(0), size, rng)
             optimiser.step()
 
     def _train_network(
@@ -248,20 +257,20 @@ class DPSGD(TrainingMechanism):
         teacher: nn.Module,
         inputs: torch.Tensor,
         labels: torch.Tensor,
-        rng: np.random.Generator,
+        rng: Rng,
     ) -> None:
         """Opacus forms and clips the gradient of each record."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
         from opacus.optimizers import DPOptimizer
 
-        noisy = self._noisy
+        noisy, size = self._noisy, sum(parameter.numel() for parameter in teacher.parameters())
 
         class Optimizer(DPOptimizer):
             """Noise from `rng`."""
 
             def add_noise(self) -> None:
                 for parameter in self.params:
-                    parameter.grad = noisy(parameter.summed_grad, rng)
+                    parameter.grad = noisy(parameter.summed_grad, size, rng)
 
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         optimiser = Optimizer(

@@ -16,16 +16,18 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     NoiseAt,
+    Quorum,
     Relation,
     Shards,
     Trust,
     Unit,
     Values,
     check_noise_at,
-    snap,
+    check_size,
     trust_of,
     vanishes,
 )
+from fed_dpsd.privacy.noise import FARTHEST, Rng, grid_of, noisy_sum
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class NoisyVotes:
         noise: "gaussian" or "laplace".
         noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
             then sees each client's exact counts and must be trusted).
+        quorum: of the secure sum; only with noise_at="distributed", where each client adds a share.
         shards: the client's teachers.
 
     Raises:
@@ -63,21 +66,33 @@ class NoisyVotes:
     noise_multiplier: float
     noise_law: Literal["gaussian", "laplace"] = "gaussian"
     noise_at: NoiseAt = "client"
+    quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier={self.noise_multiplier} must be a finite number > 0"
-            )
+        check_size("noise_multiplier", self.noise_multiplier)
         if self.noise_law not in ("gaussian", "laplace"):
             raise ValueError(f"noise_law={self.noise_law!r} must be 'gaussian' or 'laplace'")
-        check_noise_at(self.noise_at)
+        check_noise_at(self.noise_at, self.quorum)
+        if self.quorum is not None and self.noise_law == "laplace":
+            raise ValueError(
+                "noise_law='laplace' has no shares; use gaussian with distributed noise"
+            )
 
     @property
     def trust(self) -> Trust:
-        """The server, where it adds the noise; otherwise nobody."""
+        """Who must be honest; see `trust_of`."""
         return trust_of(self.noise_at)
+
+    @property
+    def scale(self) -> float:
+        """Of what `noise` adds, in votes: noise_multiplier, or a share of it."""
+        return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
+
+    @property
+    def grid(self) -> float:
+        """See `grid_of`."""
+        return grid_of(self.scale)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """A teacher's (B, K) votes: 1 at its class."""
@@ -86,18 +101,20 @@ class NoisyVotes:
         votes: NDArray[np.float64] = np.eye(self.num_classes)[sensitive_class] * sensitive_valid
         return votes
 
-    def noise(
-        self, value: Values, predictions: Values, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) votes over n and add the noise, once a query."""
-        total = np.asarray(value, np.float64).sum(0)
-        draw = rng.normal if self.noise_law == "gaussian" else rng.laplace
-        return snap(total + draw(0, self.noise_multiplier, total.shape), self.noise_multiplier)
+        return noisy_sum(value, self.scale, self.noise_law, rng)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """All rows; where the server adds the noise, counts of at most `teachers` votes."""
-        if self.noise_at == "client":
-            return np.ones(len(values), bool)
+        """Rows of counts of at most `teachers` votes, or not farther from them than noise goes.
+
+        That is FARTHEST standard deviations, or of Laplace noise FARTHEST^2 / 2 scales; honest
+        noise goes there with a probability of about exp(-FARTHEST^2 / 2).
+        """
+        if self.noise_at != "server":
+            scales = FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2
+            away = np.maximum(-values, values - teachers)
+            return np.asarray((away <= self.scale * scales).all(axis=1))
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 

@@ -141,6 +141,7 @@ def test_a_layer_that_mixes_records_is_refused():
         ("copies", 0),
         ("copies", 10),
         ("max_grad_norm", math.inf),
+        ("max_grad_norm", 1e-43),  # float32 rounds what is clipped to it up
         ("learning_rate", -1.0),
         ("count_share", 0.0),
         ("count_share", math.inf),

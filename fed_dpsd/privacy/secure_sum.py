@@ -1,0 +1,270 @@
+"""Sums whose parts nobody sees: masks that cancel, with recovery of those who drop out.
+
+Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
+Figure 4, against a server that lies. Parties know each other's keys beforehand, from a source that
+is not the server, so its rounds of advertising and sharing keys fall away: shares travel with the
+masked values. Three messages a sum:
+
+1. `mask`: each party adds to its values a mask of its own, and one with each other party that the
+   other subtracts; the keys of all these masks go along, shared out so that `threshold` parties
+   can put one together.
+2. `confirm`: the server names those whose values arrived; each of them tells each other one which
+   names it heard.
+3. `unmask`: who sees that `threshold` parties heard the same names opens shares: of the own masks
+   of those named, and of the masks between them and the others. Never of both for one party.
+
+Guarantee: with m parties, of which c work for the server, and 2 * threshold > m + c, the server
+learns one sum, over at least threshold - c honest parties, and nothing else of them. Proof sketch:
+docs/privacy.md. All arithmetic is modulo 2^64.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.noise import SecureGenerator
+
+_SEED, _SHARE, _NONCE = 32, 32, 12  # bytes of a mask's key, of a share of it, of a nonce
+
+
+class SumError(RuntimeError):
+    """A sum cannot go on; nothing was unmasked. The message is public."""
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A party's first message.
+
+    Args:
+        values: uint64, uniform to everybody but the party.
+        sealed: by party, its shares of this party's keys; only that party can open them.
+    """
+
+    values: NDArray[np.uint64]
+    sealed: Mapping[int, bytes]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A party's third message: its shares.
+
+    Args:
+        own: by named party, of the key of its own mask.
+        between: by named party and by one that is not named, of the key of their mask.
+    """
+
+    own: Mapping[int, bytes]
+    between: Mapping[tuple[int, int], bytes]
+
+
+@dataclass(frozen=True)
+class Party:
+    """One party, for all sums of one federation.
+
+    Args:
+        number: its own, from 0.
+        private_key: 32 bytes of X25519.
+        public_keys: of all m parties, its own too, by number 0 to m - 1.
+        threshold: parties whose shares put a key together.
+
+    Raises:
+        ValueError: the keys are not those of m parties, its own is another one, or the threshold is
+            not above m / 2 and at most m.
+    """
+
+    number: int
+    private_key: bytes
+    public_keys: Mapping[int, bytes]
+    threshold: int
+
+    def __post_init__(self) -> None:
+        parties = len(self.public_keys)
+        if set(self.public_keys) != set(range(parties)):
+            raise ValueError(f"public keys of {sorted(self.public_keys)}; give 0 to {parties - 1}")
+        if self.public_keys.get(self.number) != public_key(self.private_key):
+            raise ValueError(f"the public key of {self.number} is not that of its private key")
+        if not parties < 2 * self.threshold <= 2 * parties:
+            raise ValueError(
+                f"threshold={self.threshold} must be above half of {parties} parties, at most all"
+            )
+
+    @cached_property
+    def _pairs(self) -> dict[int, bytes]:
+        """A key with each party that only it and this one know; with itself, one of its own."""
+        mine = X25519PrivateKey.from_private_bytes(self.private_key)
+        shared = {
+            other: mine.exchange(X25519PublicKey.from_public_bytes(key))
+            for other, key in self.public_keys.items()
+            if other != self.number
+        }
+        return shared | {self.number: _derive(self.private_key, b"own")}
+
+    def mask(self, values: NDArray[np.int64], tag: bytes) -> Masked:
+        """Its first message.
+
+        Args:
+            values: of any shape, the same for all parties; the whole sum must fit in 63 bits.
+            tag: of this sum, the same for all parties. Two messages for one tag would show what
+                their values differ by: whoever calls this must not let two leave.
+        """
+        own = os.urandom(_SEED)
+        keys = {other: _derive(key, b"mask", tag) for other, key in self._pairs.items()}
+        total = values.astype(np.uint64).ravel() + _stream(own, values.size)
+        for other in set(keys) - {self.number}:
+            total += _signed(self.number, other, _stream(keys[other], values.size))
+        shared = [_split(keys[o] if o != self.number else own, self) for o in sorted(keys)]
+        sealed = {}
+        for other in self.public_keys:
+            nonce = os.urandom(_NONCE)
+            content = b"".join(shares[other] for shares in shared)
+            box = self._box(self.number, other, tag)
+            sealed[other] = nonce + box.encrypt(nonce, content, None)
+        return Masked(total.reshape(values.shape), sealed)
+
+    def confirm(self, tag: bytes, named: Collection[int]) -> dict[int, bytes]:
+        """Its second message: for each named party, a proof of the names that this one heard.
+
+        Whoever calls this must not confirm other names for the same tag.
+
+        Raises:
+            SumError: this party is not named, or too few are.
+        """
+        self._check(named)
+        return {other: self._proof(self.number, other, tag, named) for other in named}
+
+    def unmask(
+        self,
+        tag: bytes,
+        named: Collection[int],
+        proofs: Mapping[int, bytes],
+        sealed: Mapping[int, bytes],
+    ) -> Opened:
+        """Its third message.
+
+        Args:
+            tag: of this sum.
+            named: those whose values arrived, as this party has confirmed.
+            proofs: by party, what it has confirmed to this one.
+            sealed: by named party, what it sealed for this one.
+
+        Raises:
+            SumError: too few parties heard the same names, or shares were tampered with.
+        """
+        self._check(named)
+        same = [
+            other
+            for other in set(proofs) & set(named)
+            if hmac.compare_digest(proofs[other], self._proof(other, self.number, tag, named))
+        ]
+        if len(same) < self.threshold:
+            raise SumError(f"{len(same)} parties heard these names; {self.threshold} are needed")
+        others = sorted(set(self.public_keys) - set(named))
+        own: dict[int, bytes] = {}
+        between: dict[tuple[int, int], bytes] = {}
+        for party in named:
+            shares = self._open(party, tag, sealed.get(party, b""))
+            own[party] = shares[party]
+            between |= {(party, other): shares[other] for other in others}
+        return Opened(own, between)
+
+    def _check(self, named: Collection[int]) -> None:
+        if not set(named) <= set(self.public_keys) or self.number not in named:
+            raise SumError(f"party {self.number} is asked about {sorted(named)}")
+        if len(set(named)) < self.threshold:
+            raise SumError(f"{len(set(named))} parties are left; {self.threshold} are needed")
+
+    def _proof(self, sender: int, receiver: int, tag: bytes, named: Collection[int]) -> bytes:
+        other = receiver if sender == self.number else sender
+        what = json.dumps([sender, receiver, sorted(set(named))]).encode()
+        return _derive(self._pairs[other], b"confirm", tag, what)
+
+    def _box(self, sender: int, receiver: int, tag: bytes) -> ChaCha20Poly1305:
+        other = receiver if sender == self.number else sender
+        return ChaCha20Poly1305(
+            _derive(self._pairs[other], b"seal", tag, f"{sender} {receiver}".encode())
+        )
+
+    def _open(self, sender: int, tag: bytes, sealed: bytes) -> list[bytes]:
+        """What `sender` sealed for this party: a share of each of its keys."""
+        try:
+            box = self._box(sender, self.number, tag)
+            content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
+        except (InvalidTag, ValueError):
+            raise SumError(f"the shares of party {sender} were tampered with") from None
+        if len(content) != _SHARE * len(self.public_keys):
+            raise SumError(f"party {sender} sealed {len(content)} bytes")
+        return [content[start : start + _SHARE] for start in range(0, len(content), _SHARE)]
+
+
+def combine(
+    masked: Mapping[int, Masked], opened: Mapping[int, Opened], parties: int, threshold: int
+) -> NDArray[np.int64]:
+    """The sum of the values of all whose first message arrived, at the server.
+
+    Args:
+        masked: those messages, by party.
+        opened: third messages, by party.
+        parties: m.
+        threshold: as the parties have it.
+
+    Raises:
+        SumError: too few shares.
+    """
+    if len(opened) < threshold:
+        raise SumError(f"{len(opened)} parties opened their shares; {threshold} are needed")
+    helpers = sorted(opened)[:threshold]
+    first = next(iter(masked.values())).values
+    total = np.zeros(first.size, np.uint64)
+    for party, message in masked.items():
+        total += message.values.ravel()
+        own = _join({helper: opened[helper].own[party] for helper in helpers})
+        total -= _stream(own, first.size)
+        for other in set(range(parties)) - set(masked):
+            key = _join({helper: opened[helper].between[party, other] for helper in helpers})
+            total -= _signed(party, other, _stream(key, first.size))
+    return total.astype(np.int64).reshape(first.shape)
+
+
+def public_key(private_key: bytes) -> bytes:
+    """The public key, 32 bytes, of a private one."""
+    return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
+
+
+def _derive(key: bytes, *names: bytes) -> bytes:
+    """Another key for a purpose."""
+    content = b"".join(len(name).to_bytes(4, "big") + name for name in (b"fed-dpsd", *names))
+    return hmac.digest(key, content, hashlib.sha256)
+
+
+def _stream(key: bytes, count: int) -> NDArray[np.uint64]:
+    return SecureGenerator(key).words(count)
+
+
+def _signed(party: int, other: int, mask: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What `party` adds for its mask with `other`: what the other adds is minus that."""
+    return mask if party < other else np.uint64(0) - mask
+
+
+def _split(key: bytes, party: Party) -> list[bytes]:
+    """A share of a key for each party."""
+    count = len(party.public_keys)
+    halves = (Shamir.split(party.threshold, count, key[i : i + 16], False) for i in (0, 16))
+    return [low[1] + high[1] for low, high in zip(*halves, strict=True)]
+
+
+def _join(shares: Mapping[int, bytes]) -> bytes:
+    """The key that shares, by party, are of."""
+    numbered = [(party + 1, share) for party, share in shares.items()]
+    halves = ([(n, share[i : i + 16]) for n, share in numbered] for i in (0, 16))
+    return b"".join(Shamir.combine(half, False) for half in halves)

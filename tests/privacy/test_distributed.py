@@ -1,0 +1,145 @@
+"""Mechanisms behind a secure sum: what a share is, what the sum costs, and who must be honest."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import SelfComposedDpEvent
+from scipy import stats
+
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.events import ShuffledResponseDpEvent
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
+
+FIVE = Quorum(threshold=6, colluding=1)
+PREDICTIONS = np.full((500, 10), 0.1, np.float32)
+SHARED = (
+    NormalizedGradient(10, 3.0, bound=0.5, noise_at="distributed", quorum=FIVE),
+    NoisyVotes(10, 3.0, noise_at="distributed", quorum=FIVE),
+    TopKRandomizedResponse(10, 1.0, noise_at="distributed", quorum=FIVE),
+)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("mechanism", "unit"), [(SHARED[0], 0.5), (SHARED[1], 1.0)])
+def test_shares_of_the_honest_are_the_whole_noise(mechanism, unit, seed):
+    """Failure probability 1e-6 each. The control: a share too few is noticed."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    nothing = np.zeros((1, *PREDICTIONS.shape))
+    shares = [mechanism.noise(nothing, PREDICTIONS, rng) for _ in range(FIVE.honest)]
+    whole = stats.norm(scale=3.0 * unit)
+    assert stats.kstest(np.sum(shares, 0).ravel(), whole.cdf).pvalue > 1e-6
+    assert stats.kstest(np.sum(shares[:-2], 0).ravel(), whole.cdf).pvalue < 1e-6
+
+
+def test_a_sum_costs_what_it_costs_with_the_server_adding_the_noise():
+    for mechanism, trusting in (
+        (SHARED[0], NormalizedGradient(10, 3.0, bound=0.5, noise_at="server")),
+        (SHARED[1], NoisyVotes(10, 3.0, noise_at="server")),
+    ):
+        for pair in UNITS_AND_RELATIONS:
+            assert mechanism.event(*pair) == trusting.event(*pair)
+
+
+def test_who_must_be_honest_is_said():
+    for mechanism in SHARED:
+        assert isinstance(mechanism, Shared)
+        assert mechanism.trust == "threshold"
+        assert (mechanism.quorum.honest, FIVE.threshold) == (5, 6)
+
+
+def test_counted_responses_say_less_than_seen_ones():
+    alone = TopKRandomizedResponse(10, 1.0).event("record", "replace_one")
+    counted = SHARED[2].event("record", "replace_one")
+    assert counted == ShuffledResponseDpEvent(1.0, 10, 5)
+    one, other = (
+        epsilon(SelfComposedDpEvent(event, 100), 1e-5).epsilon for event in (alone, counted)
+    )
+    assert other < 0.9 * one
+
+
+@pytest.mark.parametrize(
+    ("settings", "unit"),
+    [
+        ({"shards": Shards(3)}, "client"),
+        ({"threshold": 0.1}, "record"),
+        ({"epsilon_per_answer": 0.0}, "record"),
+    ],
+)
+def test_where_counting_is_not_proven_to_help_the_response_is_charged(settings, unit):
+    values = {"num_classes": 10, "epsilon_per_answer": 1.0} | settings
+    counted = TopKRandomizedResponse(**values, noise_at="distributed", quorum=FIVE)
+    assert counted.event(unit, "add_remove") == TopKRandomizedResponse(**values).event(
+        unit, "add_remove"
+    )
+
+
+def test_all_teachers_of_all_honest_clients_respond():
+    counted = TopKRandomizedResponse(
+        10, 1.0, k=3, noise_at="distributed", quorum=FIVE, shards=Shards(4)
+    )
+    assert counted.event("record", "add_remove") == ShuffledResponseDpEvent(1.0, 3, 20)
+
+
+def test_more_than_a_hundred_responses_are_charged_as_a_hundred():
+    """Their law would fill the memory, and more of them say less of each."""
+    counted = TopKRandomizedResponse(
+        10, 1.0, noise_at="distributed", quorum=FIVE, shards=Shards(100)
+    )
+    assert counted.event("record", "add_remove").responses == 100
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), [(2, 2), (1, 3), (2, -1)])
+def test_a_quorum_has_somebody_honest(threshold, colluding):
+    with pytest.raises(ValueError, match=f"colluding={colluding}"):
+        Quorum(threshold, colluding)
+
+
+@pytest.mark.parametrize(
+    ("quorum", "num_clients", "fits"),
+    [
+        (Quorum(2), 3, True),
+        (Quorum(2), 4, False),  # two halves could open a sum each
+        (Quorum(3, 2), 3, True),
+        (Quorum(3, 2), 4, False),  # two sets of three, with two in both that are not honest
+        (Quorum(4), 3, False),
+    ],
+)
+def test_no_two_sums_of_an_ask_can_be_opened(quorum, num_clients, fits):
+    if fits:
+        quorum.check(num_clients)
+    else:
+        with pytest.raises(ValueError, match=f"threshold={quorum.threshold} must be above half"):
+            quorum.check(num_clients)
+
+
+@pytest.mark.parametrize("kind", [NormalizedGradient, NoisyVotes, TopKRandomizedResponse])
+@pytest.mark.parametrize(
+    "settings", [{"noise_at": "distributed"}, {"quorum": FIVE}, {"noise_at": "everywhere"}]
+)
+def test_a_quorum_goes_with_distributed_noise(kind, settings):
+    with pytest.raises(ValueError, match="noise_at="):
+        kind(10, 1.0, **settings)
+
+
+def test_responses_are_never_the_servers_to_draw():
+    with pytest.raises(ValueError, match="noise_at='server'"):
+        TopKRandomizedResponse(10, 1.0, noise_at="server")
+
+
+def test_laplace_noise_has_no_shares():
+    with pytest.raises(ValueError, match="noise_law='laplace' has no shares"):
+        NoisyVotes(10, 1.0, noise_law="laplace", noise_at="distributed", quorum=FIVE)
+
+
+def test_shares_lie_on_one_grid():
+    """Of a power of two, so that the sum of whole numbers of it is exact."""
+    for mechanism in SHARED[:2]:
+        assert math.frexp(mechanism.grid)[0] == 0.5
+        share = mechanism.noise(
+            np.zeros((1, 500, 10)), PREDICTIONS, np.random.Generator(np.random.PCG64(0))
+        )
+        assert np.array_equal(share % mechanism.grid, np.zeros_like(share))

@@ -1,0 +1,149 @@
+"""Noise from a secret: the promised laws, exactly, and nothing that tells what lies below."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fed_dpsd.privacy import noise
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, noisy_sum, snap
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.votes import NoisyVotes
+
+LEVEL = 1e-6  # each test below fails by chance with at most about this probability; seeds are fixed
+
+
+def generator(seed=0):
+    return SecureGenerator(seed.to_bytes(32, "little"))
+
+
+LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("scale", [1e-4, 0.7, 1.0, 3e9])
+def test_noise_has_the_promised_law(law, scale, seed):
+    noise = noisy_sum(np.zeros((1, 20_000)), scale, law, generator(seed))
+    assert stats.kstest(noise, LAWS[law](scale=scale).cdf).pvalue > LEVEL
+    for wrong in (2 / 3, 3 / 2):  # the control
+        assert stats.kstest(noise, LAWS[law](scale=wrong * scale).cdf).pvalue < LEVEL
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("units", [1, 2, 5])
+def test_integers_have_exactly_the_discrete_law(law, units):
+    """Where the scale is a few units, so that a wrong step of the sampler would show."""
+    draw = generator(units)._gaussian if law == "gaussian" else generator(units)._laplace
+    drawn = draw(units, 200_000)
+    x = np.arange(-120, 121)
+
+    def fits(units):
+        mass = np.exp(-(x**2) / (2 * units**2) if law == "gaussian" else -np.abs(x) / units)
+        expected = mass / mass.sum() * len(drawn)
+        seen = np.array([(drawn == each).sum() for each in x])
+        often = expected > 5
+        expected, seen = expected[often], seen[often]
+        return stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > LEVEL
+
+    assert np.abs(drawn).max() <= 120
+    assert fits(units)
+    assert not fits(units * 1.05)  # the control
+
+
+def test_uniform_draws_are_uniform():
+    drawn = generator().random((500, 100))
+    assert drawn.shape == (500, 100)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert stats.kstest(drawn.ravel(), "uniform").pvalue > LEVEL
+    below = generator()._below(3, 90_000)
+    assert stats.chisquare(np.bincount(below.astype(int))).pvalue > LEVEL
+
+
+def test_a_long_stream_goes_on_with_another_key(monkeypatch):
+    """ChaCha20's counter ends; a training that draws more must not, and must not draw it again."""
+    before = generator().words(64)
+    monkeypatch.setattr(noise, "STREAM_BYTES", 8 * 8)
+    drawn = generator()
+    found = np.concatenate([drawn.words(8) for _ in range(64)])
+    assert np.array_equal(found[:8], before[:8])
+    assert len(np.unique(found)) == len(found)
+    assert not set(found[8:]) & set(before[8:])
+
+
+def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
+    """The control: a plain sum of floats tells by its last bits what the noise was added to."""
+    for law in LAWS:
+        for value in (0.0, 1.0, 0.1, -0.3):
+            noisy = noisy_sum(np.full((1, 2_000), value), 3.0, law, generator())
+            assert (noisy * 2**24 == np.round(noisy * 2**24)).all()
+    plain = np.random.Generator(np.random.PCG64(0)).laplace(0, 3, 2_000) + 0.1
+    assert not (plain * 2**24 == np.round(plain * 2**24)).all()
+    assert snap(np.array([1.0 + 1e-9]), 1.0).tolist() == [1.0]
+
+
+def test_values_are_cut_off_towards_zero_and_whole_numbers_stay():
+    """Each of those summed, so no norm grows; the noise is that of zero values, shifted."""
+
+    def shift(values, scale):
+        zero = noisy_sum(np.zeros((1, 5)), scale, "gaussian", generator())
+        return (noisy_sum(values, scale, "gaussian", generator()) - zero).tolist()
+
+    votes = np.array([[0.0, 1.0, 7.0, 250.0, -3.0]])
+    assert shift(votes, 2.0**20) == votes[0].tolist()
+    fractions = np.array([[0.99, -0.99, 1e-9, 1.5, -2.5]])
+    assert shift(fractions, 2.0**26) == [0, 0, 0, 1, -2]
+    assert shift(np.repeat(fractions, 3, 0), 2.0**26) == [0, 0, 0, 3, -6]
+
+
+def test_equal_secrets_purposes_and_numbers_give_equal_draws_and_others_do_not():
+    streams = SecretStreams(bytes(32))
+    first = streams.numpy("answer", 1, 2).random(4).tolist()
+    assert streams.numpy("answer", 1, 2).random(4).tolist() == first
+    others = [
+        streams.numpy("training", 1, 2),
+        streams.numpy("answer", 2, 2),
+        streams.numpy("answer", 1, 3),
+        SecretStreams(bytes(31) + b"1").numpy("answer", 1, 2),
+    ]
+    assert first not in [other.random(4).tolist() for other in others]
+    assert streams.identity != SecretStreams(bytes(31) + b"1").identity
+    assert "00" not in repr(streams)
+
+
+@pytest.mark.parametrize("length", [0, 31])
+def test_short_secrets_are_errors(length):
+    with pytest.raises(ValueError, match=f"{length} bytes; it must have 32"):
+        SecretStreams(bytes(length))
+    with pytest.raises(ValueError, match=f"{length} bytes; it must have 32"):
+        SecureGenerator(bytes(length))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_mechanism_draws_its_noise_from_a_secret(seed):
+    zeros, ones = np.zeros((1, 4_000, 3)), np.ones((4_000, 3), np.float32)
+    for mechanism, scale, law in (
+        (NormalizedGradient(3, 5.0, bound=0.1), 0.5, "gaussian"),
+        (NoisyVotes(3, 5.0), 5.0, "gaussian"),
+        (NoisyVotes(3, 5.0, "laplace"), 5.0, "laplace"),
+    ):
+        noisy = mechanism.noise(zeros, ones, generator(seed)).ravel()
+        assert stats.kstest(noisy, LAWS[law](scale=scale).cdf).pvalue > LEVEL
+        assert stats.kstest(noisy, LAWS[law](scale=1.5 * scale).cdf).pvalue < LEVEL
+    response = TopKRandomizedResponse(3, 1.0)
+    told = np.repeat([[1.0, 0.0, 0.0]], 30_000, 0)
+    uniform = np.full((30_000, 3), 1 / 3, np.float32)
+    counts = response.noise(response.encode(told, uniform)[None], uniform, generator(seed)).sum(0)
+    lie = 1 / (math.e + 2)
+    expected = np.array([1 - 2 * lie, lie, lie]) * 30_000
+    assert stats.chisquare(counts, expected).pvalue > LEVEL
+    assert stats.chisquare(counts, np.full(3, 10_000)).pvalue < LEVEL
+    private = DPSGD(10.0, 1.0, 100, 1.0, 0.1, count_share=0.05)
+    labels = np.zeros(0, np.int64)
+    drawn = private.count(labels, 4_000, generator(seed))
+    assert stats.kstest(drawn, stats.norm(scale=private.count_noise).cdf).pvalue > LEVEL
+    assert stats.kstest(drawn, stats.norm(scale=1.5 * private.count_noise).cdf).pvalue < LEVEL

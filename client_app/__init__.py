@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fed_dpsd.runtime import flower
+from fed_dpsd.runtime.flower import client
 
 app = ClientApp()
 
@@ -13,10 +13,22 @@ app = ClientApp()
 @app.query("answer")
 def answer(message: Message, context: Context) -> Message:
     """Answer an ask for every client that this node hosts."""
-    return flower.answer(message, context, Path(__file__))
+    return client.answer(message, context, Path(__file__))
 
 
 @app.query("diagnose")
 def diagnose(message: Message, context: Context) -> Message:
     """Exact diagnostics of a simulation."""
-    return flower.answer(message, context, Path(__file__))
+    return client.answer(message, context, Path(__file__))
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Say which client a hospital's node is."""
+    return client.answer(message, context, Path(__file__))
+
+
+@app.query("step")
+def step(message: Message, context: Context) -> Message:
+    """Take part in a secure sum."""
+    return client.answer(message, context, Path(__file__))

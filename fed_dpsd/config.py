@@ -133,14 +133,23 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """conf/federation: deadlines, and whether exact diagnostics may be asked for."""
+    """conf/federation: deadlines, and how few clients a round may go on with.
+
+    In a `simulation` exact diagnostics may be asked for, and all clients must answer; null is all.
+    """
 
     simulation: bool
+    min_clients: int | None
     node_timeout_seconds: float
     round_timeout_seconds: float
+    retry_seconds: float
 
     def __post_init__(self) -> None:
-        require_positive(self, "node_timeout_seconds", "round_timeout_seconds")
+        require_positive(self, "node_timeout_seconds", "round_timeout_seconds", "retry_seconds")
+        if self.min_clients is not None and (self.simulation or self.min_clients < 1):
+            raise ValueError(
+                f"min_clients={self.min_clients} must be >= 1, or null, as in a simulation"
+            )
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,7 @@ class Config:
     cache: str
     run_folder: str
     ledger: str
+    noise: str
     data: DataConfig
     model: ModelConfig
     teacher: TeacherConfig
@@ -175,6 +185,8 @@ class Config:
                 f"teachers_per_client={self.teachers_per_client} cannot be read from "
                 "teacher.path, which holds one teacher a client; use teachers_per_client=1"
             )
+        if self.noise not in ("seeded", "secure"):
+            raise ValueError(f"noise={self.noise!r} must be seeded or secure")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device={self.device!r} must be auto, cpu or cuda")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fed_dpsd.runtime import flower
+from fed_dpsd.runtime.flower import server
 
 app = ServerApp()
 
@@ -14,4 +14,4 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration asks for."""
     client_app = Path(__file__).resolve().parents[1] / "client_app" / "__init__.py"
-    flower.serve(grid, context.run_config, client_app)
+    server.serve(grid, context.run_config, client_app)

@@ -63,6 +63,16 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("data.shape=[1,9,9]", "data.shape=[1, 9, 9]: the size must be a multiple of 4"),
         ("data.shape=8", "data.shape=8 must be a list"),
         ("federation.node_timeout_seconds=0", "federation.node_timeout_seconds=0.0 must be"),
+        ("federation.retry_seconds=0", "federation.retry_seconds=0.0 must be"),
+        ("federation.min_clients=2", "federation.min_clients=2 must be >= 1, or null, as in a"),
+        ("federation=deployment federation.min_clients=0", "federation.min_clients=0 must be >= 1"),
+        ("noise=loud", "noise='loud' must be"),
+        ("privacy.noise_at=distributed", "noise_at='distributed' and quorum=None: they go"),
+        (
+            "privacy.noise_at=distributed privacy.quorum={threshold:2,colluding:0}",
+            "privacy.quorum.threshold=2 must be above half of num_clients=5",
+        ),
+        ("privacy.noise_at=server", "noise_at='server' must be 'client' or 'distributed'"),
         (
             "model.teacher=cnn_bn privacy=dp_teacher",
             "model.teacher=cnn_bn: its BatchNorm mixes the records of a batch",

@@ -52,7 +52,7 @@ def test_the_bundle_names_no_dependency(bundle):
 
 def test_flat_keys_are_declared_as_not_given():
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config == {"num_clients": "", "out": "", "overrides": ""}
+    assert config == {"num_clients": "", "out": "", "overrides": "", "resume": ""}
 
 
 def test_one_version():

@@ -21,13 +21,14 @@ from fed_dpsd.privacy.mechanism import (
     Mechanism,
     Relation,
     Unit,
+    weakest,
 )
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.runtime.charge import Entry, spent
 from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
-from fed_dpsd.runtime.ledger import Entry, spent
 
-NOTES = ("seeded noise", "per run")
+SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 PATIENT_NOTE = "a patient known at one client only"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
@@ -75,7 +76,8 @@ def privacy_card(
 def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> Epsilon:
     """The proven epsilon of a plan's answers in this experiment, with its caveats."""
     config = experiment.config
-    notes = [*NOTES]
+    seeded = config.noise == "seeded" and config.federation.simulation
+    notes = [SEEDED_NOTE, RUN_NOTE] if seeded else [RUN_NOTE]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
@@ -109,7 +111,7 @@ def ledger_files(path: Path) -> list[Path]:
 def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation) -> Epsilon:
     """What a ledger's charges prove together, their settings taken as chosen in advance."""
     bound = epsilon(spent(entries, unit, relation), delta)
-    trust = "server" if any(entry.trust == "server" for entry in entries) else "nobody"
+    trust = weakest(entry.trust for entry in entries)
     queries = sum(entry.queries for entry in entries)
     notes = ("over the ledger's life", "settings chosen in advance")
     return Epsilon(

@@ -4,16 +4,20 @@ import contextlib
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total, misfit
+from fed_dpsd.privacy.noise import Noise
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep, Total, misfit
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.site import answer, open_site
+from fed_dpsd.runtime.secret import noise_of
+from fed_dpsd.runtime.site import answer, open_site, take_step
+from fed_dpsd.runtime.sums import secure_sum
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -31,8 +35,11 @@ class HostedFederation(ABC):
 
     engine: str
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self.experiment = experiment
+        secret = noise_of(experiment, run_folder, "server")
+        self._notes = run_folder / "sums"
+        self._noise: Noise = secret or Streams(experiment.config.seed)
         self.counted = -1
         self.bytes_to_clients = 0
         self.bytes_to_server = 0
@@ -40,6 +47,10 @@ class HostedFederation(ABC):
     @abstractmethod
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
         """Bring an ask to every client and its answers back."""
+
+    @abstractmethod
+    def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
+        """Bring a step of a secure sum to each of some clients; what came back of it."""
 
     @abstractmethod
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
@@ -55,7 +66,7 @@ class HostedFederation(ABC):
             new = ask.query_id > self.counted
             self.bytes_to_clients += ask.nbytes * new
             if isinstance(given, Answer):
-                self.bytes_to_server += given.values.nbytes * new
+                self.bytes_to_server += given.nbytes * new
                 given = self._receive(ask, client, given)
             answers[client] = given
         return answers
@@ -70,6 +81,8 @@ class HostedFederation(ABC):
             ProtocolError: weights are bad, so there is nothing to go on with.
         """
         teachers = self.experiment.config.teachers_per_client
+        if ask.kind == "answers" and self.experiment.mechanism.noise_at == "distributed":
+            return replace(given, teachers=teachers)  # masked: nobody can tell
         problem = misfit(ask, given)
         if ask.kind == "counts":
             if problem or not np.isfinite(given.values).all():
@@ -95,8 +108,14 @@ class HostedFederation(ABC):
         return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
 
     def total(self, ask: Ask) -> Total:
-        """The sum of the answers; with `noise_at: server` its noise is drawn here, once a query."""
+        """The sum of the answers; with `noise_at: server` its noise is drawn here, once a query.
+
+        Raises:
+            UserError: the noise is distributed, and too few clients are left for a secure sum.
+        """
         answers = self.each(ask)
+        if self.experiment.mechanism.noise_at == "distributed":
+            return self._secure_total(ask, answers)
         given = [each for each in answers.values() if isinstance(each, Answer)]
         total = np.zeros(ask.predictions.shape)
         for each in given:
@@ -106,13 +125,30 @@ class HostedFederation(ABC):
             # Other answers get other noise: else what two sums differ by would be seen exactly.
             digest = hashlib.sha256(ask.digest().encode())
             digest.update(b"".join(each.values.tobytes() for each in given))
-            streams = Streams(self.experiment.config.seed)
-            rng = streams.numpy("server noise", query_id=int(digest.hexdigest(), 16))
+            rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
             total = mechanism.noise(total[None], ask.predictions, rng)
-        refused = {
-            client: each.reason for client, each in answers.items() if isinstance(each, Refusal)
-        }
-        return Total(total, sum(each.teachers for each in given), refused)
+        return Total(total, sum(each.teachers for each in given), _refused(answers))
+
+    def _secure_total(self, ask: Ask, answers: Mapping[int, Answer | Refusal]) -> Total:
+        """The sum of masked answers, which is all that is seen of them."""
+        masked = {c: given for c, given in answers.items() if isinstance(given, Answer)}
+        if not masked:
+            return Total(np.zeros(ask.predictions.shape), 0, _refused(answers))
+
+        def deliver(steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
+            replies = self._step(steps)
+            if ask.query_id > self.counted:
+                self.bytes_to_clients += sum(step.nbytes for step in steps.values())
+                self.bytes_to_server += sum(len(b) for r in replies.values() for b in r.values())
+            return replies
+
+        total, named = secure_sum(self.experiment, ask, masked, self._notes, deliver)
+        teachers = len(named) * self.experiment.config.teachers_per_client
+        return Total(total, teachers, _refused(answers))
+
+
+def _refused(answers: Mapping[int, Answer | Refusal]) -> dict[int, str]:
+    return {client: each.reason for client, each in answers.items() if isinstance(each, Refusal)}
 
 
 class LocalFederation(HostedFederation):
@@ -121,7 +157,7 @@ class LocalFederation(HostedFederation):
     engine = "local"
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
-        super().__init__(experiment)
+        super().__init__(experiment, run_folder)
         clients = range(experiment.config.num_clients)
         self._sites = {client: open_site(experiment, client, run_folder) for client in clients}
 
@@ -129,6 +165,9 @@ class LocalFederation(HostedFederation):
         with client_threads(self.experiment):
             method = self.experiment.method
             return {client: answer(method, ask, site) for client, site in self._sites.items()}
+
+    def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
+        return {client: take_step(self._sites[client], step) for client, step in steps.items()}
 
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
         """Exact probabilities of every teacher on the test split."""

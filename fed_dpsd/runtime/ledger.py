@@ -13,123 +13,25 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-import attrs
-import dp_accounting
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.config import UserError
-from fed_dpsd.privacy import events
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
+from fed_dpsd.runtime.charge import Entry
 
 _FORMAT = 1
 _CHECK = ', "check": "'
 _NEW = os.O_WRONLY | os.O_CREAT
-_EVENTS: dict[str, type[DpEvent]] = {
-    event.__name__: event
-    for event in (
-        *(dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent),
-        *(dp_accounting.RandomizedResponseDpEvent, dp_accounting.NonPrivateDpEvent),
-        *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
-        *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
-    )
-}
 
 
 class LedgerError(UserError):
     """A ledger cannot be read, believed or written: nothing may be drawn."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One charge.
-
-    Args:
-        digest: idempotency key: of the whole ask, the mechanism and the teachers.
-        kind: what left.
-        query_id: the ask's.
-        queries: synthetic queries answered; 0 for a training.
-        releases: how many times each event of `costs` counts.
-        mechanism: for people.
-        trust: who must be honest.
-        costs: one release's event for each of UNITS_AND_RELATIONS.
-        at: when, an ISO 8601 second in UTC.
-
-    Raises:
-        ValueError: a count is negative, or the cost for a unit and relation is missing.
-    """
-
-    digest: str
-    kind: Literal["answers", "counts", "weights", "train", "training"]
-    query_id: int
-    queries: int
-    releases: int
-    mechanism: str
-    trust: Trust
-    costs: Mapping[tuple[Unit, Relation], DpEvent]
-    at: str
-
-    def __post_init__(self) -> None:
-        if self.queries < 0 or self.releases < 0:
-            raise ValueError(f"queries={self.queries}, releases={self.releases} must be >= 0")
-        if missing := set(UNITS_AND_RELATIONS) - set(self.costs):
-            raise ValueError(f"costs lack {sorted(missing)}")
-
-    @classmethod
-    def now(cls, **fields: Any) -> "Entry":
-        """An entry made at this second."""
-        return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of the whole charge."""
-        return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
-
-    def to_json(self) -> str:
-        """One line that a person can read: each distinct event once, with what it is the cost of.
-
-        Raises:
-            TypeError: an event is not of a type that a ledger may hold.
-        """
-        pairs: dict[str, list[str]] = {}
-        for pair, event in self.costs.items():
-            pairs.setdefault(json.dumps(event, default=_pack), []).append(" ".join(pair))
-        costs = {", ".join(names): json.loads(event) for event, names in pairs.items()}
-        return json.dumps({**vars(self), "costs": costs})
-
-    @classmethod
-    def from_json(cls, line: str) -> "Entry":
-        """The entry of a line of `to_json`; only events of known types are built."""
-        values = json.loads(line, object_hook=_unpack)
-        costs = {
-            tuple(pair.split()): event
-            for pairs, event in values["costs"].items()
-            for pair in pairs.split(", ")
-        }
-        return cls(**{**values, "costs": costs})
-
-
-def _pack(event: Any) -> dict[str, Any]:
-    if type(event) not in _EVENTS.values():
-        raise TypeError(f"{event!r} is not an event that a ledger may hold")
-    return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
-
-
-def _unpack(values: dict[str, Any]) -> Any:
-    return _EVENTS[values.pop("type")](**values) if "type" in values else values
-
-
 _entry = functools.lru_cache(maxsize=1 << 14)(Entry.from_json)  # a ledger is read for every ask
-
-
-def spent(entries: Sequence[Entry], unit: Unit, relation: Relation) -> DpEvent:
-    """Everything charged, as one event."""
-    return ComposedDpEvent([entry.event(unit, relation) for entry in entries])
 
 
 class Ledger(Protocol):
@@ -150,6 +52,12 @@ class Ledger(Protocol):
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
+    def noted(self, name: str) -> bytes | None:
+        """What was noted under a name: what a client must not forget, beside its charges."""
+
+    def note(self, name: str, content: bytes) -> None:
+        """Note it, for ever; it is durable when this returns."""
+
 
 class MemoryLedger:
     """A ledger that lives as long as its process."""
@@ -158,6 +66,7 @@ class MemoryLedger:
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._answers: dict[str, NDArray[Any]] = {}
+        self._notes: dict[str, bytes] = {}
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -180,6 +89,14 @@ class MemoryLedger:
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Remember an answer as it is now."""
         self._answers[digest] = values.copy()
+
+    def noted(self, name: str) -> bytes | None:
+        """What was noted under a name."""
+        return self._notes.get(name)
+
+    def note(self, name: str, content: bytes) -> None:
+        """Remember it."""
+        self._notes[name] = content
 
 
 class FileLedger:
@@ -271,27 +188,42 @@ class FileLedger:
 
     def stored(self, digest: str) -> NDArray[Any] | None:
         """The answer already given to the charge with this digest."""
-        path = self._answers / f"{digest}.npy"
-        with _usable(self._path):
-            if not path.exists():
-                return None
-            content = path.read_bytes()
-        if content != _seal_answer(digest, values := content[:-32]):
-            raise LedgerError(
-                f"the answer {path} is damaged; restore it from a backup: "
-                "to draw it again would take its noise away"
-            )
-        return np.asarray(np.load(io.BytesIO(values), allow_pickle=False))
+        content = self._read(digest, ".npy")
+        return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
+
+    def noted(self, name: str) -> bytes | None:
+        """What was noted under a name."""
+        return self._read(name, ".note")
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Write an answer atomically."""
         content = io.BytesIO()
         np.save(content, values, allow_pickle=False)
-        temporary = self._answers / f"{digest}.tmp"
+        self._keep(digest, ".npy", content.getvalue())
+
+    def note(self, name: str, content: bytes) -> None:
+        """Write a note atomically."""
+        self._keep(name, ".note", content)
+
+    def _read(self, name: str, suffix: str) -> bytes | None:
+        path = self._answers / f"{name}{suffix}"
+        with _usable(self._path):
+            if not path.exists():
+                return None
+            sealed = path.read_bytes()
+        if sealed != _seal_answer(name, content := sealed[:-32]):
+            raise LedgerError(
+                f"{path} is damaged; restore it from a backup: to draw an answer again would take "
+                "its noise away"
+            )
+        return content
+
+    def _keep(self, name: str, suffix: str, content: bytes) -> None:
+        temporary = self._answers / f"{name}.tmp"
         with _usable(self._path):
             with _opened(temporary, _NEW | os.O_TRUNC) as file:
-                _write(file, _seal_answer(digest, content.getvalue()))
-            os.replace(temporary, self._answers / f"{digest}.npy")
+                _write(file, _seal_answer(name, content))
+            os.replace(temporary, self._answers / f"{name}{suffix}")
             _sync(self._answers)
 
 

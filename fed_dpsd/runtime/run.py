@@ -37,7 +37,7 @@ from fed_dpsd.runtime.diagnostics import diagnose
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.metrics import METRICS, confusion
-from fed_dpsd.runtime.site import ledger_of, load_data
+from fed_dpsd.runtime.site import ledger_of, test_split
 from fed_dpsd.streams import Streams
 
 MEANINGFUL_EPSILON = 10.0
@@ -166,11 +166,11 @@ def _run(
     config = experiment.config
     resume = checkpoint.load(folder / "checkpoint")
     log, lines = _open_log(folder / "rounds.jsonl", resume.round if resume else 0)
-    test = load_data(config.data, config.cache).test
+    test = test_split(experiment)
     world = World.of(config, experiment.mechanism, test)
 
     before = time.perf_counter()
-    if config.federation.simulation:
+    if config.federation.simulation and test is not None:
         for metric, scores in diagnose(experiment, federation, world, test.labels).items():
             summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
@@ -328,14 +328,18 @@ def one_line(error: BaseException) -> str:
 
 
 def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Fill in what the run cost: the plan's guarantee, and what the ledgers say was spent."""
+    """Fill in what the run cost: the plan's guarantee, and what the ledgers say was spent.
+
+    Hospitals' ledgers stay with them.
+    """
     ledgers = []
-    for client in range(experiment.config.num_clients):
+    config = experiment.config
+    for client in range(config.num_clients if config.federation.simulation else 0):
         ledger = ledger_of(experiment, client, folder)
         with ledger.transaction():
             ledgers.append(ledger.entries())
-    answered = max(sum(entry.queries for entry in entries) for entries in ledgers)
-    summary["queries"]["answered_per_client"] = answered
+    answered = [sum(entry.queries for entry in entries) for entries in ledgers]
+    summary["queries"]["answered_per_client"] = max(answered, default=None)
     summary["privacy"] = privacy_card(experiment, plan_of(experiment), ledgers)
 
 

@@ -30,7 +30,7 @@ from fed_dpsd.runtime.run import Progress, write_failure
 
 MARKER = "FED_DPSD_SIMULATION"
 START_TIMEOUT = 60.0
-_QUIET = {
+QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -89,7 +89,7 @@ def simulate(
 def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
     """A SuperLink for the length of the block; yields the environment of its Flower commands."""
     marker = secrets.token_hex(16)
-    environment = {**os.environ, **_QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
+    environment = {**os.environ, **QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
     # Flower looks its own scripts up on the PATH; this environment's come first.
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,15 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.methods.method import Method
 from fed_dpsd.privacy.accounting import within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, PostProcessing
+from fed_dpsd.privacy.noise import Noise, SecretStreams
+from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.runtime.charge import Entry
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.ledger import Entry, FileLedger, Ledger, LedgerError
+from fed_dpsd.runtime.ledger import FileLedger, Ledger, LedgerError
+from fed_dpsd.runtime.secret import ledger_folder, name_of, noise_of
+from fed_dpsd.runtime.sums import Summing, simulated_party
 from fed_dpsd.runtime.teachers import Teachers
 from fed_dpsd.streams import Streams
 
@@ -41,8 +47,11 @@ class Site:
         records: its private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
             record's shard.
-        test: the public test split, for diagnostics.
+        test: the public test split, for diagnostics; None where there are none.
         ledger: its account.
+        secret: what noise is drawn from; None is the seeds of `config`.
+        most_queries: images that its ledger may ever hold answers to.
+        summing: its part in secure sums; None where there are none.
     """
 
     def __init__(
@@ -52,15 +61,21 @@ class Site:
         client: int,
         records: Split,
         shard_ids: NDArray[np.int64],
-        test: Split,
+        test: Split | None,
         ledger: Ledger,
+        secret: SecretStreams | None = None,
+        most_queries: float = math.inf,
+        summing: Summing | None = None,
     ) -> None:
         self.config = config
         self.client = client
         self.ledger = ledger
         self._mechanism = mechanism
-        self._teachers = Teachers(config, mechanism, client, records, shard_ids)
+        self._noise: Noise = secret or Streams(config.seed)
+        self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
         self._test = test
+        self._most_queries = most_queries
+        self.summing = summing
 
     @functools.cached_property
     def mechanism(self) -> Mechanism:
@@ -76,7 +91,7 @@ class Site:
             if self._charged(digest):
                 logger.info("client %d: entry %.12s paid for its teachers", self.client, digest)
             else:
-                self._charge(self._mechanism, digest, "training", 0, 0)
+                self._charge(self._mechanism, digest, "training")
         return PostProcessing(digest)
 
     def check(self, ask: Ask) -> None:
@@ -138,7 +153,7 @@ class Site:
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
                 if not self._charged(digest):
-                    self._charge(mechanism, digest, "training", ask.query_id, 0)
+                    self._charge(mechanism, digest, "training", ask=ask)
             mechanism = PostProcessing(digest)
         return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
@@ -148,7 +163,8 @@ class Site:
         An ask that comes again returns the stored answer and charges nothing, whatever the records
         are now: else the two answers would tell whether they changed. Over budget nothing is drawn.
         The noise follows the whole ask and every setting, so the same id with other content gets
-        other noise and its own charge.
+        other noise and its own charge. Where answers are summed it follows the sum's tag too: two
+        sums of the same answers, over other clients, would show what they differ by.
 
         Raises:
             BudgetSpent: the charge would pass the budget; nothing was charged or drawn.
@@ -157,6 +173,8 @@ class Site:
         self.check(ask)
         method = json.dumps(dict(self.config.method), sort_keys=True)
         asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
+        if self.summing:
+            asked += f" {self.summing.tag(ask.digest())}"
         digest = hashlib.sha256(asked.encode()).hexdigest()
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
@@ -164,9 +182,9 @@ class Site:
             if values is None:
                 if not self._charged(digest):
                     queries = 1 if ask.kind in ("weights", "train") else len(ask.images)
-                    self._charge(mechanism, digest, ask.kind, ask.query_id, queries)
-                if mechanism.noise_at == "client":
-                    rng = Streams(self.config.seed).numpy("answer", self.client, int(digest, 16))
+                    self._charge(mechanism, digest, ask.kind, queries, ask)
+                if mechanism.noise_at != "server":
+                    rng = self._noise.numpy("answer", self.client, int(digest, 16))
                     values = mechanism.noise(bounded, ask.predictions, rng)
                 else:
                     values = bounded.sum(0)
@@ -183,7 +201,7 @@ class Site:
             ProtocolError: the teachers are not private, and this site is not part of a simulation.
         """
         private = isinstance(self._mechanism, TrainingMechanism)
-        if not (self.config.federation.simulation or private):
+        if self._test is None or not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
         try:
             return self._paid_teachers().sensitive_probabilities(self._test.images)
@@ -204,8 +222,8 @@ class Site:
         mechanism: Mechanism,
         digest: str,
         kind: Literal["answers", "counts", "weights", "train", "training"],
-        query_id: int,
-        queries: int,
+        queries: int = 0,
+        ask: Ask | None = None,
     ) -> None:
         """Write a charge, durably; inside a transaction.
 
@@ -215,13 +233,17 @@ class Site:
         entry = Entry.now(
             digest=digest,
             kind=kind,
-            query_id=query_id,
+            query_id=ask.query_id if ask else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
             mechanism=str(mechanism),
             trust=mechanism.trust,
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
+            ask=ask.digest() if ask else "",
         )
+        answered = sum(entry.queries for entry in self.ledger.entries())
+        if answered + queries > self._most_queries:
+            raise BudgetSpent("the client has answered as many queries as it ever will")
         settings = self.config.privacy
         if settings.budget is not None:
             charges = [e.event("record", "add_remove") for e in (*self.ledger.entries(), entry)]
@@ -237,7 +259,12 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     """
     try:
         site.check(ask)
-        return method.client(ask, site)
+        given = method.client(ask, site)
+        if site.mechanism.noise_at == "distributed" and isinstance(given, Answer):
+            if site.summing is None:
+                raise ProtocolError("this client takes part in no secure sums")
+            return site.summing.masked(given, ask)
+        return given
     except BudgetSpent as spent:
         return Refusal(ask.query_id, str(spent))
     except LedgerError as error:
@@ -245,10 +272,33 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
         return Refusal(ask.query_id, "the client's ledger cannot be read or written")
 
 
+def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
+    """A client's second or third message of a secure sum.
+
+    Raises:
+        ProtocolError: it takes no part in that sum, or not like that; nothing was opened.
+    """
+    if site.summing is None:
+        raise ProtocolError("this client takes part in no secure sums")
+    try:
+        return site.summing.step(step)
+    except SumError as error:
+        raise ProtocolError(str(error)) from None
+
+
 @functools.lru_cache(maxsize=2)
 def load_data(config: DataConfig, cache: str) -> Dataset:
     """A data set, once a process."""
     return datasets.load(config, Path(cache))
+
+
+def test_split(experiment: Experiment) -> Split | None:
+    """What the server tests its student on; a deployment may have none."""
+    config = experiment.config
+    nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
+    if nothing and not config.federation.simulation:
+        return None
+    return load_data(config.data, config.cache).test
 
 
 @functools.lru_cache(maxsize=2)
@@ -265,12 +315,11 @@ def shares(experiment: Experiment) -> list[NDArray[np.int64]]:
 
 
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
-    """A simulated client's account: in the run folder or, over many runs, where `ledger` says.
+    """A simulated client's account.
 
     Its data set is the client's part of the data, so another partition is another data set.
     """
-    config = experiment.config
-    folder = Path(config.ledger) if config.ledger else run_folder / "ledger"
+    config, folder = experiment.config, ledger_folder(experiment, run_folder)
     data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
     return FileLedger(folder, client, data)
 
@@ -281,6 +330,8 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     data = load_data(config.data, config.cache)
     share = shares(experiment)[client]
     records = data.train.take(share)
+    ledger = ledger_of(experiment, client, run_folder)
+    party = simulated_party(experiment, client, run_folder)
     return Site(
         config=config,
         mechanism=experiment.mechanism,
@@ -288,5 +339,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         records=records,
         shard_ids=share if records.patients is None else records.patients,
         test=data.test,
-        ledger=ledger_of(experiment, client, run_folder),
+        ledger=ledger,
+        secret=noise_of(experiment, run_folder, name_of(client)),
+        summing=party and Summing(party, experiment.mechanism, ledger, run_folder.name),
     )

@@ -24,6 +24,7 @@ from fed_dpsd.methods.method import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.streams import Streams
 
@@ -55,6 +56,7 @@ class Teachers:
         client: the client's number.
         records: its private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's.
+        secret: what a training mechanism draws from; None is `teacher.seed`.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture.
@@ -67,9 +69,12 @@ class Teachers:
         client: int,
         records: Split,
         shard_ids: NDArray[np.int64],
+        secret: SecretStreams | None = None,
     ) -> None:
         self._config = config
         self._client = client
+        self._secret = secret
+        self._noise: Noise = secret or Streams(config.teacher.seed)
         self._training = mechanism if isinstance(mechanism, TrainingMechanism) else None
         self._read = config.teacher.path and read_teacher(config, client)
         keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
@@ -87,6 +92,7 @@ class Teachers:
         settings += [str(self._training), self._client, __version__, torch.__version__]
         settings += [torch.backends.cpu.get_cpu_capability()]  # another one rounds otherwise
         settings += [config.teachers_per_client]
+        settings += [self._secret.identity] if self._secret else []
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property
@@ -146,10 +152,10 @@ class Teachers:
         Their noise follows the records and every setting, as that of the training.
         """
         assert self._training
-        streams, num_classes = Streams(self._config.teacher.seed), self._config.data.num_classes
+        num_classes = self._config.data.num_classes
         counts = []
         for digest, records in zip(self.digests, self._shards, strict=True):
-            rng = streams.numpy("class counts", self._client, int(digest, 16))
+            rng = self._noise.numpy("class counts", self._client, int(digest, 16))
             counts.append(self._training.count(records.labels, num_classes, rng))
         return np.stack(counts)[:, None]
 
@@ -222,8 +228,8 @@ class Teachers:
         self, teacher: Classifier, records: Split, config: Config, purpose: str, number: int
     ) -> None:
         """Train on one shard, privately where the mechanism says so."""
-        streams = Streams(config.teacher.seed)
         if not self._training:
+            streams = Streams(config.teacher.seed)
             train(teacher, records, config, streams.torch(purpose, self._client, number))
             return
         labels = torch.from_numpy(records.labels)
@@ -232,7 +238,7 @@ class Teachers:
         images = copies.reshape(-1, *records.images.shape[1:])
         model, take = learner(teacher, images, torch.device("cpu"))
         inputs = take(slice(None)).unflatten(0, copies.shape[:2])
-        rng = streams.numpy(purpose, self._client, number)
+        rng = self._noise.numpy(purpose, self._client, number)
         self._training.train(model, inputs, labels, rng)
         teacher.to(memory_format=torch.channels_last)
 

@@ -11,8 +11,8 @@ from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
+from fed_dpsd.runtime.charge import spent
 from fed_dpsd.runtime.federation import LocalFederation
-from fed_dpsd.runtime.ledger import spent
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 

@@ -25,6 +25,7 @@ from unittest.mock import patch
 import hypothesis
 import numpy as np
 import pytest
+from dp_accounting import SelfComposedDpEvent
 from hypothesis import strategies as st
 
 from fed_dpsd.config import compose
@@ -359,7 +360,7 @@ def config():
         compose(["data=digits", f"data.num_classes={CLASSES}", "privacy=gradient"]), Path("/")
     ).config
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
-    budget = unchanged_epsilon(ledger.SelfComposedDpEvent(event, CAP), DELTA)
+    budget = unchanged_epsilon(SelfComposedDpEvent(event, CAP), DELTA)
     privacy = dataclasses.replace(config.privacy, budget=budget * (1 + 1e-9), delta=DELTA)
     return dataclasses.replace(config, privacy=privacy)
 

@@ -27,14 +27,13 @@ from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.runtime import ledger as ledgers
+from fed_dpsd.runtime.charge import Entry, spent
 from fed_dpsd.runtime.ledger import (
-    Entry,
     FileLedger,
     LedgerError,
     MemoryLedger,
     header,
     read,
-    spent,
 )
 
 EVENTS = [

@@ -10,7 +10,8 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.runtime import site as sites
-from fed_dpsd.runtime.ledger import LedgerError, MemoryLedger, spent
+from fed_dpsd.runtime.charge import spent
+from fed_dpsd.runtime.ledger import LedgerError, MemoryLedger
 from fed_dpsd.runtime.site import Site, load_data, open_site, shares
 
 

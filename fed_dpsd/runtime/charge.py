@@ -1,0 +1,109 @@
+"""One line of a client's account: what left, and what it cost."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import attrs
+import dp_accounting
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+
+from fed_dpsd.privacy import events
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
+
+_EVENTS: dict[str, type[DpEvent]] = {
+    event.__name__: event
+    for event in (
+        *(dp_accounting.GaussianDpEvent, dp_accounting.LaplaceDpEvent),
+        *(dp_accounting.RandomizedResponseDpEvent, dp_accounting.NonPrivateDpEvent),
+        *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
+        *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One charge.
+
+    Args:
+        digest: idempotency key: of the whole ask, the mechanism and the teachers.
+        kind: what left.
+        query_id: the ask's.
+        queries: synthetic queries answered; 0 for a training.
+        releases: how many times each event of `costs` counts.
+        mechanism: for people.
+        trust: who must be honest.
+        costs: one release's event for each of UNITS_AND_RELATIONS.
+        at: when, an ISO 8601 second in UTC.
+        ask: digest of the ask, by which its sender knows it; "" where none led to the charge.
+
+    Raises:
+        ValueError: a count is negative, or the cost for a unit and relation is missing.
+    """
+
+    digest: str
+    kind: Literal["answers", "counts", "weights", "train", "training"]
+    query_id: int
+    queries: int
+    releases: int
+    mechanism: str
+    trust: Trust
+    costs: Mapping[tuple[Unit, Relation], DpEvent]
+    at: str
+    ask: str = ""
+
+    def __post_init__(self) -> None:
+        if self.queries < 0 or self.releases < 0:
+            raise ValueError(f"queries={self.queries}, releases={self.releases} must be >= 0")
+        if missing := set(UNITS_AND_RELATIONS) - set(self.costs):
+            raise ValueError(f"costs lack {sorted(missing)}")
+
+    @classmethod
+    def now(cls, **fields: Any) -> "Entry":
+        """An entry made at this second."""
+        return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """The event of the whole charge."""
+        return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
+
+    def to_json(self) -> str:
+        """One line that a person can read: each distinct event once, with what it is the cost of.
+
+        Raises:
+            TypeError: an event is not of a type that a ledger may hold.
+        """
+        pairs: dict[str, list[str]] = {}
+        for pair, event in self.costs.items():
+            pairs.setdefault(json.dumps(event, default=_pack), []).append(" ".join(pair))
+        costs = {", ".join(names): json.loads(event) for event, names in pairs.items()}
+        return json.dumps({**vars(self), "costs": costs})
+
+    @classmethod
+    def from_json(cls, line: str) -> "Entry":
+        """The entry of a line of `to_json`; only events of known types are built."""
+        values = json.loads(line, object_hook=_unpack)
+        costs = {
+            tuple(pair.split()): event
+            for pairs, event in values["costs"].items()
+            for pair in pairs.split(", ")
+        }
+        return cls(**{**values, "costs": costs})
+
+
+def _pack(event: Any) -> dict[str, Any]:
+    if type(event) not in _EVENTS.values():
+        raise TypeError(f"{event!r} is not an event that a ledger may hold")
+    return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
+
+
+def _unpack(values: dict[str, Any]) -> Any:
+    return _EVENTS[values.pop("type")](**values) if "type" in values else values
+
+
+def spent(entries: Sequence[Entry], unit: Unit, relation: Relation) -> DpEvent:
+    """Everything charged, as one event."""
+    return ComposedDpEvent([entry.event(unit, relation) for entry in entries])

@@ -1,0 +1,1 @@
+"""Flower as an engine: the only library files that import Flower."""

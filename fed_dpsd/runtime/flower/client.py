@@ -1,0 +1,127 @@
+"""Flower's ClientApp side: a node answers for the clients that it hosts.
+
+A client's state lies on disk, never in Flower's context, so any process may host it next.
+"""
+
+import functools
+import hashlib
+import logging
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message
+
+from fed_dpsd.protocol import ProtocolError, Refusal
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime import site as sites
+from fed_dpsd.runtime.experiment import Experiment, from_json
+from fed_dpsd.runtime.federation import client_threads
+from fed_dpsd.runtime.flower.codec import (
+    ANSWER,
+    DIAGNOSE,
+    HELLO,
+    STEP,
+    Reply,
+    pack_replies,
+    reading,
+    unpack_ask,
+    unpack_step,
+)
+from fed_dpsd.runtime.hospital import Hospital, NotAllowed, open_file
+from fed_dpsd.runtime.site import Site, open_site
+
+NOT_SIMULATED = (
+    "this node is no simulation's, and a client must not take its budget from a message: start its "
+    "SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"
+)
+logger = logging.getLogger("fed_dpsd")
+
+
+@functools.cache
+def code_digest(client_app: Path) -> str:
+    """SHA-256 over this library's source files and the client app's, by name and content."""
+    package = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        if "_app" not in path.relative_to(package).parts:
+            digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    digest.update(client_app.read_bytes())
+    return digest.hexdigest()
+
+
+def answer(message: Message, context: Context, client_app: Path) -> Message:
+    """Answer a node's message for every client that it hosts.
+
+    The configuration comes with the message. So a node of a simulation takes it as it is; a
+    hospital's (`--node-config 'site="FILE"'`) takes of it what the hospital's own file allows; and
+    a node that is neither answers nothing.
+
+    A failure travels as one line. It may depend on private data, so outside a simulation it says
+    that there was one, and the rest stays in the node's own log.
+    """
+    about: dict[str, str | int] = {"code": code_digest(client_app), "error": ""}
+    replies: dict[int, Reply | Refusal] = {}
+    client, told = -1, True
+    try:
+        if "site" in context.node_config:
+            told = False
+            hospital = open_file(Path(str(context.node_config["site"])))
+            client = hospital.client
+            about["client"] = client
+            if message.metadata.message_type != HELLO:
+                replies[client] = _answer_hospital(message, hospital)
+        elif {"partition-id", "simulation"} & set(context.node_config):
+            meta = message.content["meta"]
+            experiment = from_json(str(meta["experiment"]))
+            with client_threads(experiment):
+                for client in meta["clients"]:
+                    site = _site(experiment.to_json(), client, str(meta["run_folder"]))
+                    replies[client] = _answer(message, experiment, site)
+        else:
+            raise ProtocolError(NOT_SIMULATED)
+    except Exception as error:
+        logger.exception("client %s failed", client)
+        cause = runs.one_line(error) if told else "see its log"
+        about["error"] = f"client {client} failed: {cause}"
+        replies = {}
+    content = pack_replies(replies)
+    content["meta"] = ConfigRecord(about)
+    return Message(content, reply_to=message)
+
+
+def _answer(message: Message, experiment: Experiment, site: Site) -> Reply | Refusal:
+    """What a client replies to a message that its node may take as it is."""
+    kind, content = message.metadata.message_type, message.content
+    if kind == DIAGNOSE:
+        return Reply(site.diagnose())
+    if kind == STEP:
+        return Reply(boxes=sites.take_step(site, unpack_step(content, site.client)))
+    given = sites.answer(experiment.method, unpack_ask(content), site)
+    if isinstance(given, Refusal):
+        return given
+    return Reply(given.values, {str(other): box for other, box in given.sealed.items()})
+
+
+def _answer_hospital(message: Message, hospital: Hospital) -> Reply | Refusal:
+    """The same for a hospital; whatever is wrong with the message is a refusal with its reason."""
+    try:
+        kind, content = message.metadata.message_type, message.content
+        if kind not in (ANSWER, STEP):
+            raise NotAllowed("exact diagnostics are refused outside a simulation")
+        with reading():
+            meta = content.config_records["meta"]
+            text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+            images = len(unpack_ask(content).images) if kind == ANSWER else 0
+            _ = unpack_step(content, hospital.client) if kind == STEP else None
+        experiment = hospital.experiment(text, images)
+        with client_threads(experiment):
+            return _answer(message, experiment, hospital.open(experiment, run))
+    except ProtocolError as error:
+        logger.warning("refused: %s", error)
+        return Refusal(0, str(error))
+
+
+@functools.lru_cache(maxsize=256)
+def _site(experiment: str, client: int, run_folder: str) -> Site:
+    """A site stays open between messages of a process; all that must last is on disk."""
+    return open_site(from_json(experiment), client, Path(run_folder))

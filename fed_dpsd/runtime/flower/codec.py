@@ -1,0 +1,127 @@
+"""The protocol as Flower's records: what is asked of a node's clients, and what they reply."""
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, SumStep
+
+ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
+LONGEST_REASON = 200
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Whatever goes wrong with what a peer has sent is its fault: bytes may break any parser.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    try:
+        yield
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"the message is malformed ({type(error).__name__})") from None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What one client replies: an array, and small pieces for other clients, by name."""
+
+    values: NDArray[Any] = field(default_factory=lambda: NOTHING)
+    boxes: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def pack_ask(ask: Ask) -> RecordDict:
+    """An ask, for any client."""
+    arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    about = ConfigRecord({"query_id": ask.query_id, "kind": ask.kind})
+    return RecordDict({"arrays": record, "ask": about})
+
+
+@reading()
+def unpack_ask(content: RecordDict) -> Ask:
+    """What `pack_ask` made.
+
+    Raises:
+        ProtocolError: it is no such thing, or the ask is not well-formed.
+    """
+    arrays, about = content.array_records["arrays"], content.config_records["ask"]
+    images, predictions, weights = (
+        arrays[name].numpy() for name in ("images", "predictions", "weights")
+    )
+    query_id, kind = about["query_id"], about["kind"]
+    if not isinstance(query_id, int) or not isinstance(kind, str):
+        raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
+    return Ask(query_id, images, predictions, kind, weights)  # type: ignore[arg-type]  # it checks
+
+
+def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
+    """Steps of a secure sum, one for each client."""
+    content = RecordDict()
+    for client, step in steps.items():
+        about = {"ask": step.ask, "named": list(step.named)}
+        content[f"step {client}"] = ConfigRecord(about)
+        content[f"proofs {client}"] = _boxes(step.proofs)
+        content[f"sealed {client}"] = _boxes(step.sealed)
+    return content
+
+
+@reading()
+def unpack_step(content: RecordDict, client: int) -> SumStep:
+    """A client's step of what `pack_steps` made.
+
+    Raises:
+        ProtocolError: it is no such thing.
+    """
+    about = content.config_records[f"step {client}"]
+    proofs, sealed = (
+        {int(name): bytes(box) for name, box in content.config_records[f"{what} {client}"].items()}
+        for what in ("proofs", "sealed")
+    )
+    return SumStep(str(about["ask"]), tuple(map(int, about["named"])), proofs, sealed)
+
+
+def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
+    """What the clients of a node reply."""
+    content = RecordDict()
+    given = {client: each for client, each in replies.items() if isinstance(each, Reply)}
+    refused = {client: each.reason for client, each in replies.items() if isinstance(each, Refusal)}
+    content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in given.items()})
+    content["refused"] = ConfigRecord({"reasons": json.dumps(refused)})
+    for client, reply in given.items():
+        content[f"boxes {client}"] = _boxes(reply.boxes)
+    return content
+
+
+@reading()
+def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
+    """What `pack_replies` made, of those `clients` that are in it.
+
+    Raises:
+        ProtocolError: it is no such thing.
+    """
+    refused = dict(json.loads(str(content.config_records["refused"]["reasons"])))
+    values = content.array_records["values"]
+    replies: dict[int, Reply | Refusal] = {}
+    for client in clients:
+        if str(client) in refused:
+            reason = " ".join(str(refused[str(client)]).split())[:LONGEST_REASON]
+            replies[client] = Refusal(0, reason or "no reason given")
+        elif str(client) in values:
+            boxes = content.config_records[f"boxes {client}"].items()
+            found = {str(name): bytes(box) for name, box in boxes}
+            replies[client] = Reply(np.asarray(values[str(client)].numpy()), found)
+    return replies
+
+
+def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
+    return ConfigRecord({str(name): box for name, box in boxes.items()})

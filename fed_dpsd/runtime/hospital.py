@@ -1,0 +1,298 @@
+"""A hospital: its own file says what it answers, with what, and how much; a message never does.
+
+The file is YAML with the keys of `Hospital`; `fed-dpsd site init` writes one with a line on each.
+"""
+
+import functools
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from fed_dpsd.binder import Binder
+from fed_dpsd.config import ConfigError, UserError, conf_folder, require
+from fed_dpsd.data.hospital import HospitalFiles, HospitalRecords, read
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.privacy.mechanism import Shared, Trust
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.secure_sum import Party
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.ledger import FileLedger
+from fed_dpsd.runtime.secret import secret_of
+from fed_dpsd.runtime.site import Site
+from fed_dpsd.runtime.sums import Summing, exchange_key
+
+logger = logging.getLogger("fed_dpsd")
+
+# What a message may ask for at most, by the key of conf/; a hospital's file may say otherwise.
+LIMITS = {
+    "teachers_per_client": 100,
+    "queries_per_round": 10_000,
+    "model.teacher_width": 64,
+    "teacher.epochs": 300,
+    "teacher.min_steps": 10_000,
+    "teacher.batch_size": 1_024,
+    "privacy.steps": 10_000,
+}
+
+
+_REMEDY = "`fed-dpsd site init` writes one"
+
+
+class NotAllowed(ProtocolError):
+    """A message asks for what this hospital does not do; the reason is public."""
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One hospital's side of a federation.
+
+    Args:
+        name: of this data set: a budget is per data set, for life, and the ledger bears the name.
+        client: its number among the federation's `num_clients`, from 0.
+        state: folder of the ledger, the teachers and the secret that noise is drawn from.
+        files: its records.
+        shape: (C, size, size) of the federation's images.
+        num_classes: K of the federation.
+        budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
+        queries: synthetic images that may ever be answered.
+        threads: processor threads for its teachers.
+        methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
+        trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
+            "server", which then sees answers without noise.
+        keys: of secure sums, all hospitals' in their order, each from its own `fed-dpsd site key`.
+        colluding: hospitals that may work for the coordinator, in secure sums: one that holds
+            against fewer is refused.
+        limits: LIMITS, where it has others.
+
+    Raises:
+        ValueError: a value is out of its range, or a name is unknown.
+    """
+
+    name: str
+    client: int
+    num_clients: int
+    state: str
+    files: HospitalFiles
+    shape: tuple[int, ...]
+    num_classes: int
+    budget: float
+    delta: float
+    queries: int
+    threads: int
+    methods: tuple[str, ...]
+    privacy: tuple[str, ...]
+    models: tuple[str, ...]
+    trust: tuple[Trust, ...]
+    keys: tuple[str, ...]
+    colluding: int
+    limits: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
+        require(self, colluding=0)
+        if self.keys and len(self.keys) != self.num_clients:
+            raise ValueError(f"keys: {len(self.keys)} of num_clients={self.num_clients}")
+        if self.client >= self.num_clients:
+            raise ValueError(
+                f"client={self.client} must be below num_clients={self.num_clients}: the first is 0"
+            )
+        if not 0 <= self.budget < float("inf"):
+            raise ValueError(f"budget={self.budget} must be finite and >= 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        known_names: dict[str, Collection[str]] = {
+            "methods": _choices("method"),
+            "privacy": _choices("privacy"),
+            "models": CLASSIFIERS,
+            "trust": get_args(Trust),
+        }
+        for key, known in known_names.items():
+            for name in getattr(self, key):
+                if name not in known:
+                    raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
+        for key, most in self.limits.items():
+            if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
+                raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
+
+    @property
+    def folder(self) -> Path:
+        """`state`, as a path."""
+        return Path(self.state)
+
+    @property
+    def ledger(self) -> FileLedger:
+        """Its account."""
+        return FileLedger(self.folder / "ledger", self.client, self.name)
+
+    def read(self) -> HospitalRecords:
+        """Its records.
+
+        Raises:
+            UserError: they are not as `files` says.
+        """
+        return read(self.files, self.shape, self.num_classes)
+
+    def experiment(self, text: str, images: int) -> Experiment:
+        """What a coordinator's experiment comes to here: budget, data and places are this file's.
+
+        Args:
+            text: `Experiment.to_json` of the coordinator.
+            images: that it now asks about.
+
+        Raises:
+            NotAllowed: it asks for what the file does not allow, or it is malformed.
+        """
+        try:
+            raw = json.loads(text)
+            self._check(raw)
+            found = set_up(self._own(raw), None, written=True)
+        except ConfigError as error:
+            raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise NotAllowed("the experiment is malformed") from None
+        if images > found.config.queries_per_round:
+            raise NotAllowed(
+                f"{images} images in one ask; queries_per_round={found.config.queries_per_round}"
+            )
+        if found.mechanism.trust not in self.trust:
+            raise NotAllowed(f"this site does not trust the {found.mechanism.trust}")
+        return found
+
+    def _check(self, raw: Mapping[str, Any]) -> None:
+        """Refuse what is not allowed, before any class of it is looked up."""
+        for key, group, names in (
+            ("method", "method", self.methods),
+            ("privacy", "privacy", self.privacy),
+        ):
+            classes = [_choices(group)[name] for name in names]
+            if raw[key]["_class_"] not in classes:
+                raise NotAllowed(f"this site answers {key}={' or '.join(names)} only")
+        for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
+            if model not in self.models:
+                raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
+        facts: dict[str, Any] = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
+        facts["data.num_classes"] = self.num_classes
+        for key, fact in facts.items():
+            if _at(raw, key) != fact:
+                raise NotAllowed(f"{key} is {fact} at this site")
+        for key, most in {**LIMITS, **self.limits}.items():
+            value = _at(raw, key, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
+                raise NotAllowed(f"{key} is at most {most} at this site")
+        if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
+            raise NotAllowed("this site trains its own teachers: teacher.path must be null")
+
+    def _own(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The experiment with everything that is this site's to say."""
+        own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
+        budget = {"budget": self.budget, "delta": self.delta}
+        places = {"out": str(self.folder), "run_folder": "", "ledger": str(self.folder / "ledger")}
+        return {
+            **raw,
+            **places,
+            "cache": str(self.folder / "cache"),
+            "threads_client": self.threads,
+            "noise": "secure",
+            "data": {**raw["data"], **own},
+            "privacy": {**raw["privacy"], **budget},
+            "federation": {**raw["federation"], "simulation": False},
+        }
+
+    def open(self, experiment: Experiment, run: str) -> Site:
+        """The client that answers for this hospital in `experiment`, its records read anew.
+
+        Args:
+            experiment: as `experiment` has it.
+            run: the coordinator's name of the run.
+
+        Raises:
+            UserError: the records cannot be read, or the secret cannot.
+        """
+        found = self.read()
+        if found.unreadable:
+            logger.warning("%d images cannot be read and are left out", len(found.unreadable))
+        patients = found.records.patients
+        secret, ledger = secret_of(self.folder / "secret"), self.ledger
+        party = self._party(experiment, secret)
+        return Site(
+            config=experiment.config,
+            mechanism=experiment.mechanism,
+            client=self.client,
+            records=found.records,
+            shard_ids=found.ids if patients is None else patients,
+            test=None,
+            ledger=ledger,
+            secret=SecretStreams(secret),
+            most_queries=self.queries,
+            summing=party and Summing(party, experiment.mechanism, ledger, run),
+        )
+
+    def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
+        """Its part in secure sums; None where there are none.
+
+        Raises:
+            NotAllowed: it holds against fewer colluding clients than the file says.
+            UserError: the file's keys are not those of all hospitals, its own in its place.
+        """
+        mechanism = experiment.mechanism
+        quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+        if quorum is None:
+            return None
+        if quorum.colluding < self.colluding:
+            raise NotAllowed(f"this site's sums hold against {self.colluding} colluding clients")
+        try:
+            keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
+            return Party(self.client, exchange_key(secret), keys, quorum.threshold)
+        except ValueError as error:
+            raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
+
+
+def open_file(path: Path) -> Hospital:
+    """The hospital of a site's file; relative paths in it start from the file.
+
+    Raises:
+        UserError: the file cannot be read, or is not as `Hospital` says.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or "it is not YAML"
+        raise UserError(f"{path} is no site's file: {reason}; {_REMEDY}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} is no site's file: it is empty; {_REMEDY}")
+    binder = Binder()
+    hospital = binder.bind(Hospital, raw, "site.")
+    binder.finish()
+    assert hospital is not None
+    return _anchored(hospital, path.parent.absolute())
+
+
+def _anchored(hospital: Hospital, folder: Path) -> Hospital:
+    """With absolute paths; what is relative starts from `folder`."""
+
+    def absolute(path: str) -> str:
+        return str(folder / Path(path).expanduser())
+
+    files = replace(hospital.files, path=absolute(hospital.files.path))
+    return replace(hospital, state=absolute(hospital.state), files=files)
+
+
+@functools.cache
+def _choices(group: str) -> dict[str, str]:
+    """The names of a group of conf/, with the class of each."""
+    files = sorted((conf_folder() / group).glob("*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text())["_class_"] for file in files}
+
+
+def _at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of a dotted key, or the default where there is none."""
+    *groups, last = key.split(".")
+    for group in groups:
+        tree = tree[group]
+    return tree.get(last, default)

@@ -1,0 +1,249 @@
+"""Mutated messages each way: no crash, nothing uncharged, no rejection without a reason."""
+
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import hypothesis
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from hypothesis import strategies as st
+
+from fed_dpsd.protocol import Answer, Refusal, SumStep
+from fed_dpsd.runtime.flower import client
+from fed_dpsd.runtime.flower.codec import ANSWER, DIAGNOSE, HELLO, STEP, pack_ask, pack_steps
+from fed_dpsd.runtime.hospital import open_file
+from tests.runtime.hospitals import DISTRIBUTED, Hospitals, ask, federate, site_file, summing
+from tests.runtime.test_federation import CLIENT_APP
+
+EXAMPLES = [200, pytest.param(10_000, marks=pytest.mark.slow)]
+CHARGES = 50  # after which a hospital gets a new ledger: else its budget refuses all that follows
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_subnormal=False)
+    | st.sampled_from(["", "nobody", "server", "..", "/etc/passwd", "\0", "x" * 10_000])
+    | st.text(max_size=20)
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+RECORDED = (  # what a ConfigRecord may hold
+    st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_subnormal=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=64)
+    | st.booleans()
+    | st.lists(st.integers(-5, 5), max_size=4)
+    | st.lists(st.binary(max_size=8), max_size=4)
+)
+DTYPES = ("uint8", "int64", "uint64", "float16", "float32", "float64", "complex64", "bool")
+ODD_DTYPES = (*DTYPES, "U4", "M8[s]", "O", "nonsense")
+
+
+@st.composite
+def arrays(draw):
+    """An array of any type and shape, of plausible values or not; or bytes that claim to be one."""
+    shape = tuple(draw(st.lists(st.sampled_from([0, 1, 2, 4, 8, 10]), max_size=5)))
+    value = draw(st.sampled_from([0, 1, -1, 255, math.nan, math.inf, 1e300, 0.1]))
+    if draw(st.booleans()):
+        with np.errstate(all="ignore"):
+            return Array(np.full(shape, value).astype(draw(st.sampled_from(DTYPES))))
+    dtype = draw(st.sampled_from(ODD_DTYPES))
+    content = draw(st.binary(max_size=200))
+    return Array(dtype, shape, draw(st.sampled_from(["numpy.ndarray", "pickle"])), content)
+
+
+def mutate_json(draw, text):
+    """A JSON text with another value, without one, cut off, or something else altogether."""
+    how = draw(st.sampled_from(["value", "value", "value", "gone", "cut", "other", "deep"]))
+    if how == "deep":
+        return "[" * 100_000
+    if how == "other":
+        return draw(st.text(max_size=50))
+    if how == "cut":
+        return text[: draw(st.integers(0, len(text) - 1))]
+    try:
+        tree = parent = json.loads(text) or {"1": "no"}
+    except (ValueError, RecursionError):  # broken before
+        return text
+    if not isinstance(tree, dict):
+        return text
+    while True:
+        key = draw(st.sampled_from(sorted(parent)))
+        if not (isinstance(parent[key], dict) and parent[key] and draw(st.booleans())):
+            break
+        parent = parent[key]
+    if how == "gone":
+        del parent[key]
+    else:
+        parent[key] = draw(JSON)
+    return json.dumps(tree)
+
+
+def mutate(draw, content, text_key):
+    """A message's records with up to three things wrong; its configuration is a text in "meta"."""
+    for _ in range(draw(st.integers(1, 3))):
+        if not content:
+            return
+        name = draw(st.sampled_from(sorted(content)))
+        record = content[name]
+        how = draw(st.sampled_from(["drop", "replace", "entry", "entry", "entry", "entry"]))
+        if how == "drop":
+            del content[name]
+        elif how == "replace":
+            content[name] = draw(
+                st.sampled_from([ArrayRecord(), ConfigRecord(), ConfigRecord({"x": 1})])
+            )
+        elif len(record):
+            key = draw(st.sampled_from(sorted(record)))
+            if draw(st.integers(0, 9)) == 0:
+                del record[key]
+            elif isinstance(record, ArrayRecord):
+                record[key] = draw(arrays())
+            elif key == text_key and isinstance(record[key], str) and record[key]:
+                record[key] = mutate_json(draw, record[key])
+            else:
+                record[key] = draw(RECORDED)
+
+
+def run(examples, test):
+    """`test` on so many examples, the same every time."""
+    settings = hypothesis.settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    settings(hypothesis.given(st.data())(test))()
+
+
+def asks_of(file):
+    """Digests of the asks that a hospital was charged for."""
+    ledger = open_file(file).ledger
+    with ledger.transaction():
+        return [entry.ask for entry in ledger.entries()]
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("kind", ["answers", "steps"])
+def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples):
+    """What it answers is charged, what it rejects is not, and every rejection has a reason."""
+    caplog.set_level("CRITICAL")
+    experiment = deployed(*DISTRIBUTED)
+    file = summing(tmp_path, budget=1e6)[0]
+    context = SimpleNamespace(node_config={"site": str(file)})
+    outcomes = {"answered": 0, "refused": 0}
+
+    def test(data):
+        question = ask(1, 4)
+        step = SumStep(question.digest(), (0, 1))
+        content = pack_ask(question) if kind == "answers" else pack_steps({0: step})
+        content["meta"] = ConfigRecord(
+            {"experiment": experiment.to_json(), "run_folder": "/runs/run", "clients": [0]}
+        )
+        mutate(data.draw, content, "experiment")
+        expected = ANSWER if kind == "answers" else STEP
+        named = data.draw(st.sampled_from([expected] * 7 + [HELLO, DIAGNOSE, "query.evil"]))
+        message = Message(content, dst_node_id=1, message_type=named)
+        message.metadata.__dict__["_message_id"] = "1"
+        before = asks_of(file)
+        reply = client.answer(message, context, CLIENT_APP).content
+        new = asks_of(file)[len(before) :]
+        assert reply["meta"]["error"] == ""
+        (reason,) = json.loads(str(reply["refused"]["reasons"])).values() or [""]
+        values = reply["values"]
+        if named == HELLO:
+            assert not values
+            assert not reason
+            assert not new
+        elif reason:
+            outcomes["refused"] += 1
+            assert not values
+            assert not new
+        else:
+            outcomes["answered"] += 1
+            if named == ANSWER:
+                sent = client.unpack_ask(content)
+                assert sent.digest() in asks_of(file)
+                assert values["0"].numpy().shape == sent.predictions.shape
+        if len(before) > CHARGES:
+            shutil.rmtree(open_file(file).folder / "ledger")
+
+    run(examples, test)
+    assert outcomes["refused"] > examples / 3
+    if kind == "answers":
+        assert outcomes["answered"] > examples / 100
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
+    """A hospital's reply changes nothing of another's; its own is bounded, or counts as none."""
+    caplog.set_level("CRITICAL")
+    experiment = deployed("privacy=label")
+    files = [site_file(tmp_path / f"hospital{n}", n, budget=1e6) for n in (0, 1)]
+    grid = Hospitals(files)
+    federation = federate(experiment, grid)
+    question = ask()
+    honest = federation.each(question)
+    assert all(isinstance(given, Answer) for given in honest.values())
+    kept = {
+        node: next(
+            reply
+            for reply in reversed(grid.replies.values())
+            if reply.metadata.src_node_id == node and reply.metadata.message_type == ANSWER
+        )
+        for node in grid.files
+    }
+    outcomes = {Answer: 0, Refusal: 0}
+
+    def test(data):
+        def reply_of(node, number):
+            metadata = Metadata(1, "", node, 0, number, "", 0.0, 1.0, ANSWER)
+            if node == 101 and data.draw(st.integers(0, 19)) == 0:
+                code = data.draw(st.sampled_from([0, 1, 2, 6, 7, 8]))
+                return Message(error=Error(code, data.draw(st.text())), metadata=metadata)
+            records = {name: kept[node].content[name].copy() for name in kept[node].content}
+            content = RecordDict(records)
+            if node == 101:
+                mutate(data.draw, content, "reasons")
+            return Message(content=content, metadata=metadata)
+
+        replies = {}
+
+        def push(messages):
+            for message in messages:
+                number = str(len(replies))
+                replies[number] = reply_of(message.metadata.dst_node_id, number)
+            return list(replies)[-len(messages) :]
+
+        fuzzed = SimpleNamespace(
+            get_node_ids=grid.get_node_ids,
+            push_messages=push,
+            pull_messages=lambda numbers: [replies[number] for number in numbers],
+        )
+        federation._grid = fuzzed
+        given = federation.each(question)
+        assert np.array_equal(given[0].values, honest[0].values)
+        outcomes[Refusal if isinstance(given[1], Refusal) else Answer] += 1
+        if isinstance(given[1], Refusal):
+            assert given[1].reason
+            assert len(given[1].reason) <= 200
+        else:
+            values = given[1].values
+            assert values.shape == question.predictions.shape
+            assert np.isfinite(values.astype(float)).all()
+            assert set(values.sum(axis=1)) <= {0, 1}
+            assert given[1].teachers == 1
+
+    run(examples, test)
+    assert min(outcomes.values()) > examples / 20

@@ -65,9 +65,11 @@ def call(tmp_path, monkeypatch, capsys):
     return call
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if "--engine" not in c])
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if "--engine" not in c and "rehearse" not in c]
+)
 def test_the_readmes_commands_run(command, call):
-    """At a small size; RUN is a run folder. Flower's commands are in runtime/test_simulation.py."""
+    """At a small size; RUN is a run folder. Flower's are in test_simulation, test_rehearsal."""
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:
         folder = call("run", *SMALL)

@@ -1,7 +1,6 @@
 """The command line: data on stdout, words on stderr, exit code 1 with one clear line."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,26 +8,6 @@ import pytest
 from fed_dpsd import cli
 from fed_dpsd.runtime import doctor, simulation
 from tests.conftest import SMALL
-
-
-@pytest.fixture
-def fed_dpsd(tmp_path, monkeypatch, capsys):
-    """Run the command; returns its exit code, the lines of stdout, and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fed-dpsd", *arguments])
-        monkeypatch.setattr(cli, "console", cli.Console(stderr=True, highlight=False, width=200))
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        output = capsys.readouterr()
-        return code, output.out.splitlines(), output.err
-
-    return call
 
 
 def test_run_prints_the_folder_last_and_the_result_before(fed_dpsd, tmp_path):

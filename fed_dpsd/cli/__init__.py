@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fed_dpsd.cli import rehearse as cli_rehearse
+from fed_dpsd.cli import site as cli_site
 from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
@@ -33,6 +35,8 @@ from fed_dpsd.runtime.site import load_data, shares
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 privacy_app = typer.Typer(no_args_is_help=True, help="What a run would cost, before it is spent.")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(cli_site.app, name="site")
+app.command()(cli_rehearse.rehearse)
 console = Console(stderr=True, highlight=False)
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Hydra overrides, such as rounds=10 data=mnist.")

@@ -1,0 +1,83 @@
+"""`fed-dpsd rehearse`: a deployment on this machine, left in peace or not."""
+
+import csv
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fed_dpsd.config import UserError
+from fed_dpsd.runtime.faults import COMPLETED, PATIENCE, Fault, endure
+from fed_dpsd.runtime.rehearsal import Rehearsal, can_make_hosts
+
+console = Console(stderr=True, highlight=False)
+RETRY = "federation.retry_seconds=20"  # all is near here
+
+
+def rehearse(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides, such as num_clients=3.")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="An empty folder for all of it.")] = Path(
+        "runs/rehearsal"
+    ),
+    kills: Annotated[
+        int, typer.Option(help="Random faults to befall runs, each beside one left in peace.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the first run with faults, and of them.")] = 0,
+    loopback: Annotated[
+        bool, typer.Option("--loopback", help="All on this host, even where it may make others.")
+    ] = False,
+) -> None:
+    """Deploy on this machine: a coordinator and hospitals with their keys, TLS and processes.
+
+    Hosts are network namespaces where those may be made (Linux, root), else all are this one.
+    With --kills, a line of CSV for each fault; else the last line of stdout is the run folder.
+    """
+    home = folder.absolute()
+    if home.exists() and any(home.iterdir()):
+        raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")
+    if kills < 0:
+        raise UserError(f"--kills {kills}: it must be >= 0")
+    hosts = not loopback and can_make_hosts()
+    console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
+    with Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
+        console.print(f"connected: {len(rehearsal.hospitals)} hospitals; all of it is in {home}")
+        if kills:
+            _endure(rehearsal, kills, seed)
+            return
+        status = rehearsal.wait(rehearsal.submit(), PATIENCE)
+        runs = sorted((home / "runs").glob("*"))
+        if status != COMPLETED or not runs:
+            raise UserError(f"the run is {status}; see {home}/coordinator/log")
+        print(runs[-1])
+
+
+def _endure(rehearsal: Rehearsal, kills: int, seed: int) -> None:
+    """Runs with faults until there were enough of them, each beside one without."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow([field.name for field in dataclasses.fields(Fault)])
+
+    def say(fault: Fault) -> None:
+        writer.writerow(dataclasses.astuple(fault))
+        sys.stdout.flush()
+
+    endured, wrong = 0, []
+    while endured < kills:
+        hit = endure(rehearsal, seed, endured + 1, kills - endured, say)
+        peace = endure(rehearsal, seed, 0, 0, say)
+        endured += len(hit.faults)
+        same = "the same student" if hit.student == peace.student else "ANOTHER STUDENT"
+        console.print(
+            f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
+            f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and asks"
+        )
+        wrong += [f"seed {seed}: {line}" for line in (*hit.differences, *peace.differences)]
+        if hit.student != peace.student:
+            wrong.append(f"seed {seed}: the students differ")
+        seed += 1
+    if wrong:
+        raise UserError("; ".join(wrong))

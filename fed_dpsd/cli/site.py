@@ -1,0 +1,186 @@
+"""`fed-dpsd site`: a hospital's own side, on its own screen. Nothing here sends anything."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fed_dpsd.config import UserError, compose, conf_folder
+from fed_dpsd.data.hospital import HospitalRecords
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.secure_sum import public_key
+from fed_dpsd.protocol import Ask, Refusal
+from fed_dpsd.runtime import card as cards
+from fed_dpsd.runtime import site as sites
+from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.federation import client_threads
+from fed_dpsd.runtime.flower import pinned
+from fed_dpsd.runtime.hospital import Hospital, NotAllowed, open_file
+from fed_dpsd.runtime.secret import secret_of
+from fed_dpsd.runtime.simulation import QUIET
+from fed_dpsd.runtime.sums import exchange_key
+from fed_dpsd.runtime.teachers import Teachers
+
+app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it connects.")
+File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
+REHEARSED = 16  # images
+HELD_OUT = 5  # one record of so many is not trained on
+
+
+@app.command()
+def init(file: File) -> None:
+    """Write a site's file to fill in, with a line on each key."""
+    try:
+        with file.open("x") as opened:
+            opened.write((conf_folder() / "site.yaml").read_text())
+    except FileExistsError:
+        raise UserError(f"{file} exists already; it is not overwritten") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written ({error.strerror})") from None
+    print(file.absolute())
+
+
+@app.command()
+def key(file: File) -> None:
+    """Print the public key for secure sums; the other hospitals put it into their files."""
+    print(public_key(exchange_key(secret_of(open_file(file).folder / "secret"))).hex())
+
+
+@app.command()
+def check(
+    file: File,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="The coordinator's overrides; by default what the file allows first."),
+    ] = None,
+) -> None:
+    """Read the data, count it, train and test a teacher, and rehearse an answer, charging nothing.
+
+    What this prints is exact and private: it is for the hospital's own eyes.
+    """
+    out = Console(highlight=False)
+    hospital = open_file(file)
+    found = hospital.read()
+    out.print(_counts(hospital, found))
+    for line in found.unreadable:
+        out.print(f"left out: {line}", markup=False, soft_wrap=True)
+    experiment = _experiment(hospital, overrides or [])
+    out.print(f"mechanism: {experiment.mechanism}", markup=False, soft_wrap=True)
+    planned = cards.plan_of(experiment)
+    out.print(f"a run: {cards.proven(experiment, planned, 'record', 'add_remove')}")
+    ledger = hospital.ledger
+    with ledger.transaction():
+        spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
+    out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
+    with client_threads(experiment), tempfile.TemporaryDirectory() as folder:
+        accuracy = _train(hospital, found, experiment, Path(folder))
+        out.print(f"a teacher: {100 * accuracy:.1f} % on every {HELD_OUT}th record, held out")
+        out.print(f"an answer, rehearsed: {_rehearse(hospital, experiment, Path(folder))}")
+
+
+def _counts(hospital: Hospital, found: HospitalRecords) -> Table:
+    """Records by class, and by the labels that are that class here."""
+    table = Table("class", "labels", "records")
+    counts = np.bincount(found.records.labels, minlength=hospital.num_classes)
+    for number, count in enumerate(counts):
+        labels = [label for label, known in hospital.files.classes.items() if known == number]
+        table.add_row(str(number), ", ".join(labels), f"{count:,}")
+    return table
+
+
+def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
+    """What a coordinator with these overrides may have of this hospital.
+
+    Raises:
+        UserError: it may have nothing, and why.
+    """
+    given = [
+        *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
+        f"data.shape={list(hospital.shape)}".replace(" ", ""),
+        f"data.num_classes={hospital.num_classes}",
+    ]
+    firsts = ("method", hospital.methods), ("privacy", hospital.privacy)
+    given += [f"{key}={names[0]}" for key, names in firsts if names]
+    given += [f"model.teacher={name}" for name in hospital.models[:1]]
+    asked = set_up(compose([*given, *overrides]), Path.cwd())
+    try:
+        return hospital.experiment(asked.to_json(), 0)
+    except NotAllowed as error:
+        raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
+
+
+def _train(
+    hospital: Hospital, found: HospitalRecords, experiment: Experiment, folder: Path
+) -> float:
+    """The accuracy of teachers, together, on records that they have not seen."""
+    config = dataclasses.replace(experiment.config, cache=str(folder))
+    held_out = np.arange(len(found.ids)) % HELD_OUT == 0
+    seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    ids = found.ids if found.records.patients is None else found.records.patients
+    secret = SecretStreams(secret_of(folder / "rehearsal"))
+    records = found.records.take(seen)
+    teachers = Teachers(config, experiment.mechanism, hospital.client, records, ids[seen], secret)
+    tested = found.records.take(unseen)
+    probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
+    return float((probabilities.argmax(1) == tested.labels).mean())
+
+
+def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
+    """What comes of an ask about noise; charged to an account that is thrown away."""
+    secret = hospital.folder / "secret"
+    secret_of(secret)  # drawn, where there is none yet
+    shutil.copy(secret, folder / "secret")
+    rehearsed = dataclasses.replace(hospital, state=str(folder))
+    config = dataclasses.replace(experiment.config, cache=str(folder))
+    experiment = dataclasses.replace(experiment, config=config)
+    rng = np.random.Generator(np.random.PCG64(0))
+    images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
+    uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
+    site = rehearsed.open(experiment, "rehearsal")
+    given = sites.answer(experiment.method, Ask(1, images, uniform), site)
+    if isinstance(given, Refusal):
+        raise UserError(f"an ask about {REHEARSED} images would be refused: {given.reason}")
+    with site.ledger.transaction():
+        entries = site.ledger.entries()
+    cost = cards.account(entries, hospital.delta, "record", "add_remove")
+    return f"{REHEARSED} images, {given.nbytes:,} bytes, which would cost {cost}"
+
+
+@app.command()
+def serve(
+    file: File,
+    superlink: Annotated[str, typer.Option(help="The coordinator's SuperLink, HOST:PORT.")],
+    certificate: Annotated[Path, typer.Option(help="Certificate of the coordinator's CA.")],
+    node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
+    port: Annotated[int, typer.Option(help="Of this node's own processes, on this host.")] = 9094,
+) -> None:
+    """Connect: become a Flower SuperNode that runs the code installed here, and no other."""
+    hospital = open_file(file)
+    for path in (certificate, node_key):
+        if not path.is_file():
+            raise UserError(f"{path} is not there; the coordinator's guide is docs/deployment.md")
+    secret_of(hospital.folder / "secret")
+    command = [
+        *("flower-supernode", "--superlink", superlink),
+        *("--root-certificates", str(certificate.absolute())),
+        *("--auth-supernode-private-key", str(node_key.absolute())),
+        *("--port", str(port)),
+        *("--node-config", f"site={json.dumps(str(file.absolute()))}"),
+    ]
+    settings = pinned.environment(hospital.folder / "commands", {**QUIET, **os.environ})
+    settings.setdefault("FLWR_HOME", str(hospital.folder / "flower"))
+    subprocess.Popen([sys.executable, "-c", f"{pinned.importing()}; keep()"], env=settings)
+    try:
+        os.execvpe(command[0], command, settings)
+    except OSError as error:
+        raise UserError(f"flower-supernode cannot be started ({error.strerror})") from None

@@ -1,0 +1,27 @@
+"""The command line, called in this process."""
+
+import sys
+
+import pytest
+
+from fed_dpsd import cli
+
+
+@pytest.fixture
+def fed_dpsd(tmp_path, monkeypatch, capsys):
+    """Run the command; returns its exit code, the lines of stdout, and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fed-dpsd", *arguments])
+        monkeypatch.setattr(cli, "console", cli.Console(stderr=True, highlight=False, width=200))
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        output = capsys.readouterr()
+        return code, output.out.splitlines(), output.err
+
+    return call

@@ -1,0 +1,98 @@
+"""A hospital at its own screen: what it is told before it connects, and that nothing is spent."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fed_dpsd.runtime.hospital import open_file
+from tests.runtime.hospitals import site_file
+
+SMALL = ("privacy.steps=3", "model.teacher_width=4")
+
+
+def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
+    code, out, _ = fed_dpsd("site", "init", "site.yaml")
+    assert (code, out) == (0, [f"{tmp_path}/site.yaml"])
+    written = (tmp_path / "site.yaml").read_text()
+    assert open_file(tmp_path / "site.yaml").num_clients == 3
+    code, _, err = fed_dpsd("site", "init", "site.yaml")
+    assert code == 1
+    assert "site.yaml exists already; it is not overwritten" in err
+    assert (tmp_path / "site.yaml").read_text() == written
+    code, _, err = fed_dpsd("site", "check", "site.yaml")
+    assert code == 1
+    assert f"path={tmp_path}/images is not there; give a folder" in err
+
+
+def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
+    assert (code, err) == (0, "")
+    told = "\n".join(out)
+    assert "│ 9     │ 9      │ 4       │" in told
+    assert "a run: " in told
+    assert "spent so far: 0 (record, add_remove" in told
+    assert "the budget is 100" in told
+    assert "% on every 5th record, held out" in told
+    assert "an answer, rehearsed: 16 images, 640 bytes, which would cost" in told
+    ledger = open_file(file).ledger
+    with ledger.transaction():
+        assert not ledger.entries()
+    assert not (tmp_path / "hospital" / "state" / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("method=dense", "privacy=non_private"), "this site answers method=fed_dpsd only"),
+        (("teacher.epochs=301",), "teacher.epochs is at most 300"),
+        (
+            ("privacy.noise_multiplier=0.01", *SMALL),
+            "would be refused: the client's privacy budget",
+        ),
+    ],
+)
+def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, overrides, problem):
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    code, _, err = fed_dpsd("site", "check", str(file), *overrides)
+    assert code == 1
+    assert problem in err
+
+
+def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    folder = tmp_path / "hospital" / "images" / "0"
+    folder.mkdir(parents=True)
+    from PIL import Image
+
+    for number in range(10):
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    settings = yaml.safe_load(file.read_text())
+    settings["files"] |= {"path": "images", "skip_unreadable": True}
+    file.write_text(yaml.safe_dump(settings))
+    code, out, _ = fed_dpsd("site", "check", str(file), *SMALL)
+    assert code == 0
+    assert any(line.startswith("left out: 0/broken.png: ") for line in out)
+    settings["files"] |= {"skip_unreadable": False}
+    file.write_text(yaml.safe_dump(settings))
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL)
+    assert code == 1
+    assert "0/broken.png" in err
+
+
+def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path):
+    files = [str(site_file(tmp_path / f"hospital{number}", number)) for number in (0, 1)]
+    keys = [fed_dpsd("site", "key", file)[1] for file in (*files, files[0])]
+    assert keys[0] == keys[2] != keys[1]
+    assert len(bytes.fromhex(keys[0][0])) == 32
+
+
+def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
+    file = str(site_file(tmp_path / "hospital"))
+    code, _, err = fed_dpsd(
+        *("site", "serve", file, "--superlink", "127.0.0.1:1"),
+        *("--certificate", "nowhere.crt", "--node-key", file),
+    )
+    assert code == 1
+    assert "nowhere.crt is not there" in err

@@ -86,19 +86,19 @@ def endure(
         time.sleep(rng.uniform(0, GAP_SECONDS) if len(faults) < most else 1)
         if len(faults) == most:
             continue
-        folder = next((folder for folder in _runs(rehearsal) if folder not in known), None)
+        folder = _newer(rehearsal, known)
         rounds = _lines(folder / "rounds.jsonl") if folder else 0
         kind, host, seconds = _strike(rehearsal, rng)
         outcome = "went on"
         if kind in ("server", "superlink") and rehearsal.wait(run_id, PATIENCE) != COMPLETED:
-            folder = next((folder for folder in _runs(rehearsal) if folder not in known), None)
+            folder = _newer(rehearsal, known)
             run_id = rehearsal.resume(folder) if folder else rehearsal.submit(f"seed={seed}")
             outcome = "resumed"
         faults.append(Fault(first + len(faults), seed, kind, host, rounds, seconds, outcome))
         say(faults[-1])
-    folder = next(folder for folder in _runs(rehearsal) if folder not in known)
-    if status != COMPLETED:
-        raise UserError(f"seed={seed}: the run is {status}; see {folder}")
+    folder = _newer(rehearsal, known)
+    if status != COMPLETED or folder is None:
+        raise UserError(f"seed={seed}: the run is {status}; see {folder or rehearsal.folder}")
     student = json.loads((folder / "summary.json").read_text())["student_sha256"]
     differences = tuple(reconcile(rehearsal, folder))
     return Endured(tuple(faults), student, differences, time.monotonic() - started)
@@ -145,6 +145,11 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
 
 def _runs(rehearsal: Rehearsal) -> list[Path]:
     return sorted((rehearsal.folder / "runs").glob("*"))
+
+
+def _newer(rehearsal: Rehearsal, known: set[Path]) -> Path | None:
+    """The first run's folder that is not known."""
+    return next((folder for folder in _runs(rehearsal) if folder not in known), None)
 
 
 def _lines(path: Path) -> int:

@@ -22,6 +22,13 @@ from tests.runtime.hospitals import (
 from tests.runtime.test_federation import CLIENT_APP
 
 
+def failure(reply, code, reason):
+    """Flower's error in a reply's place; like its own, it does not say which node it is about."""
+    number = reply.metadata.reply_to_message_id
+    metadata = Metadata(1, "", 1, 1, number, "", 0.0, 1.0, "system")
+    return Message(error=Error(code, reason), metadata=metadata)
+
+
 def test_a_round_goes_on_without_a_hospital_that_is_away_and_with_it_again(deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
@@ -60,9 +67,7 @@ def test_a_node_that_fails_once_is_asked_again(deployed, tmp_path):
     def fail_once(node, reply):
         if reply.metadata.message_type == "query.answer" and not failures:
             failures.append(node)
-            number = reply.metadata.reply_to_message_id
-            metadata = Metadata(1, "", node, 0, number, "", 0.0, 1.0, "query.answer")
-            return Message(error=Error(2, "killed"), metadata=metadata)
+            return failure(reply, 2, "killed")
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
@@ -81,9 +86,7 @@ def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path):
     def fail(node, reply):
         if node == 100 and reply.metadata.message_type == "query.answer":
             failures.append(node)
-            number = reply.metadata.reply_to_message_id
-            metadata = Metadata(1, "", node, 0, number, "", 0.0, 1.0, "query.answer")
-            return Message(error=Error(8, "crashed"), metadata=metadata)
+            return failure(reply, 8, "crashed")
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
@@ -104,10 +107,7 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
         if node == 101 and reply.metadata.message_type == "query.answer":
             asked.append(clock[0])
             if len(asked) < 3:
-                number = reply.metadata.reply_to_message_id
-                metadata = Metadata(1, "", 1, 1, number, "", 0.0, 1.0, "system")
-                error = Message(error=Error(5, "unavailable"), metadata=metadata)
-                return None if lost == "silent" else error
+                return None if lost == "silent" else failure(reply, 5, "unavailable")
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]

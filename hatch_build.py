@@ -10,15 +10,19 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class RequirementsHook(MetadataHookInterface):
-    """Fills `dependencies` and the `test` extra; a missing file yields none."""
+    """Fills `dependencies`, and an extra for each requirements-EXTRA.txt."""
 
     def update(self, metadata: dict) -> None:
         """Add what the requirements files list to the project's metadata."""
-        metadata["dependencies"] = self._read("requirements.txt")
-        test = self._read("requirements-test.txt")
-        metadata["optional-dependencies"] = {"test": test} if test else {}
+        root = Path(self.root)
+        metadata["dependencies"] = _read(root / "requirements.txt")
+        metadata["optional-dependencies"] = {
+            path.stem.removeprefix("requirements-"): _read(path)
+            for path in root.glob("requirements-*.txt")
+        }
 
-    def _read(self, name: str) -> list[str]:
-        path = Path(self.root) / name
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+def _read(path: Path) -> list[str]:
+    """What a requirements file lists; nothing where it is missing."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fed_dpsd import cli
 from fed_dpsd.privacy.accounting import Charge, prove
@@ -76,6 +77,9 @@ def test_the_readmes_commands_run(command, call):
         words = [folder if word == "RUN" else word for word in words]
     if words[0] == "report":
         call("sweep", *SMALL, "seed=0,1")
+    if words[0] == "predict":
+        call("export", call("run", *SMALL), "--out", "model")
+        Image.new("L", (8, 8)).save("IMAGE", "PNG")
     given = {word.partition("=")[0] for word in words}
     small = [setting for setting in small_for(words) if setting.partition("=")[0] not in given]
     call(*words, *(small if words[0] in ("run", "sweep") else ()))

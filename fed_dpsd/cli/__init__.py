@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fed_dpsd.cli import rehearse as cli_rehearse
 from fed_dpsd.cli import site as cli_site
+from fed_dpsd.cli import student as cli_student
 from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
@@ -36,6 +37,8 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_comp
 privacy_app = typer.Typer(no_args_is_help=True, help="What a run would cost, before it is spent.")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(cli_site.app, name="site")
+app.command()(cli_student.export)
+app.command()(cli_student.predict)
 app.command()(cli_rehearse.rehearse)
 console = Console(stderr=True, highlight=False)
 Overrides = Annotated[

@@ -104,8 +104,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             strangers.add(item.label)
             continue
         try:
-            content, pixels = _open(item.image, shape)
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            content, pixels = open_image(item.image, shape)
+        except (OSError, ValueError) as error:
             unreadable.append(f"{item.name}: {' '.join(str(error).split())}")
             continue
         images.append(pixels)
@@ -229,10 +229,14 @@ def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> No
 # --- images ---
 
 
-def _open(
+def open_image(
     image: Path | bytes | NDArray[np.uint8], shape: tuple[int, ...]
 ) -> tuple[bytes, NDArray[np.uint8]]:
-    """An image's own content, and its pixels of `shape`.
+    """An image's own content, and its (C, size, size) pixels of `shape`.
+
+    Args:
+        image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
+        shape: what it becomes: grey or RGB, the middle square, scaled.
 
     Raises:
         OSError or ValueError: it is no image.
@@ -240,8 +244,11 @@ def _open(
     if isinstance(image, np.ndarray):
         return image.tobytes(), _fit(Image.fromarray(image), shape)
     content = image.read_bytes() if isinstance(image, Path) else image
-    with Image.open(io.BytesIO(content)) as opened:
-        return content, _fit(ImageOps.exif_transpose(opened), shape)
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            return content, _fit(ImageOps.exif_transpose(opened), shape)
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from None
 
 
 def _fit(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:

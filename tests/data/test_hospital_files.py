@@ -124,6 +124,13 @@ def test_unreadable_images_are_named_and_skipped_only_where_that_is_allowed(tmp_
         read(replace(files, skip_unreadable=True), SHAPE, 3)
 
 
+def test_a_decompression_bomb_is_unreadable(tmp_path, monkeypatch):
+    files = folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)
+    with pytest.raises(UserError, match=r"3 images \(.*decompression bomb.*\) are unreadable"):
+        read(files, SHAPE, 3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

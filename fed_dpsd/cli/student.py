@@ -1,0 +1,52 @@
+"""`fed-dpsd export` and `fed-dpsd predict`: the model that people take away, and its use."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+from fed_dpsd.config import UserError
+from fed_dpsd.data.hospital import open_image
+from fed_dpsd.methods.method import predict as probabilities
+from fed_dpsd.runtime import artefact
+
+console = Console(stderr=True, highlight=False)
+
+
+def export(
+    run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
+    form: Annotated[
+        artefact.Format, typer.Option("--format", help="For `fed-dpsd predict`, or for anything.")
+    ] = artefact.Format.safetensors,
+) -> None:
+    """Write a run's student, with its privacy card inside, and print the file's path."""
+    print(artefact.export(run_folder.absolute(), out.absolute(), form))
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="An exported .safetensors file.", metavar="MODEL")],
+    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+) -> None:
+    """Print a CSV line on each image: the class, and every class's probability.
+
+    Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
+    """
+    student = artefact.open_student(model)
+    console.print(student.facts.get("result"), markup=False, soft_wrap=True)
+    pixels = []
+    for path in images:
+        try:
+            pixels.append(open_image(path, student.network.shape)[1])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} is no image that can be read ({error})") from None
+    scores = probabilities(student.model, np.stack(pixels), torch.device("cpu"))
+    writer = csv.writer(sys.stdout)
+    writer.writerow(["image", "class", *range(student.network.num_classes)])
+    for path, row in zip(images, scores, strict=True):
+        writer.writerow([path, int(row.argmax()), *(f"{score:.4f}" for score in row)])

@@ -145,7 +145,7 @@ def report(
         Path | None, typer.Option(help="Where to. Default: beside the first table.")
     ] = None,
 ) -> None:
-    """Write tables of means over seeds, and figures, and print the path of each.
+    """Write tables of means over seeds, figures, and a page of both; print the path of each.
 
     Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
     """

@@ -1,9 +1,9 @@
-"""All that `fed-dpsd report` writes: two tables, and the figures that there are numbers for."""
+"""All that `fed-dpsd report` writes: tables, figures that there are numbers for, a page of both."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fed_dpsd.report import alpha, confusion, curve, progress
+from fed_dpsd.report import alpha, confusion, curve, html, progress
 from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
 from fed_dpsd.report.table import write_page, write_summary
@@ -30,6 +30,9 @@ def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
     }
     yield write_page(settings, folder / f"{stem}.md")
     yield write_summary(settings, folder / f"{stem}_summary.csv")
+    drawn = []
     for name, figure in figures.items():
         if figure:
-            yield save(figure, folder / f"{name}.png")
+            drawn.append(save(figure, folder / f"{name}.png"))
+            yield drawn[-1]
+    yield html.write(settings, drawn, folder / f"{stem}.html")

@@ -25,9 +25,9 @@ OF_COSTS = (
 )
 
 
-def markdown(settings: Sequence[Setting]) -> str:
-    """One row a setting; what all of them share stands above."""
-    columns, shared = apart(settings), _shared(settings)
+def rows(settings: Sequence[Setting]) -> list[list[str]]:
+    """The header, then a row a setting; what all of them share is in the preface."""
+    columns = apart(settings)
     scores = _scores(settings)
     costs = {
         title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
@@ -37,8 +37,7 @@ def markdown(settings: Sequence[Setting]) -> str:
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
     reasons = [setting.all_of(REASON) for setting in settings]
     why = ["why inf"] if any(reasons) else []
-    header = [*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *why]
-    lines = [header, ["---"] * len(header)]
+    lines = [[*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *why]]
     for number, setting in enumerate(settings):
         row = [setting.values.get(key, "") for key in columns]
         row += [_spread(*setting.score(score)) for score in scores]
@@ -46,21 +45,37 @@ def markdown(settings: Sequence[Setting]) -> str:
         row += [_bound(setting.epsilon(claim)) for claim in CLAIMS]
         row += [setting.all_of("delta"), setting.all_of("trust")]
         lines.append([*row, reasons[number]] if why else row)
-    every = Setting({}, [run for setting in settings for run in setting.runs])
+    return lines
+
+
+def preface(settings: Sequence[Setting]) -> str:
+    """What the rows are means of, and what all of them share."""
+    costly = any(title in rows(settings)[0] for title, *_ in COSTS)
     return (
-        f"{FIRST_LINE}\n\nMean ± sample standard deviation over seeds, in percent, on the held-out "
-        f"test split after the last round. {OF_COSTS if costs else ''}"
-        "Epsilons are proven, for one run; delta and trust are "
-        f"those of (record, add_remove). In all rows: {', '.join(shared)}.\n\n"
-        + "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        + f"\nCommit {every.all_of('commit')}. Machine: {every.all_of('machine')}.\n"
+        "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
+        f"the last round. {OF_COSTS if costly else ''}Epsilons are proven, for one run; delta and "
+        f"trust are those of (record, add_remove). In all rows: {', '.join(_shared(settings))}."
     )
+
+
+def origin(settings: Sequence[Setting]) -> str:
+    """Where the numbers are from."""
+    every = Setting({}, [run for setting in settings for run in setting.runs])
+    return f"Commit {every.all_of('commit')}. Machine: {every.all_of('machine')}."
+
+
+def markdown(settings: Sequence[Setting]) -> str:
+    """The preface, the rows, and where they are from."""
+    header, *others = rows(settings)
+    lines = [header, ["---"] * len(header), *others]
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{FIRST_LINE}\n\n{preface(settings)}\n\n{table}\n{origin(settings)}\n"
 
 
 def summary(settings: Sequence[Setting]) -> str:
     """The same rows as CSV, unrounded: means and deviations apart, scores in percent."""
     values = dict.fromkeys(key for setting in settings for key in setting.values)
-    rows = []
+    lines = []
     for setting in settings:
         row = {"seeds": str(len(setting.runs))} | {k: setting.values.get(k, "") for k in values}
         spreads = {score: setting.score(score) for score in _scores(settings)}
@@ -72,11 +87,11 @@ def summary(settings: Sequence[Setting]) -> str:
             for what, number in zip(("mean", "deviation"), spread, strict=True):
                 row[f"{name}_{what}"] = "" if math.isnan(number) else str(number)
         row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
-        rows.append(row | {column: setting.all_of(column) for column in (*LEGEND, REASON)})
+        lines.append(row | {column: setting.all_of(column) for column in (*LEGEND, REASON)})
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(lines)
     return text.getvalue()
 
 
@@ -120,7 +135,7 @@ def write_page(settings: Sequence[Setting], path: Path) -> Path:
     Raises:
         UserError: the file is another's, or cannot be written.
     """
-    return _replace(path, markdown(settings), FIRST_LINE)
+    return replace_own(path, markdown(settings), FIRST_LINE)
 
 
 def write_summary(settings: Sequence[Setting], path: Path) -> Path:
@@ -129,11 +144,15 @@ def write_summary(settings: Sequence[Setting], path: Path) -> Path:
     Raises:
         UserError: the file is another's, or cannot be written.
     """
-    return _replace(path, summary(settings), SUMMARY_START)
+    return replace_own(path, summary(settings), SUMMARY_START)
 
 
-def _replace(path: Path, text: str, start: str) -> Path:
-    """Write `text`, which begins with `start`, as must what it replaces."""
+def replace_own(path: Path, text: str, start: str) -> Path:
+    """Write `text`, which begins with `start`, as must what it replaces.
+
+    Raises:
+        UserError: the file is another's, or cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.read_text().startswith(start):

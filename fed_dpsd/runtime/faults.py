@@ -12,7 +12,7 @@ import numpy as np
 from fed_dpsd.config import UserError
 from fed_dpsd.runtime.rehearsal import COORDINATOR, SERVER, Rehearsal
 
-GAP_SECONDS = 20.0  # between two faults, at most
+GAP_SECONDS = 60.0  # between two faults, at most: a few rounds
 DOWN_SECONDS = 10.0  # that a host or a link is gone, at most
 PATIENCE = 900.0  # for a run to end
 COMPLETED = "finished:completed"

@@ -318,7 +318,7 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
         0,
         [
             f"{tmp_path}/pages/mine{end}"
-            for end in (".md", "_summary.csv", "_progress.png", "_confusion.png")
+            for end in (".md", "_summary.csv", "_progress.png", "_confusion.png", ".html")
         ],
     )
     assert all(Path(path).stat().st_size for path in out)

@@ -183,15 +183,15 @@ def test_a_class_that_there_is_not_is_named(table, pairs, column, value):
 
 def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_path):
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
-    names = ["curve.md", "curve_summary.csv", "curve.png", "curve_alpha.png"]
+    names = ["curve.md", "curve_summary.csv", "curve.png", "curve_alpha.png", "curve.html"]
     assert [written.name for written in pages.write([path], tmp_path / "out")] == names
     rounds(("curve.csv0", 1, 1, 5, 0, 0.5), ("curve.csv0", 2, 2, 9, 0, 0.6))
     pairs(("curve.csv0", 1, 1, 5))
-    names[3:] = ["curve_progress.png", "curve_alpha.png", "curve_confusion.png"]
+    names[3:4] = ["curve_progress.png", "curve_alpha.png", "curve_confusion.png"]
     assert [written.name for written in pages.write([path], tmp_path / "out")] == names
     assert sorted(names) == sorted(file.name for file in (tmp_path / "out").iterdir())
     old = pages.write([table({}, name="old.csv")], tmp_path)
-    assert [written.name for written in old] == ["old.md", "old_summary.csv"]
+    assert [written.name for written in old] == ["old.md", "old_summary.csv", "old.html"]
 
 
 def test_of_a_run_in_two_files_the_last_counts(rounds, tmp_path):

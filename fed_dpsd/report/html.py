@@ -1,0 +1,65 @@
+"""The table and the figures as one HTML page that needs no other file: to send to somebody."""
+
+import base64
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from fed_dpsd.report.settings import Setting
+from fed_dpsd.report.table import FIRST_LINE, origin, preface, replace_own, rows
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
+div { overflow-x: auto }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap }
+th, td { border-bottom: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: left }
+img { display: block; margin: 2rem 0; max-width: 100% }
+"""
+
+
+def write(settings: Sequence[Setting], figures: Sequence[Path], path: Path) -> Path:
+    """Write the page; one that a person wrote is not overwritten.
+
+    Args:
+        settings: the rows.
+        figures: PNG files; they become part of the page.
+        path: of the page; its stem is the title.
+
+    Raises:
+        UserError: the file is another's, or cannot be written.
+    """
+    return replace_own(path, page(path.stem, settings, figures), FIRST_LINE)
+
+
+def page(title: str, settings: Sequence[Setting], figures: Sequence[Path]) -> str:
+    """The page's text."""
+    header, *others = rows(settings)
+    cells = [_row("th", header), *(_row("td", row) for row in others)]
+    images = [
+        f'<img alt="{escape(figure.stem)}" '
+        f'src="data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}">'
+        for figure in figures
+    ]
+    return "\n".join(
+        [
+            FIRST_LINE,
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>{STYLE}</style>",
+            f"<h1>{escape(title)}</h1>",
+            f"<p>{_text(preface(settings))}</p>",
+            *("<div><table>", *cells, "</table></div>"),
+            *images,
+            f"<p>{_text(origin(settings))}</p>",
+            "</html>\n",
+        ]
+    )
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{_text(cell)}</{tag}>' for cell in cells)}</tr>"
+
+
+def _text(text: str) -> str:
+    """What is between backticks, as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))

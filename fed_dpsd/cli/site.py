@@ -179,7 +179,8 @@ def serve(
     ]
     settings = pinned.environment(hospital.folder / "commands", {**QUIET, **os.environ})
     settings.setdefault("FLWR_HOME", str(hospital.folder / "flower"))
-    subprocess.Popen([sys.executable, "-c", f"{pinned.importing()}; keep()"], env=settings)
+    kept = f"{pinned.importing()}; keep({str(file.absolute())!r})"
+    subprocess.Popen([sys.executable, "-c", kept], env=settings)
     try:
         os.execvpe(command[0], command, settings)
     except OSError as error:

@@ -16,7 +16,7 @@ GAP_SECONDS = 60.0  # between two faults, at most: a few rounds
 DOWN_SECONDS = 10.0  # that a host or a link is gone, at most
 PATIENCE = 900.0  # for a run to end
 COMPLETED = "finished:completed"
-CLIENT = "keep()"  # in the command line of what answers at a hospital
+CLIENT = "keep("  # in the command line of what answers at a hospital
 
 
 @dataclass(frozen=True)

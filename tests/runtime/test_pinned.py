@@ -11,18 +11,21 @@ from flwr.supernode.runtime import run_clientapp
 
 import client_app
 from fed_dpsd.runtime.flower import pinned
+from tests.runtime.hospitals import site_file
 
 STUB = f"""
 {pinned.importing()}
 import os, time
 from fed_dpsd.runtime.flower import pinned
-pinned._installed = lambda: None
+from tests.runtime.hospitals import site_file
+pinned._prepare = lambda site: None
 def client():
     print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
     time.sleep(float(sys.argv[2]))
     print("ended", flush=True)
 pinned._client = client
 """
+KEEP = STUB + "keep('site.yaml')"
 
 
 @pytest.fixture
@@ -39,9 +42,7 @@ def call(settings, *arguments, **options):
 def keeper(settings, tmp_path):
     """A process that keeps a stub imported; what its forks print goes to a file."""
     with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", STUB + "keep()"], env=settings, stdout=log
-        )
+        process = subprocess.Popen([sys.executable, "-c", KEEP], env=settings, stdout=log)
     deadline = time.monotonic() + 60
     while not (tmp_path / "commands" / "socket").exists():
         assert time.monotonic() < deadline
@@ -83,7 +84,7 @@ def test_the_keeper_ends_with_its_parent(settings, tmp_path):
             sys.executable,
             "-c",
             "import subprocess, sys, time\n"
-            f"kept = subprocess.Popen([sys.executable, '-c', {STUB + 'keep()'!r}])\n"
+            f"kept = subprocess.Popen([sys.executable, '-c', {KEEP!r}])\n"
             "print(kept.pid, flush=True)\ntime.sleep(60)",
         ],
         env=settings,
@@ -131,3 +132,19 @@ def test_every_other_kind_of_process_is_refused(settings):
         done = subprocess.run([name], env=settings, capture_output=True, text=True, check=False)
         assert done.returncode == 1
         assert "this site runs client processes only" in done.stderr
+
+
+def test_what_is_prepared_is_what_a_site_allows(tmp_path):
+    """In a process of its own: fixed features are computed, and Flower's client is imported."""
+    path = site_file(tmp_path, models=["scattering"], shape=[1, 8, 8])
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom fed_dpsd.runtime.flower import pinned\n"
+        f"pinned._prepare(Path({str(path)!r}))\n"
+        "from fed_dpsd.models.scattering import whitening\n"
+        "before = set(sys.modules)\nfrom flwr.supernode.cli import flwr_clientapp\n"
+        "print(whitening.cache_info().currsize, set(sys.modules) - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 set()\n"

@@ -5,10 +5,12 @@ hospital. A SuperNode starts its client processes by name: `environment` puts co
 on its path. The client process is Flower's, but for where it finds the app; every other kind of
 process is refused.
 
-Flower starts a process for each message, and importing takes seconds. So the commands pass their
-arguments on to a process that has imported everything and forks for each of them.
+Flower starts a process for each message, and importing takes seconds, as does computing what fixed
+features need. So the commands pass their arguments on to a process that has done both and forks for
+each of them.
 """
 
+import functools
 import json
 import os
 import select
@@ -26,6 +28,7 @@ CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
+USUAL_WIDTH = 16  # of teachers, in conf/model; what another needs is computed for each message
 
 
 def environment(folder: Path, of: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +56,7 @@ def _write(path: Path, program: str) -> None:
 
 
 def pass_on() -> None:
-    """Have the process that keeps everything imported do it; without one, do it here."""
+    """Have the process that keeps everything ready do it; without one, do it here."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[SOCKET])
@@ -69,13 +72,13 @@ def pass_on() -> None:
         answers.read()  # until the other process has ended
 
 
-# --- the process that keeps everything imported ---
+# --- the process that keeps everything ready ---
 
 
-def keep() -> None:
-    """Import everything, then fork for each command, as long as the parent lives."""
+def keep(site: str) -> None:
+    """Prepare for what a site's file allows; fork for each command, as long as the parent lives."""
     parent = os.getppid()
-    _installed()
+    _prepare(Path(site))
     path = os.environ[SOCKET]
     Path(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -92,6 +95,25 @@ def keep() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _serve(connection)
         connection.close()
+
+
+def _prepare(site: Path) -> None:
+    """Import what a command needs, and have one teacher of each usual kind answer an image."""
+    import torch
+    from flwr.supernode import cli  # noqa: F401
+
+    from fed_dpsd.models import initialise
+    from fed_dpsd.models.classifiers import CLASSIFIERS
+    from fed_dpsd.runtime.hospital import open_file
+
+    _installed()
+    torch.set_num_threads(1)  # more would not survive a fork
+    hospital = open_file(site)
+    for name in hospital.models:
+        build = functools.partial(CLASSIFIERS[name], hospital.shape, hospital.num_classes)
+        teacher = initialise(functools.partial(build, USUAL_WIDTH), torch.Generator()).eval()
+        with torch.inference_mode():
+            teacher(torch.zeros(1, *hospital.shape))
 
 
 def _serve(connection: socket.socket) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
 
-from fed_dpsd.protocol import ProtocolError, Refusal
+from fed_dpsd.protocol import Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime import site as sites
 from fed_dpsd.runtime.experiment import Experiment, from_json
@@ -76,7 +76,7 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
             with client_threads(experiment):
                 for client in meta["clients"]:
                     site = _site(experiment.to_json(), client, str(meta["run_folder"]))
-                    replies[client] = _answer(message, experiment, site)
+                    replies[client] = _answer(_asked(message, client), experiment, site)
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -89,14 +89,21 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     return Message(content, reply_to=message)
 
 
-def _answer(message: Message, experiment: Experiment, site: Site) -> Reply | Refusal:
-    """What a client replies to a message that its node may take as it is."""
+def _asked(message: Message, client: int) -> Ask | SumStep | None:
+    """What a message asks of one client; None are exact diagnostics."""
     kind, content = message.metadata.message_type, message.content
     if kind == DIAGNOSE:
+        return None
+    return unpack_step(content, client) if kind == STEP else unpack_ask(content)
+
+
+def _answer(asked: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
+    """What a client replies, which may answer what it is asked."""
+    if asked is None:
         return Reply(site.diagnose())
-    if kind == STEP:
-        return Reply(boxes=sites.take_step(site, unpack_step(content, site.client)))
-    given = sites.answer(experiment.method, unpack_ask(content), site)
+    if isinstance(asked, SumStep):
+        return Reply(boxes=sites.take_step(site, asked))
+    given = sites.answer(experiment.method, asked, site)
     if isinstance(given, Refusal):
         return given
     return Reply(given.values, {str(other): box for other, box in given.sealed.items()})
@@ -105,17 +112,16 @@ def _answer(message: Message, experiment: Experiment, site: Site) -> Reply | Ref
 def _answer_hospital(message: Message, hospital: Hospital) -> Reply | Refusal:
     """The same for a hospital; whatever is wrong with the message is a refusal with its reason."""
     try:
-        kind, content = message.metadata.message_type, message.content
-        if kind not in (ANSWER, STEP):
+        if message.metadata.message_type not in (ANSWER, STEP):
             raise NotAllowed("exact diagnostics are refused outside a simulation")
         with reading():
-            meta = content.config_records["meta"]
+            meta = message.content.config_records["meta"]
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
-            images = len(unpack_ask(content).images) if kind == ANSWER else 0
-            _ = unpack_step(content, hospital.client) if kind == STEP else None
+            asked = _asked(message, hospital.client)
+        images = len(asked.images) if isinstance(asked, Ask) else 0
         experiment = hospital.experiment(text, images)
         with client_threads(experiment):
-            return _answer(message, experiment, hospital.open(experiment, run))
+            return _answer(asked, experiment, hospital.open(experiment, run))
     except ProtocolError as error:
         logger.warning("refused: %s", error)
         return Refusal(0, str(error))

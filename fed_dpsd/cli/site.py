@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from fed_dpsd.runtime.teachers import Teachers
 app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it connects.")
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
 REHEARSED = 16  # images
+AGAIN_SECONDS = 10.0
 HELD_OUT = 5  # one record of so many is not trained on
 
 
@@ -164,7 +166,11 @@ def serve(
     node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
     port: Annotated[int, typer.Option(help="Of this node's own processes, on this host.")] = 9094,
 ) -> None:
-    """Connect: become a Flower SuperNode that runs the code installed here, and no other."""
+    """Connect: have a Flower SuperNode run the code installed here, and no other.
+
+    A node that ends with an error is started again: after a crash, the SuperLink takes up to a
+    minute to see that the old one is gone, and refuses a new one until then.
+    """
     hospital = open_file(file)
     for path in (certificate, node_key):
         if not path.is_file():
@@ -181,7 +187,19 @@ def serve(
     settings.setdefault("FLWR_HOME", str(hospital.folder / "flower"))
     kept = f"{pinned.importing()}; keep({str(file.absolute())!r})"
     subprocess.Popen([sys.executable, "-c", kept], env=settings)
+    while _failed(command, settings):
+        told = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
+        Console(stderr=True, highlight=False).print(told)
+        time.sleep(AGAIN_SECONDS)
+
+
+def _failed(command: list[str], settings: dict[str, str]) -> bool:
+    """Run a node until it ends, and end it with this process; whether it failed."""
     try:
-        os.execvpe(command[0], command, settings)
+        process = subprocess.Popen(command, env=settings)
     except OSError as error:
-        raise UserError(f"flower-supernode cannot be started ({error.strerror})") from None
+        raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
+    try:
+        return process.wait() != 0
+    finally:
+        process.terminate()

@@ -96,3 +96,31 @@ def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
     )
     assert code == 1
     assert "nowhere.crt is not there" in err
+
+
+def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
+    """Flower's command is a stub, which fails twice and then says what it was given."""
+    monkeypatch.setattr("fed_dpsd.cli.site.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("fed_dpsd.runtime.flower.pinned.importing", lambda: "keep = print")
+    file = site_file(tmp_path / "hospital")
+    for name in ("ca.crt", "key"):
+        (tmp_path / name).touch()
+    commands = open_file(file).folder / "commands"
+    commands.mkdir(parents=True)
+    (commands / "flower-supernode").write_text(
+        '#!/bin/sh\necho "$@" >> calls\n[ $(wc -l < calls) -gt 2 ]\n'
+    )
+    (commands / "flower-supernode").chmod(0o755)
+    where = ("--superlink", "host:1", "--certificate", "ca.crt", "--node-key", "key")
+    code, _, err = fed_dpsd("site", "serve", str(file), *where)
+    assert code == 0
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 3
+    assert set(calls) == {
+        f"--superlink host:1 --root-certificates {tmp_path}/ca.crt --auth-supernode-private-key "
+        f'{tmp_path}/key --port 9094 --node-config site="{file}"'
+    }
+    assert err.count("the node ended with an error; it is started again in 0.01 s") == 2
+    code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
+    assert code == 1
+    assert "none is not there" in err

@@ -142,7 +142,7 @@ def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.terminate()  # and its node with it
             process.wait()
     assert not (own / "state" / "ledger").exists()
     assert CONNECTED in (rehearsal.folder / "hospital0" / "log").read_text()  # of whom all is right

@@ -66,6 +66,8 @@ def endure(
 ) -> Endured:
     """Run the experiment with a seed, and let up to `most` random faults befall it.
 
+    With faults or without, the run's name is the same, and so is the noise of its secure sums.
+
     Args:
         rehearsal: that runs.
         seed: of the run and of its faults.
@@ -78,27 +80,26 @@ def endure(
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.forget()
-    known = set(_runs(rehearsal))
-    run_id, faults = rehearsal.submit(f"seed={seed}"), list[Fault]()
+    folder = rehearsal.folder / "runs" / ("faults" if most else "peace") / f"seed{seed}"
+    settings = f"seed={seed}", f"run_folder={folder}"
+    run_id, faults = rehearsal.submit(*settings), list[Fault]()
     while not (status := rehearsal.status(run_id)).startswith("finished"):
         if time.monotonic() > started + PATIENCE + len(faults) * GAP_SECONDS * 5:
             raise UserError(f"seed={seed}: the run is still {status}; see {rehearsal.folder}")
         time.sleep(rng.uniform(0, GAP_SECONDS) if len(faults) < most else 1)
         if len(faults) == most:
             continue
-        folder = _newer(rehearsal, known)
-        rounds = _lines(folder / "rounds.jsonl") if folder else 0
+        rounds = _lines(folder / "rounds.jsonl")
         kind, host, seconds = _strike(rehearsal, rng)
         outcome = "went on"
         if kind in ("server", "superlink") and rehearsal.wait(run_id, PATIENCE) != COMPLETED:
-            folder = _newer(rehearsal, known)
-            run_id = rehearsal.resume(folder) if folder else rehearsal.submit(f"seed={seed}")
+            started_once = (folder / "config.yaml").exists()
+            run_id = rehearsal.resume(folder) if started_once else rehearsal.submit(*settings)
             outcome = "resumed"
         faults.append(Fault(first + len(faults), seed, kind, host, rounds, seconds, outcome))
         say(faults[-1])
-    folder = _newer(rehearsal, known)
-    if status != COMPLETED or folder is None:
-        raise UserError(f"seed={seed}: the run is {status}; see {folder or rehearsal.folder}")
+    if status != COMPLETED:
+        raise UserError(f"seed={seed}: the run is {status}; see {rehearsal.folder}")
     student = json.loads((folder / "summary.json").read_text())["student_sha256"]
     differences = tuple(reconcile(rehearsal, folder))
     return Endured(tuple(faults), student, differences, time.monotonic() - started)
@@ -141,15 +142,6 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
         found += [f"{name}: {ask:.12} was charged, not received" for ask in set(charged) - received]
         found += [f"{name}: {ask:.12} was charged {n} times" for ask, n in charged.items() if n > 1]
     return found
-
-
-def _runs(rehearsal: Rehearsal) -> list[Path]:
-    return sorted((rehearsal.folder / "runs").glob("*"))
-
-
-def _newer(rehearsal: Rehearsal, known: set[Path]) -> Path | None:
-    """The first run's folder that is not known."""
-    return next((folder for folder in _runs(rehearsal) if folder not in known), None)
 
 
 def _lines(path: Path) -> int:

@@ -29,11 +29,7 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
     """The header, then a row a setting; what all of them share is in the preface."""
     columns = apart(settings)
     scores = _scores(settings)
-    costs = {
-        title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
-        for title, summed, scale, digits in COSTS
-    }
-    costs = {title: texts for title, texts in costs.items() if any(texts)}
+    costs = _costs(settings)
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
     reasons = [setting.all_of(REASON) for setting in settings]
     why = ["why inf"] if any(reasons) else []
@@ -50,10 +46,10 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 
 def preface(settings: Sequence[Setting]) -> str:
     """What the rows are means of, and what all of them share."""
-    costly = any(title in rows(settings)[0] for title, *_ in COSTS)
+    costs = OF_COSTS if _costs(settings) else ""
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
-        f"the last round. {OF_COSTS if costly else ''}Epsilons are proven, for one run; delta and "
+        f"the last round. {costs}Epsilons are proven, for one run; delta and "
         f"trust are those of (record, add_remove). In all rows: {', '.join(_shared(settings))}."
     )
 
@@ -108,6 +104,15 @@ def _scores(settings: Sequence[Setting]) -> list[str]:
     """What is known; areas say more than accuracies where two classes are not balanced."""
     shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
     return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
+
+
+def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """What each setting costs, by title; without what is known of none."""
+    costs = {
+        title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
+        for title, summed, scale, digits in COSTS
+    }
+    return {title: texts for title, texts in costs.items() if any(texts)}
 
 
 def _cost(mean: float, digits: int) -> str:

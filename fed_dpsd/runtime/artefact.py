@@ -20,7 +20,7 @@ from fed_dpsd.models import initialise, misfit, read_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime.checkpoint import write_atomically
-from fed_dpsd.runtime.run import open_run_folder, result_line
+from fed_dpsd.runtime.run import open_run_folder, read_summary, result_line
 
 FACTS = "fed_dpsd"  # the key of a file's metadata
 NAME = "student"
@@ -90,7 +90,10 @@ def export(run_folder: Path, folder: Path, form: Format) -> Path:
             cannot be written.
     """
     experiment = open_run_folder(run_folder)
-    summary = _summary(run_folder)
+    summary = read_summary(run_folder)
+    status = summary.get("status", "not finished")
+    if status != "completed":
+        raise UserError(f"{run_folder}: the run is {status}; `fed-dpsd resume` goes on with it")
     path = folder / f"{NAME}.{form}"
     if path.exists():
         raise UserError(f"{path} exists already; choose another folder")
@@ -149,20 +152,6 @@ def open_student(path: Path) -> Student:
         raise UserError(f"{path}: {reason}; export the student again")
     model.load_state_dict(weights)
     return Student(network, model, facts)
-
-
-def _summary(run_folder: Path) -> dict[str, Any]:
-    """That of a completed run."""
-    path = run_folder / "summary.json"
-    try:
-        summary: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        summary = {"status": "not finished"}
-    if summary["status"] != "completed":
-        raise UserError(
-            f"{run_folder}: the run is {summary['status']}; `fed-dpsd resume` goes on with it"
-        )
-    return summary
 
 
 class _Probabilities(nn.Module):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from dp_accounting import ComposedDpEvent
 
 from fed_dpsd.binder import Binder
@@ -43,6 +44,21 @@ class Experiment:
 def home() -> Path:
     """FED_DPSD_HOME, by default ~/.fed-dpsd: caches, and the runs of a bare `flwr run`."""
     return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        ValueError: it cannot be read, or holds none; says why.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
+    if not isinstance(raw, dict):
+        raise ValueError("it is empty")
+    return raw
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fed_dpsd.config import UserError
 from fed_dpsd.runtime.rehearsal import COORDINATOR, SERVER, Rehearsal
+from fed_dpsd.runtime.run import read_summary
 
 GAP_SECONDS = 60.0  # between two faults, at most: a few rounds
 DOWN_SECONDS = 10.0  # that a host or a link is gone, at most
@@ -100,7 +101,7 @@ def endure(
         say(faults[-1])
     if status != COMPLETED:
         raise UserError(f"seed={seed}: the run is {status}; see {rehearsal.folder}")
-    student = json.loads((folder / "summary.json").read_text())["student_sha256"]
+    student = read_summary(folder)["student_sha256"]
     differences = tuple(reconcile(rehearsal, folder))
     return Endured(tuple(faults), student, differences, time.monotonic() - started)
 

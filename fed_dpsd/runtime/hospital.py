@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from fed_dpsd.binder import Binder
 from fed_dpsd.config import ConfigError, UserError, conf_folder, require
 from fed_dpsd.data.hospital import HospitalFiles, HospitalRecords, read
@@ -21,7 +19,7 @@ from fed_dpsd.privacy.mechanism import Shared, Trust
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
-from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up
 from fed_dpsd.runtime.ledger import FileLedger
 from fed_dpsd.runtime.secret import secret_of
 from fed_dpsd.runtime.site import Site
@@ -260,12 +258,9 @@ def open_file(path: Path) -> Hospital:
         UserError: the file cannot be read, or is not as `Hospital` says.
     """
     try:
-        raw = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or "it is not YAML"
-        raise UserError(f"{path} is no site's file: {reason}; {_REMEDY}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} is no site's file: it is empty; {_REMEDY}")
+        raw = read_yaml(path)
+    except ValueError as error:
+        raise UserError(f"{path} is no site's file: {error}; {_REMEDY}") from None
     binder = Binder()
     hospital = binder.bind(Hospital, raw, "site.")
     binder.finish()
@@ -287,7 +282,7 @@ def _anchored(hospital: Hospital, folder: Path) -> Hospital:
 def _choices(group: str) -> dict[str, str]:
     """The names of a group of conf/, with the class of each."""
     files = sorted((conf_folder() / group).glob("*.yaml"))
-    return {file.stem: yaml.safe_load(file.read_text())["_class_"] for file in files}
+    return {file.stem: read_yaml(file)["_class_"] for file in files}
 
 
 def _at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -34,7 +34,7 @@ from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.diagnostics import diagnose
-from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.metrics import METRICS, confusion
 from fed_dpsd.runtime.site import ledger_of, test_split
@@ -114,12 +114,9 @@ def open_run_folder(folder: Path) -> Experiment:
     """
     path = folder / "config.yaml"
     try:
-        raw = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or "it is not YAML"
-        raise UserError(f"{folder} is not a run folder: {path}: {reason}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{folder} is not a run folder: {path} is empty")
+        raw = read_yaml(path)
+    except ValueError as error:
+        raise UserError(f"{folder} is not a run folder: {path}: {error}") from None
     return set_up(raw, None, written=True)
 
 
@@ -310,6 +307,12 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
         "student_sha256": None,
     }
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a run folder; empty where there is none yet."""
+    path = folder / "summary.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from fed_dpsd.config import UserError
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.run import Progress, write_failure
+from fed_dpsd.runtime.run import Progress, read_summary, write_failure
 
 MARKER = "FED_DPSD_SIMULATION"
 START_TIMEOUT = 60.0
@@ -238,7 +238,7 @@ def _wait(
         time.sleep(0.5)
     for line in _log_lines(folder)[seen:]:
         progress(json.loads(line))
-    if _summary(folder).get("status") == "failed":
+    if read_summary(folder).get("status") == "failed":
         return {}  # the server app has said why; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
     while True:
@@ -264,14 +264,9 @@ def _log_lines(folder: Path) -> list[str]:
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    path = folder / "summary.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
 def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any]:
     """The summary of a completed run, or SimulationFailed with the cause."""
-    summary = _summary(folder)
+    summary = read_summary(folder)
     if summary.get("status") == "completed" and status.get("status") == "finished:completed":
         return summary
     cause = summary.get("error") or _last_error(log) or status.get("status-details")

@@ -2,9 +2,28 @@
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 CONTRAST = (1.0, 6.0)
 BRIGHTNESS = (-4.0, 2.0)
+
+
+class UpConvolution(nn.Conv2d):
+    """A 3x3 convolution without bias of images at twice their size, where each pixel is four.
+
+    Neighbours that repeat a pixel share its product, so it is computed as one transposed
+    convolution of the small images: 16 products where there were 36.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, bias=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) to (B, outputs, 2 H, 2 W)."""
+        weight = self.weight.flip(2, 3).transpose(0, 1)
+        margins = ((left, 1 - left, top, 1 - top) for top in (0, 1) for left in (0, 1))
+        kernel = torch.stack([functional.pad(weight, margin) for margin in margins]).sum(0)
+        return functional.conv_transpose2d(images, kernel, stride=2, padding=1)
 
 
 class Generator(nn.Module):
@@ -26,12 +45,10 @@ class Generator(nn.Module):
         self.small = (2 * width, size // 4, size // 4)
         self.layers = nn.Sequential(
             nn.BatchNorm2d(2 * width),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1, bias=False),
+            UpConvolution(2 * width, 2 * width),
             nn.BatchNorm2d(2 * width),
             nn.LeakyReLU(0.2),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, width, 3, padding=1, bias=False),
+            UpConvolution(2 * width, width),
             nn.BatchNorm2d(width),
             nn.LeakyReLU(0.2),
             nn.Conv2d(width, channels, 3, padding=1),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from fed_dpsd.models import (
     initialise,
@@ -12,7 +13,7 @@ from fed_dpsd.models import (
     write_weights,
 )
 from fed_dpsd.models.classifiers import BATCH_NORM, CLASSIFIERS
-from fed_dpsd.models.generators import Generator
+from fed_dpsd.models.generators import Generator, UpConvolution
 from fed_dpsd.streams import Streams
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -44,6 +45,14 @@ def test_generators_draw_high_contrast_images_in_range(shape):
         means.append(images.mean().item())
     assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
     assert min(means) < 0.25 < 0.6 < max(means)
+
+
+def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
+    rng = Streams(0).torch("model")
+    layer = initialise(lambda: UpConvolution(3, 5), rng).double()
+    images = torch.randn((2, 3, 4, 6), generator=rng, dtype=torch.float64)
+    repeated = images.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    assert torch.allclose(layer(images), functional.conv2d(repeated, layer.weight, padding=1))
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -198,10 +198,8 @@ class GridFederation(HostedFederation):
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
-            raise UserError(
-                f"{len(absent)} of {len(answers)} clients did not answer ({reasons}); raise "
-                f"federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
-            )
+            few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
+            raise UserError(f"{few}; {self._way_out}")
         return answers
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, Mapping[str, bytes]]:
@@ -235,8 +233,14 @@ class GridFederation(HostedFederation):
         replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in self._hosts})
         found = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
         if missing := self._clients - set(found):
-            raise UserError(f"clients {sorted(missing)} did not answer; see the nodes' logs")
+            raise UserError(f"clients {sorted(missing)} did not answer; {self._way_out}")
         return dict(sorted(found.items()))
+
+    @property
+    def _way_out(self) -> str:
+        """What to do about clients that did not answer."""
+        timeout = self._settings.round_timeout_seconds
+        return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
 
     def _exchange(
         self, kind: str, query_id: int, contents: Mapping[int, RecordDict]

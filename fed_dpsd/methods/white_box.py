@@ -133,7 +133,9 @@ class BatchStatistics:
     def _compare(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...], _: torch.Tensor) -> None:
         if not inputs[0].requires_grad:
             return
-        variance, mean = torch.var_mean(inputs[0], (0, 2, 3), correction=0)
+        pixels = inputs[0].movedim(1, 3).flatten(0, 2)
+        mean = pixels.mean(0)
+        variance = pixels.square().mean(0) - mean.square()  # var_mean takes twice as long
         self._distances.append((mean - layer.running_mean).norm())
         self._distances.append((variance - layer.running_var).norm())
 

@@ -23,6 +23,7 @@ class UpConvolution(nn.Conv2d):
         weight = self.weight.flip(2, 3).transpose(0, 1)
         margins = ((left, 1 - left, top, 1 - top) for top in (0, 1) for left in (0, 1))
         kernel = torch.stack([functional.pad(weight, margin) for margin in margins]).sum(0)
+        kernel = kernel.contiguous(memory_format=torch.channels_last)  # else the layout is lost
         return functional.conv_transpose2d(images, kernel, stride=2, padding=1)
 
 

@@ -224,21 +224,19 @@ def data(overrides: Overrides = None) -> None:
         f"{config.data.num_classes} classes, shape {list(config.data.shape)}; "
         f"partition {experiment.partition.name}, {config.num_clients} clients"
     )
-    table = Table("client", "records", *(str(c) for c in range(config.data.num_classes)), "share")
-    parts = shares(experiment)
-    largest = max(len(part) for part in parts)
-    for client, part in enumerate(parts):
-        labels = loaded.train.labels[part]
-        counts = np.bincount(labels, minlength=config.data.num_classes)
-        bar = "█" * max(1, round(24 * len(part) / largest))
-        table.add_row(str(client), f"{len(part):,}", *(_cell(n, counts) for n in counts), bar)
+    table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
+    for number in range(config.data.num_classes):
+        table.add_column(str(number), justify="right")
+    for client, part in enumerate(shares(experiment)):
+        counts = np.bincount(loaded.train.labels[part], minlength=config.data.num_classes)
+        table.add_row(str(client), f"{len(part):,}", *(_cell(n, counts) for n in counts))
     Console(highlight=False).print(table)
 
 
 def _cell(count: int, counts: np.ndarray) -> str:
     """A class count, the darker the larger its part of the client's records."""
     shade = " ░▒▓█"[min(4, int(np.ceil(4 * count / max(1, counts.max()))))]
-    return f"{shade} {count:,}"
+    return f"{shade}{count}"
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The command line: data on stdout, words on stderr, exit code 1 with one clear line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -268,10 +269,12 @@ def test_data_shows_every_client_and_class(fed_dpsd):
     code, out, err = fed_dpsd("data", "num_clients=3")
     assert code == 0
     assert "digits: 1,437 to train, 360 to test, 10 classes" in err
-    rows = [line for line in out if line.startswith("│")]
-    assert len(rows) == 3
-    total = sum(int(row.split("│")[2].strip().replace(",", "")) for row in rows)
-    assert total == 1_437
+    rows = [re.findall(r"[\d,]+", line) for line in out if line[:1].isdigit()]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    records = [int(row[1].replace(",", "")) for row in rows]
+    assert sum(records) == 1_437
+    assert records == [sum(map(int, row[2:])) for row in rows]
+    assert all(len(line) <= 80 for line in out)
 
 
 def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypatch):

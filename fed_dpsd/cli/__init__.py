@@ -77,6 +77,7 @@ def run(
 ) -> None:
     """Run one experiment. The last line of stdout is the run folder."""
     experiment = set_up(compose(overrides or []), Path.cwd())
+    _check_simulated(experiment, "overrides=...")
     if nodes is not None and (engine is Engine.local or nodes < 1):
         raise UserError(f"--nodes {nodes}: it must be >= 1 and goes with --engine flower")
     if engine is Engine.local:
@@ -104,6 +105,7 @@ def resume(
     """Go on from a run's last checkpoint, in this process, whatever engine it started on."""
     folder = run_folder.absolute()
     experiment = runs.open_run_folder(folder)
+    _check_simulated(experiment, f'resume="{folder}"')
     _finish(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
 
 
@@ -131,6 +133,7 @@ def sweep(
 
 
 def _run_cell(experiment: Experiment, folder: Path) -> None:
+    _check_simulated(experiment, "overrides=...")
     _show(experiment, folder, lambda progress: _run_local(experiment, folder, progress))
 
 
@@ -151,6 +154,15 @@ def report(
     """
     for path in pages.write(tables, (out or tables[0].parent).absolute()):
         print(path)
+
+
+def _check_simulated(experiment: Experiment, run_config: str) -> None:
+    """Refuse what hospitals are to answer: clients of this process would answer in their place."""
+    if not experiment.config.federation.simulation:
+        raise UserError(
+            "the clients of this run are hospitals (federation=deployment), whom only Flower "
+            f"reaches: flwr run PATH FEDERATION --run-config '{run_config}'"
+        )
 
 
 def _run_local(experiment: Experiment, folder: Path, progress: runs.Progress) -> dict[str, Any]:

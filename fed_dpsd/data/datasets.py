@@ -65,6 +65,11 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     return Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
 
 
+def load_test(config: DataConfig, cache: Path) -> Split:
+    """The test split alone; see `load`."""
+    return _digits().test if config.name == "digits" else _load_split(config, "test", cache)
+
+
 def _digits() -> Dataset:
     """scikit-learn's digits as uint8, with a fixed random split."""
     from sklearn.datasets import load_digits

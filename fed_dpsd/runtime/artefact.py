@@ -93,7 +93,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Path:
     summary = read_summary(run_folder)
     status = summary.get("status", "not finished")
     if status != "completed":
-        raise UserError(f"{run_folder}: the run is {status}; `fed-dpsd resume` goes on with it")
+        raise UserError(f"{run_folder}: the run is {status}; resume it first")
     path = folder / f"{NAME}.{form}"
     if path.exists():
         raise UserError(f"{path} exists already; choose another folder")

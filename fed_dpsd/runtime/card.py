@@ -76,8 +76,7 @@ def privacy_card(
 def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> Epsilon:
     """The proven epsilon of a plan's answers in this experiment, with its caveats."""
     config = experiment.config
-    seeded = config.noise == "seeded" and config.federation.simulation
-    notes = [SEEDED_NOTE, RUN_NOTE] if seeded else [RUN_NOTE]
+    notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:

@@ -36,6 +36,11 @@ class Experiment:
     mechanism: Mechanism
     partition: Partition
 
+    @property
+    def seeded(self) -> bool:
+        """Whether noise follows the seeds, which everybody knows; in a deployment none does."""
+        return self.config.noise == "seeded" and self.config.federation.simulation
+
     def to_json(self) -> str:
         """The configuration, for `from_json` on another machine."""
         return to_json(self.config)

@@ -21,7 +21,7 @@ from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up
 from fed_dpsd.runtime.ledger import FileLedger
-from fed_dpsd.runtime.secret import secret_of
+from fed_dpsd.runtime.secret import name_of, secret_of
 from fed_dpsd.runtime.site import Site
 from fed_dpsd.runtime.sums import Summing, exchange_key
 
@@ -125,8 +125,19 @@ class Hospital:
 
     @property
     def ledger(self) -> FileLedger:
-        """Its account."""
-        return FileLedger(self.folder / "ledger", self.client, self.name)
+        """Its account.
+
+        Raises:
+            UserError: what was spent stands in the account of another number.
+        """
+        folder, own = self.folder / "ledger", name_of(self.client)
+        others = {path.stem for path in folder.glob("client_*.jsonl")} - {own}
+        if others:
+            raise UserError(
+                f"client={self.client}: {folder} holds the account of {min(others)}; a hospital "
+                "keeps its number for as long as it keeps its data"
+            )
+        return FileLedger(folder, self.client, self.name)
 
     def read(self) -> HospitalRecords:
         """Its records.

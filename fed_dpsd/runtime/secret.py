@@ -21,11 +21,11 @@ def name_of(client: int) -> str:
 
 
 def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStreams | None:
-    """What a simulated client, or the server, draws noise from; None for the seeds.
+    """What a simulated client, or any server, draws noise from; None for the seeds.
 
     Its secret lies beside the ledgers.
     """
-    if experiment.config.noise == "seeded":
+    if experiment.seeded:
         return None
     return SecretStreams(secret_of(ledger_folder(experiment, run_folder) / f"{name}.secret"))
 
@@ -37,7 +37,7 @@ def secret_of(path: Path) -> bytes:
         UserError: the file cannot be read or written, or others may read it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         if not path.exists():
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -298,7 +298,7 @@ def test_split(experiment: Experiment) -> Split | None:
     nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
     if nothing and not config.federation.simulation:
         return None
-    return load_data(config.data, config.cache).test
+    return datasets.load_test(config.data, Path(config.cache))
 
 
 @functools.lru_cache(maxsize=2)

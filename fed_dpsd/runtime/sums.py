@@ -181,7 +181,7 @@ def secure_sum(
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
             f"the sum of ask {ask.query_id} cannot be opened: {error}; nothing of it was seen: "
-            "`fed-dpsd resume` asks again when the clients are back"
+            "resume the run when the clients are back"
         ) from None
     return total * mechanism.grid, named
 

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd import cli
+from fed_dpsd.config import compose
 from fed_dpsd.runtime import doctor, simulation
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime.experiment import set_up
 from tests.conftest import SMALL
 
 
@@ -19,6 +22,19 @@ def test_run_prints_the_folder_last_and_the_result_before(fed_dpsd, tmp_path):
     assert json.loads((tmp_path / folder / "summary.json").read_text())["status"] == "completed"
     assert "round 3/3 · student" in err
     assert "published 10 (label) · proven 1,920 (record, replace_one, trust nobody" in err
+
+
+def test_no_command_answers_in_the_place_of_hospitals(fed_dpsd, tmp_path):
+    deployment = ("federation=deployment", f"out={tmp_path}/runs")
+    code, _, err = fed_dpsd("run", *deployment)
+    assert code == 1
+    assert "federation=deployment" in err
+    assert not (tmp_path / "runs").exists()
+    folder = runs.new_run_folder(set_up(compose(list(deployment)), tmp_path))
+    code, _, err = fed_dpsd("resume", str(folder))
+    assert code == 1
+    assert f"--run-config 'resume=\"{folder}\"'" in err
+    assert not (folder / "summary.json").exists()
 
 
 def test_resume_goes_on_in_the_same_folder(fed_dpsd):

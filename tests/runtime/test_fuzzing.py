@@ -149,7 +149,12 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
         step = SumStep(question.digest(), (0, 1))
         content = pack_ask(question) if kind == "answers" else pack_steps({0: step})
         content["meta"] = ConfigRecord(
-            {"experiment": experiment.to_json(), "run_folder": "/runs/run", "clients": [0]}
+            {
+                "experiment": experiment.to_json(),
+                "run_folder": "/runs/run",
+                "clients": [0],
+                "code": client.code_digest(CLIENT_APP),
+            }
         )
         mutate(data.draw, content, "experiment")
         expected = ANSWER if kind == "answers" else STEP

@@ -143,6 +143,15 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_
         answer(hospital, text, ask(2))
 
 
+def test_a_hospital_keeps_its_number(deployed, tmp_path):
+    """Another number would be another account: a budget that begins anew."""
+    experiment = deployed("privacy=gradient")
+    answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), ask())
+    renumbered = hospitals.open_file(site_file(tmp_path, 1))
+    with pytest.raises(UserError, match="client=1: .* holds the account of client_000"):
+        answer(renumbered, experiment.to_json(), ask())
+
+
 def test_patients_share_a_shard(deployed, tmp_path):
     file = site_file(tmp_path / "hospital")
     settings = yaml.safe_load(file.read_text())

@@ -4,6 +4,7 @@ import json
 import logging
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata
 
@@ -119,6 +120,92 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
     ledger = hospitals.open_file(files[1]).ledger
     with ledger.transaction():
         assert len(ledger.entries()) == 1
+
+
+def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
+    deployed, tmp_path, monkeypatch
+):
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
+    settings = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
+    grid = Hospitals(files)
+    federation = federate(deployed("privacy=gradient", *settings), grid)
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    grid.offline = {101}
+    waited = []
+    for number in (1, 2, 3, 4):
+        before = clock[0]
+        if number == 4:
+            grid.offline = set()
+        count = federation.total(ask(number)).count
+        waited.append((count, round(clock[0] - before)))
+    assert waited == [(1, 60), (1, 10), (1, 10), (2, 0)]
+
+
+def test_nobody_is_given_up_whose_answer_is_needed(deployed, tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
+    settings = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
+    grid = Hospitals(files)
+    experiment = deployed("privacy=gradient", "federation.min_clients=2", *settings)
+    federation = federate(experiment, grid)
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    grid.offline = {101}
+    for _ in range(2):
+        before = clock[0]
+        with pytest.raises(UserError, match="1 of 2 clients did not answer"):
+            federation.total(ask())
+        assert clock[0] - before > 60
+
+
+def test_a_hospital_with_other_code_is_left_out_before_it_is_asked(deployed, tmp_path, caplog):
+    def other(node, reply):
+        if node == 101 and reply.metadata.message_type == "query.hello":
+            reply.content["meta"]["code"] = "0" * 64
+        return reply
+
+    files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
+    federation = federate(deployed("privacy=gradient"), Hospitals(files, other))
+    assert federation.total(ask()).count == 1
+    assert "client 1 runs other code than this server" in caplog.text
+    assert not hospitals.open_file(files[1]).folder.exists()
+
+
+def test_a_coordinator_with_other_code_is_refused_and_nothing_charged(deployed, tmp_path):
+    file = site_file(tmp_path / "hospital0")
+    federation = federate(deployed("privacy=gradient"), Hospitals([file]))
+    federation._code = "0" * 64
+    with pytest.raises(UserError, match="runs other code than this server; install one version"):
+        federation.total(ask())
+    assert not hospitals.open_file(file).folder.exists()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path, seed):
+    """Every hospital knows the seed: it comes with the experiment."""
+    files = [
+        site_file(tmp_path / f"hospital{client}", client, trust=["server"]) for client in (0, 1)
+    ]
+    experiment = deployed("privacy=gradient", "privacy.noise_at=server", f"seed={seed}")
+    first, second = (federate(experiment, Hospitals(files)).total(ask()) for _ in range(2))
+    assert first.count == second.count == 2
+    assert not np.allclose(first.sum, second.sum)
+
+
+def test_a_bad_test_split_is_said_before_hospitals_are_waited_for(tmp_path, capsys):
+    overrides = "federation=deployment data=folder data.shape=[1,8,8] data.num_classes=10"
+    config = {"overrides": f"{overrides} data.path={tmp_path}", "out": f"{tmp_path}/runs"}
+    with pytest.raises(server.RunFailed, match=r"there is no test\.parquet"):
+        server.serve(Hospitals([]), config, CLIENT_APP)
+    assert "no node connected" not in capsys.readouterr().out
 
 
 def test_two_nodes_cannot_be_the_same_client(deployed, tmp_path, caplog):

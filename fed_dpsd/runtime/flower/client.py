@@ -69,7 +69,7 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
             client = hospital.client
             about["client"] = client
             if message.metadata.message_type != HELLO:
-                replies[client] = _answer_hospital(message, hospital)
+                replies[client] = _answer_hospital(message, hospital, str(about["code"]))
         elif {"partition-id", "simulation"} & set(context.node_config):
             meta = message.content["meta"]
             experiment = from_json(str(meta["experiment"]))
@@ -109,13 +109,19 @@ def _answer(asked: Ask | SumStep | None, experiment: Experiment, site: Site) -> 
     return Reply(given.values, {str(other): box for other, box in given.sealed.items()})
 
 
-def _answer_hospital(message: Message, hospital: Hospital) -> Reply | Refusal:
-    """The same for a hospital; whatever is wrong with the message is a refusal with its reason."""
+def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply | Refusal:
+    """The same for a hospital; whatever is wrong with the message is a refusal with its reason.
+
+    A coordinator of other code is refused before anything is read: what it takes an answer for may
+    be something else.
+    """
     try:
         if message.metadata.message_type not in (ANSWER, STEP):
             raise NotAllowed("exact diagnostics are refused outside a simulation")
         with reading():
             meta = message.content.config_records["meta"]
+            if meta.get("code") != code:
+                raise NotAllowed("the coordinator runs other code than this site")
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
             asked = _asked(message, hospital.client)
         images = len(asked.images) if isinstance(asked, Ask) else 0

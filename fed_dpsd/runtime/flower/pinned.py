@@ -104,9 +104,12 @@ def _prepare(site: Path) -> None:
 
     from fed_dpsd.models import initialise
     from fed_dpsd.models.classifiers import CLASSIFIERS
+    from fed_dpsd.runtime.flower.client import code_digest
     from fed_dpsd.runtime.hospital import open_file
+    from fed_dpsd.runtime.simulation import app_folder
 
     _installed()
+    code_digest(app_folder() / "client_app" / "__init__.py")  # of what runs, not of an upgrade
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:

@@ -5,6 +5,7 @@ A node may host any number of logical clients, so a run works with one node or m
 
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -35,6 +36,7 @@ from fed_dpsd.runtime.flower.codec import (
     pack_steps,
     unpack_replies,
 )
+from fed_dpsd.runtime.site import test_split
 
 ATTEMPTS = 3
 OUT_OF_REACH = {
@@ -73,6 +75,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         print(f"error: {error}", flush=True)
         raise RunFailed(runs.one_line(error)) from None
     try:
+        test_split(experiment)  # what is wrong with it is said before hospitals are waited for
         federation = GridFederation(experiment, grid, folder, client_app)
         summary = runs.run(experiment, federation, folder, _print_round)
     except Exception as error:
@@ -134,6 +137,7 @@ class GridFederation(HostedFederation):
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._hosts: dict[int, list[int]] = {}
         self._took: dict[int, float] = {}
+        self._away: set[int] = set()  # nodes that did not answer the last ask
         deadline = time.monotonic() + self._settings.node_timeout_seconds
         while not self._meet() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -168,6 +172,8 @@ class GridFederation(HostedFederation):
                 logger.warning("node %d is no hospital of this federation", node)
             elif client in self._clients:
                 logger.warning("node %d says that it is client %d, which another is", node, client)
+            elif meta.get("code") != self._code:
+                logger.warning("client %d runs other code than this server", client)
             else:
                 self._hosts[node] = [client]
         return len(self._clients) == everyone
@@ -262,6 +268,7 @@ class GridFederation(HostedFederation):
                 "experiment": self.experiment.to_json(),
                 "run_folder": str(self._run_folder),
                 "clients": self._hosts.get(node, []),
+                "code": self._code,
             }
             content = RecordDict({**contents[node], "meta": ConfigRecord(meta)})
             return Message(content, dst_node_id=node, message_type=kind, group_id=str(query_id))
@@ -270,12 +277,23 @@ class GridFederation(HostedFederation):
             messages = [message(node) for node in contents]
             replies = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
             return {reply.metadata.src_node_id: reply for reply in replies}
-        return self._insist(contents, message, timeout)
+        if kind != ANSWER:
+            return self._insist(contents, message, timeout)
+        replies = self._insist(contents, message, timeout, self._least)
+        self._away = {n for n in contents if n not in replies or replies[n].has_error()}
+        return replies
 
     def _insist(
-        self, nodes: Iterable[int], message: Callable[[int], Message], timeout: float
+        self,
+        nodes: Iterable[int],
+        message: Callable[[int], Message],
+        timeout: float,
+        enough: float = math.inf,
     ) -> dict[int, Message]:
         """Send nodes their messages until each has replied, or it is too late.
+
+        Where `enough` have replied, those that were away before are waited for only
+        federation.retry_seconds: one hospital that left would else cost every round its time-out.
 
         A message may be lost with the process that had it. So a silent node is sent its message
         again: after twice what its last reply took, then after twice as long each time; one that is
@@ -307,7 +325,9 @@ class GridFederation(HostedFederation):
                     due[node] = now
                 else:
                     del due[node]
-            if now > started + timeout:
+            waited = now - started
+            many = sum(not reply.has_error() for reply in replies.values()) >= enough
+            if waited > timeout or (waited > first and many and self._away.issuperset(due)):
                 break
             time.sleep(POLL_SECONDS if due else 0)
         return replies
@@ -335,10 +355,13 @@ class GridFederation(HostedFederation):
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta", {})
         if meta.get("code") != self._code:
-            raise ProtocolError(
-                f"the node that hosts clients {clients} runs other code than this server; a "
-                "Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "
+            stale = (
+                "a Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "
                 "finds it) or use `fed-dpsd run --engine flower`"
+            )
+            way_out = stale if self._settings.simulation else "install one version at both"
+            raise ProtocolError(
+                f"the node that hosts clients {clients} runs other code than this server; {way_out}"
             )
         if meta.get("error"):
             raise ProtocolError(str(meta["error"]))

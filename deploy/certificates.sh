@@ -2,6 +2,7 @@
 # A certificate authority of the federation's own, and the coordinator's certificate.
 #   certificates.sh FOLDER NAME-OR-ADDRESS...     what hospitals connect to, such as fl.example.org
 # FOLDER/ca.key stays offline; ca.crt goes to every hospital; server.pem and server.key to the SuperLink.
+# Given again, with ca.key back in its place, it writes a new server certificate of the same authority.
 set -euo pipefail
 folder=$1
 shift
@@ -14,9 +15,15 @@ for name in "$@"; do
   [[ $name =~ ^[0-9.]+$|: ]] && kind=IP
   names+="${names:+,}$kind:$name"
 done
-openssl ecparam -name secp384r1 -genkey -noout -out ca.key
-openssl req -x509 -new -key ca.key -sha384 -days 1825 -subj "/CN=FedDPSD federation" \
-  -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" -out ca.crt
+if [[ -e ca.crt && ! -e ca.key ]]; then
+  echo "$folder/ca.key is not there; bring it back for as long as this takes, or choose another folder" >&2
+  exit 1
+fi
+if [[ ! -e ca.key ]]; then
+  openssl ecparam -name secp384r1 -genkey -noout -out ca.key
+  openssl req -x509 -new -key ca.key -sha384 -days 1825 -subj "/CN=FedDPSD federation" \
+    -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign" -out ca.crt
+fi
 openssl ecparam -name secp384r1 -genkey -noout -out server.key
 openssl req -new -key server.key -subj "/CN=$1" -out server.csr
 printf 'subjectAltName=%s\nextendedKeyUsage=serverAuth\nbasicConstraints=CA:FALSE\n' "$names" >server.ext

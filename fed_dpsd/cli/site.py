@@ -74,6 +74,8 @@ def check(
     hospital = open_file(file)
     found = hospital.read()
     out.print(_counts(hospital, found))
+    pixels = found.records.images
+    out.print(f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average")
     for line in found.unreadable:
         out.print(f"left out: {line}", markup=False, soft_wrap=True)
     experiment = _experiment(hospital, overrides or [])
@@ -84,10 +86,16 @@ def check(
     with ledger.transaction():
         spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
     out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
+    if not hospital.open(experiment, "check").affords(planned.stages):
+        raise UserError(
+            f"budget={hospital.budget:g} does not last for this run: at some image this site would "
+            "refuse; agree on more noise, or on fewer images"
+        )
     with client_threads(experiment), tempfile.TemporaryDirectory() as folder:
         accuracy = _train(hospital, found, experiment, Path(folder))
         out.print(f"a teacher: {100 * accuracy:.1f} % on every {HELD_OUT}th record, held out")
-        out.print(f"an answer, rehearsed: {_rehearse(hospital, experiment, Path(folder))}")
+        told = _rehearse(hospital, experiment, Path(folder))
+        out.print(f"an answer, rehearsed: {told}", soft_wrap=True)
 
 
 def _counts(hospital: Hospital, found: HospitalRecords) -> Table:

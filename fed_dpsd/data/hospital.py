@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 
 NAMED_AT_MOST = 5
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def _reader(path: Path) -> Callable[[Path, HospitalFiles], Iterator[_Item]]:
 
 
 def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """A subfolder for each class, with images at any depth; hidden files are no images."""
+    """A subfolder for each class, with images at any depth; hidden files are passed over."""
     if files.patient_column is not None:
         raise UserError(
             f"patient_column={files.patient_column!r}: a folder of classes names no patients; use "
@@ -165,7 +165,7 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         )
     for folder in sorted(each for each in path.iterdir() if each.is_dir()):
         for file in sorted(folder.rglob("*")):
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
+            if file.is_file() and not file.name.startswith("."):
                 yield _Item(str(file.relative_to(path)), file, folder.name, None)
 
 
@@ -245,8 +245,10 @@ def open_image(
         return image.tobytes(), _fit(Image.fromarray(image), shape)
     content = image.read_bytes() if isinstance(image, Path) else image
     try:
-        with Image.open(io.BytesIO(content)) as opened:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             return content, _fit(ImageOps.exif_transpose(opened), shape)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from None
 

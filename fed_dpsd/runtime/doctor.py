@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from fed_dpsd.runtime.experiment import home
-from fed_dpsd.runtime.simulation import gpu_share
+from fed_dpsd.runtime.simulation import app_folder, gpu_share
 
 FLOWER_MINOR = "1.41"
 LOCAL_SUPERLINK_PORTS = (39091, 39093)
@@ -30,7 +30,10 @@ class Check:
 
 def examine() -> list[Check]:
     """Every check, good or bad."""
-    return [_flower(), _torchvision(), *_folders(), *_superlinks(), _ports(), _processors(), _gpu()]
+    return [
+        *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
+        *(_processors(), _gpu()),
+    ]
 
 
 def _flower() -> Check:
@@ -38,6 +41,13 @@ def _flower() -> Check:
     good = version.startswith(FLOWER_MINOR + ".")
     remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINOR}.0'"
     return Check("flwr", good, f"{version} (tested with {FLOWER_MINOR})", remedy)
+
+
+def _app() -> Check:
+    folder = app_folder()
+    good = (folder / "pyproject.toml").is_file()
+    remedy = "" if good else "install the package, or a checkout: pip install ."
+    return Check("app, for flwr run", good, str(folder), remedy)
 
 
 def _torchvision() -> Check:

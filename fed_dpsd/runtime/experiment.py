@@ -21,10 +21,11 @@ from fed_dpsd.privacy.mechanism import Mechanism, Shared
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import TrainingMechanism
 
+# Of each field that a mechanism may be calibrated by: what spends least, and what spends most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
-}  # the value that spends least, and the one that spends most
+}
 
 
 @dataclass(frozen=True)

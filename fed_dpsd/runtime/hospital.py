@@ -3,6 +3,7 @@
 The file is YAML with the keys of `Hospital`; `fed-dpsd site init` writes one with a line on each.
 """
 
+import contextlib
 import functools
 import json
 import logging
@@ -137,6 +138,8 @@ class Hospital:
                 f"client={self.client}: {folder} holds the account of {min(others)}; a hospital "
                 "keeps its number for as long as it keeps its data"
             )
+        with contextlib.suppress(OSError):  # the ledger will say what is wrong
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return FileLedger(folder, self.client, self.name)
 
     def read(self) -> HospitalRecords:

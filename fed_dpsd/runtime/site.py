@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from fed_dpsd.config import Config, DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.methods.method import Method
-from fed_dpsd.privacy.accounting import within_budget
+from fed_dpsd.privacy.accounting import Charge, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, PostProcessing
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.secure_sum import SumError
@@ -93,6 +94,20 @@ class Site:
             else:
                 self._charge(self._mechanism, digest, "training")
         return PostProcessing(digest)
+
+    def affords(self, stages: Sequence[Charge]) -> bool:
+        """Whether the budget lasts for these, after all that was charged before.
+
+        A training that was charged costs nothing again.
+        """
+        settings, pair = self.config.privacy, ("record", "add_remove")
+        with self.ledger.transaction():
+            charges = [entry.event(*pair) for entry in self.ledger.entries()]
+            trained = self._charged(self._teachers.identity)
+        for stage in stages:
+            if not (trained and isinstance(stage.mechanism, TrainingMechanism)):
+                charges.append(stage.event(*pair))
+        return settings.budget is None or within_budget(charges, settings.budget, settings.delta)
 
     def check(self, ask: Ask) -> None:
         """Look at an ask before anything private is: whatever is wrong with it is public.

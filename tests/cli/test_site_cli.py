@@ -1,5 +1,7 @@
 """A hospital at its own screen: what it is told before it connects, and that nothing is spent."""
 
+import re
+
 import numpy as np
 import pytest
 import yaml
@@ -46,10 +48,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     [
         (("method=dense", "privacy=non_private"), "this site answers method=fed_dpsd only"),
         (("teacher.epochs=301",), "teacher.epochs is at most 300"),
-        (
-            ("privacy.noise_multiplier=0.01", *SMALL),
-            "would be refused: the client's privacy budget",
-        ),
+        (("privacy.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
     ],
 )
 def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, overrides, problem):
@@ -57,6 +56,23 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, ov
     code, _, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
     assert problem in err
+
+
+def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
+    """One image after another would be answered until it does not."""
+    file = site_file(tmp_path / "hospital", privacy=["gradient"], models=["cnn"], budget=8)
+    overrides = ("privacy.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
+    code, out, err = fed_dpsd("site", "check", str(file), *overrides)
+    assert code == 1
+    assert "budget=8 does not last for this run" in err
+    code, out, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
+    assert (code, err) == (0, "")
+    assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
+    assert (tmp_path / "hospital" / "state").stat().st_mode & 0o777 == 0o700
+    site_file(tmp_path / "hospital", privacy=["gradient"], models=["cnn"], queries=8)
+    code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
+    assert code == 1
+    assert "16 images would be refused: the client has answered as many queries" in err
 
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):

@@ -124,6 +124,14 @@ def test_unreadable_images_are_named_and_skipped_only_where_that_is_allowed(tmp_
         read(replace(files, skip_unreadable=True), SHAPE, 3)
 
 
+def test_a_file_that_is_no_image_is_not_passed_over_in_silence(tmp_path):
+    files = folder(tmp_path)
+    (tmp_path / "scans" / "ill" / "scan.dcm").write_bytes(b"\0" * 128 + b"DICM")
+    (tmp_path / "scans" / "ill" / ".hidden").write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 images \(ill/scan.dcm: it is none of PNG, JPEG"):
+        read(files, SHAPE, 3)
+
+
 def test_a_decompression_bomb_is_unreadable(tmp_path, monkeypatch):
     files = folder(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)

@@ -1,4 +1,4 @@
-"""Reads the dependencies from requirements*.txt when the package is installed.
+"""Reads the dependencies from requirements*.txt, and adds deploy/ to wheels, where there are any.
 
 The Flower bundle carries this file but no .txt, so Flower finds no dependency there and installs
 nothing at run time: the app runs in the environment it was started from.
@@ -6,6 +6,7 @@ nothing at run time: the app runs in the environment it was started from.
 
 from pathlib import Path
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
@@ -20,6 +21,16 @@ class RequirementsHook(MetadataHookInterface):
             path.stem.removeprefix("requirements-"): _read(path)
             for path in root.glob("requirements-*.txt")
         }
+
+
+class DeployHook(BuildHookInterface):
+    """Puts deploy/ beside the app: bundles may not carry such files, and hospitals need them."""
+
+    def initialize(self, version: str, build_data: dict) -> None:
+        """Include the folder where it is."""
+        folder = Path(self.root) / "deploy"
+        if folder.is_dir():
+            build_data["force_include"][str(folder)] = "fed_dpsd/_app/deploy"
 
 
 def _read(path: Path) -> list[str]:

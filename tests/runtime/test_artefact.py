@@ -71,7 +71,7 @@ def test_what_cannot_be_exported_is_said(finished, tmp_path):
     with pytest.raises(UserError, match="is not a run folder"):
         export(tmp_path, tmp_path, Format.safetensors)
     (folder / "summary.json").unlink()
-    with pytest.raises(UserError, match="the run is not finished; `fed-dpsd resume`"):
+    with pytest.raises(UserError, match="the run is not finished; resume it first"):
         export(folder, tmp_path, Format.safetensors)
 
 

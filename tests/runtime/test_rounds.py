@@ -30,6 +30,20 @@ def failure(reply, code, reason):
     return Message(error=Error(code, reason), metadata=metadata)
 
 
+def simulated_clock(monkeypatch):
+    """The server's time from now on, in a list of one; only its sleeps move it."""
+    clock = [0.0]
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    return clock
+
+
+PATIENT = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
+
+
 def test_a_round_goes_on_without_a_hospital_that_is_away_and_with_it_again(deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
@@ -99,10 +113,7 @@ def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path):
 @pytest.mark.parametrize("lost", ["silent", "out of reach"])
 def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path, monkeypatch, lost):
     """Its process died after the charge; Flower says nothing, or that the node was away."""
-    asked, clock = [], [0.0]
-
-    def sleep(seconds):
-        clock[0] += seconds
+    asked = []
 
     def lose(node, reply):
         if node == 101 and reply.metadata.message_type == "query.answer":
@@ -112,9 +123,8 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    settings = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
-    federation = federate(deployed("privacy=gradient", *settings), Hospitals(files, lose))
-    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    federation = federate(deployed("privacy=gradient", *PATIENT), Hospitals(files, lose))
+    clock = simulated_clock(monkeypatch)
     assert federation.total(ask()).count == 2
     assert asked == ([0, 10, 30] if lost == "silent" else [0, 10, 20])
     ledger = hospitals.open_file(files[1]).ledger
@@ -125,16 +135,10 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
 def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
     deployed, tmp_path, monkeypatch
 ):
-    clock = [0.0]
-
-    def sleep(seconds):
-        clock[0] += seconds
-
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    settings = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient", *settings), grid)
-    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    federation = federate(deployed("privacy=gradient", *PATIENT), grid)
+    clock = simulated_clock(monkeypatch)
     grid.offline = {101}
     waited = []
     for number in (1, 2, 3, 4):
@@ -147,17 +151,10 @@ def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
 
 
 def test_nobody_is_given_up_whose_answer_is_needed(deployed, tmp_path, monkeypatch):
-    clock = [0.0]
-
-    def sleep(seconds):
-        clock[0] += seconds
-
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    settings = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
     grid = Hospitals(files)
-    experiment = deployed("privacy=gradient", "federation.min_clients=2", *settings)
-    federation = federate(experiment, grid)
-    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    federation = federate(deployed("privacy=gradient", "federation.min_clients=2", *PATIENT), grid)
+    clock = simulated_clock(monkeypatch)
     grid.offline = {101}
     for _ in range(2):
         before = clock[0]

@@ -37,10 +37,10 @@ class HostedFederation(ABC):
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self.experiment = experiment
+        own = experiment.mechanism.noise_at == "server"
+        secret = noise_of(experiment, run_folder, "server") if own else None
         self._notes = run_folder / "sums"
-        self._noise: Noise = Streams(experiment.config.seed)
-        if experiment.mechanism.noise_at == "server":
-            self._noise = noise_of(experiment, run_folder, "server") or self._noise
+        self._noise: Noise = secret or Streams(experiment.config.seed)
         self.counted = -1
         self.bytes_to_clients = 0
         self.bytes_to_server = 0

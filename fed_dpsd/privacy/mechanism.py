@@ -130,14 +130,15 @@ class Quorum:
 
     Args:
         threshold: clients that a sum holds at least, and whose shares put a key together.
-        colluding: clients that may work for the server; the others' noise is enough.
+        colluding: clients that may work for the server, or look at results with what they know of
+            their own part; the others' noise is enough.
 
     Raises:
         ValueError: nobody honest is left in a smallest sum.
     """
 
     threshold: int
-    colluding: int = 0
+    colluding: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.colluding < self.threshold:

@@ -79,8 +79,8 @@ class Party:
         threshold: parties whose shares put a key together.
 
     Raises:
-        ValueError: the keys are not those of m parties, its own is another one, or the threshold is
-            not above m / 2 and at most m.
+        ValueError: the keys are not those of m parties, its own is another one, one is none (or of
+            low order), or the threshold is not above m / 2 and at most m.
     """
 
     number: int
@@ -98,17 +98,20 @@ class Party:
             raise ValueError(
                 f"threshold={self.threshold} must be above half of {parties} parties, at most all"
             )
+        _ = self._pairs  # a bad key is found before anything is masked
 
     @cached_property
     def _pairs(self) -> dict[int, bytes]:
         """A key with each party that only it and this one know; with itself, one of its own."""
         mine = X25519PrivateKey.from_private_bytes(self.private_key)
-        shared = {
-            other: mine.exchange(X25519PublicKey.from_public_bytes(key))
-            for other, key in self.public_keys.items()
-            if other != self.number
-        }
-        return shared | {self.number: _derive(self.private_key, b"own")}
+        pairs = {self.number: _derive(self.private_key, b"own")}
+        for other in set(self.public_keys) - {self.number}:
+            try:
+                key = X25519PublicKey.from_public_bytes(self.public_keys[other])
+                pairs[other] = mine.exchange(key)
+            except ValueError as error:
+                raise ValueError(f"the public key of {other} is none: {error}") from None
+        return pairs
 
     def mask(self, values: NDArray[np.int64], tag: bytes) -> Masked:
         """Its first message.
@@ -119,7 +122,7 @@ class Party:
                 their values differ by: whoever calls this must not let two leave.
         """
         own = os.urandom(_SEED)
-        keys = {other: _derive(key, b"mask", tag) for other, key in self._pairs.items()}
+        keys = {other: self._mask_key(other, tag) for other in self._pairs}
         total = values.astype(np.uint64).ravel() + _stream(own, values.size)
         for other in set(keys) - {self.number}:
             total += _signed(self.number, other, _stream(keys[other], values.size))
@@ -183,6 +186,15 @@ class Party:
             raise SumError(f"party {self.number} is asked about {sorted(named)}")
         if len(set(named)) < self.threshold:
             raise SumError(f"{len(set(named))} parties are left; {self.threshold} are needed")
+
+    def _mask_key(self, other: int, tag: bytes) -> bytes:
+        """Of the mask with another party.
+
+        Numbers are in it: who gives out a copy of somebody's public key shares that one's pairs,
+        and the keys of those who drop out are opened.
+        """
+        numbers = json.dumps(sorted([self.number, other])).encode()
+        return _derive(self._pairs[other], b"mask", tag, numbers)
 
     def _proof(self, sender: int, receiver: int, tag: bytes, named: Collection[int]) -> bytes:
         other = receiver if sender == self.number else sender

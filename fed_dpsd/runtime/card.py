@@ -20,6 +20,7 @@ from fed_dpsd.privacy.mechanism import (
     Epsilon,
     Mechanism,
     Relation,
+    Shared,
     Unit,
     weakest,
 )
@@ -31,6 +32,7 @@ from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 PATIENT_NOTE = "a patient known at one client only"
+QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 
 
@@ -83,6 +85,8 @@ def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -
         notes.append(SAME_ID_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
+    if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:
+        notes.append(QUORUM_NOTE.format(experiment.mechanism.quorum.colluding))
     return prove(plan.stages, config.privacy.delta, unit, relation, tuple(notes))
 
 

@@ -65,8 +65,8 @@ class Hospital:
         trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
             "server", which then sees answers without noise.
         keys: of secure sums, all hospitals' in their order, each from its own `fed-dpsd site key`.
-        colluding: hospitals that may work for the coordinator, in secure sums: one that holds
-            against fewer is refused.
+        colluding: hospitals that may work for the coordinator, in secure sums, or look at their
+            results: one that holds against fewer is refused.
         limits: LIMITS, where it has others.
 
     Raises:

@@ -101,11 +101,11 @@ def test_a_quorum_has_somebody_honest(threshold, colluding):
 @pytest.mark.parametrize(
     ("quorum", "num_clients", "fits"),
     [
-        (Quorum(2), 3, True),
-        (Quorum(2), 4, False),  # two halves could open a sum each
+        (Quorum(2, 0), 3, True),
+        (Quorum(2, 0), 4, False),  # two halves could open a sum each
         (Quorum(3, 2), 3, True),
         (Quorum(3, 2), 4, False),  # two sets of three, with two in both that are not honest
-        (Quorum(4), 3, False),
+        (Quorum(4, 0), 3, False),
     ],
 )
 def test_no_two_sums_of_an_ask_can_be_opened(quorum, num_clients, fits):

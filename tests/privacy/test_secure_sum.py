@@ -1,11 +1,13 @@
 """Secure sums: exact whoever drops out, uniform to look at, and closed to a server that lies."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from fed_dpsd.privacy import secure_sum
 from fed_dpsd.privacy.secure_sum import Party, SumError, combine, public_key
 
 TAG = b"run 1, ask 2"
@@ -149,6 +151,50 @@ def test_a_server_that_puts_itself_between_two_parties_needs_their_keys():
         unmask(members, masked, range(3))
 
 
+OWN = dict(parties()[0].public_keys)
+FIELD = 2**255 - 19
+COPIES = {
+    "the same": lambda key: key,
+    "another encoding": lambda key: key[:31] + bytes([key[31] | 128]),
+    "a point of order 2 more": lambda key: pow(int.from_bytes(key, "little"), -1, FIELD).to_bytes(
+        32, "little"
+    ),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("numbered", [True, False], ids=["ours", "control"])
+def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
+    """Party 2 says that 0's key is its own, and stays away: its masks' keys are opened.
+
+    The control: were the two numbers not in a mask's key, they would be those of 0's masks.
+    """
+    if not numbered:
+        monkeypatch.setattr(
+            Party,
+            "_mask_key",
+            lambda party, other, tag: secure_sum._derive(party._pairs[other], b"mask", tag),
+        )
+    private = [bytes([number + 1]) * 32 for number in range(5)]
+    public = {number: public_key(key) for number, key in enumerate(private)}
+    public[2] = copy(public[0])
+    left = (0, 1, 3, 4)
+    members = {number: Party(number, private[number], public, 4) for number in left}
+    masked = {number: members[number].mask(values(number), TAG) for number in left}
+    opened = unmask(members, masked, left)
+    assert (combine(masked, opened, 5, 4) == sum(values(number) for number in left)).all()
+
+    def joined(kind, name):
+        return secure_sum._join({helper: getattr(opened[helper], kind)[name] for helper in left})
+
+    found = masked[0].values.ravel() - secure_sum._stream(joined("own", 0), 12)
+    found -= secure_sum._signed(0, 2, secure_sum._stream(joined("between", (0, 2)), 12))
+    for other in (1, 3, 4):
+        stream = secure_sum._stream(joined("between", (other, 2)), 12)
+        found -= secure_sum._signed(0, other, stream)
+    assert (found.astype(np.int64) == values(0).ravel()).all() != numbered
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -156,9 +202,11 @@ def test_a_server_that_puts_itself_between_two_parties_needs_their_keys():
         ({"threshold": 6}, "threshold=6 must be above half of 5"),
         ({"number": 1}, "public key of 1 is not that"),
         ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
+        ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is none"),
+        ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is none"),
     ],
 )
 def test_bad_parties_are_errors(change, problem):
     member = parties()[0]
     with pytest.raises(ValueError, match=problem):
-        Party(**vars(member) | change)
+        replace(member, **change)

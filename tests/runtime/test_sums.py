@@ -14,6 +14,7 @@ from fed_dpsd.protocol import Answer, ProtocolError, Refusal, SumStep
 from fed_dpsd.runtime import hospital as hospitals
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime import site as sites
+from fed_dpsd.runtime.card import plan_of, proven
 from fed_dpsd.runtime.flower.server import GridFederation
 from tests.runtime.hospitals import DISTRIBUTED, Hospitals, answer, ask, federate, summing
 from tests.runtime.test_federation import CLIENT_APP
@@ -141,12 +142,33 @@ def test_a_site_says_whom_it_trusts(deployed, tmp_path, changes, reason):
     assert reason in given.reason
 
 
+@pytest.mark.parametrize(("threshold", "colluding"), [(2, 0), (3, 1)])
+def test_the_card_says_against_whom_a_sum_holds(deployed, threshold, colluding):
+    quorum = f"privacy.quorum={{threshold: {threshold}, colluding: {colluding}}}"
+    experiment = deployed(*DISTRIBUTED, quorum)
+    notes = proven(experiment, plan_of(experiment), "record", "add_remove").notes
+    assert f"against the coordinator and {colluding} of the other clients together" in notes
+    alone = deployed("num_clients=3", "privacy=gradient")
+    assert not any(
+        "against" in n for n in proven(alone, plan_of(alone), "record", "add_remove").notes
+    )
+
+
 def test_a_key_that_is_not_its_own_is_an_error(deployed, tmp_path):
     files = summing(tmp_path)
     keys = yaml.safe_load(files[0].read_text())["keys"]
     hospital = hospitals.open_file(summing(tmp_path, keys=keys[::-1])[0])
     with pytest.raises(UserError, match="keys: the public key of 0 is not that of its private"):
         answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
+
+
+def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, tmp_path):
+    hospital = hospitals.open_file(summing(tmp_path)[0])
+    hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
+    with pytest.raises(UserError, match="keys: the public key of 2 is none"):
+        answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
+    with hospital.ledger.transaction():
+        assert not hospital.ledger.entries()
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):

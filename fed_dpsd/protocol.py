@@ -67,8 +67,11 @@ class Ask:
             )
         if self.kind not in get_args(Kind):
             raise ProtocolError(f"ask {self.query_id}: kind={self.kind!r} is unknown")
-        if self.kind != "answers" and len(self.images):
-            raise ProtocolError(f"ask {self.query_id}: {self.kind} are asked for without images")
+        if (self.kind == "answers") != bool(len(self.images)):
+            raise ProtocolError(
+                f"ask {self.query_id}: {self.kind} with {len(self.images)} images; 'answers' needs "
+                "them, and nothing else has any"
+            )
         if len(self.images) != len(self.predictions):
             raise ProtocolError(
                 f"ask {self.query_id}: {len(self.images)} images but {len(self.predictions)} "

@@ -86,12 +86,13 @@ def check(
     with ledger.transaction():
         spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
     out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
-    if not hospital.open(experiment, "check").affords(planned.stages):
+    if lacking := hospital.open(experiment, "check").lacking(planned):
         raise UserError(
-            f"budget={hospital.budget:g} does not last for this run: at some image this site would "
-            "refuse; agree on more noise, or on fewer images"
+            f"{lacking}={getattr(hospital, lacking):g} does not last for this run: at some image "
+            "this site would refuse; agree on more noise, or on fewer images"
         )
-    with client_threads(experiment), tempfile.TemporaryDirectory() as folder:
+    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)  # holds the secret
+    with client_threads(experiment), place as folder:
         accuracy = _train(hospital, found, experiment, Path(folder))
         out.print(f"a teacher: {100 * accuracy:.1f} % on every {HELD_OUT}th record, held out")
         told = _rehearse(hospital, experiment, Path(folder))

@@ -35,7 +35,8 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.noise import SecureGenerator
 
-_SEED, _SHARE, _NONCE = 32, 32, 12  # bytes of a mask's key, of a share of it, of a nonce
+# Bytes of a mask's key, of a share of it, of a nonce, and of what authenticates a box.
+_SEED, _SHARE, _NONCE, _MAC = 32, 32, 12, 16
 
 
 class SumError(RuntimeError):
@@ -246,6 +247,11 @@ def combine(
             key = _join({helper: opened[helper].between[party, other] for helper in helpers})
             total -= _signed(party, other, _stream(key, first.size))
     return total.astype(np.int64).reshape(first.shape)
+
+
+def sealed_size(parties: int) -> int:
+    """Bytes of what one of so many parties seals for another."""
+    return _NONCE + _SHARE * parties + _MAC
 
 
 def public_key(private_key: bytes) -> bytes:

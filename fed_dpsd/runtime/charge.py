@@ -13,6 +13,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 
+EntryKind = Literal["answers", "counts", "weights", "train", "training"]
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event
     for event in (
@@ -45,7 +46,7 @@ class Entry:
     """
 
     digest: str
-    kind: Literal["answers", "counts", "weights", "train", "training"]
+    kind: EntryKind
     query_id: int
     queries: int
     releases: int

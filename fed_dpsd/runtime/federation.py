@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep, Total, misfit
+from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep, Total, misfit
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.secret import noise_of
 from fed_dpsd.runtime.site import answer, open_site, take_step
 from fed_dpsd.runtime.sums import secure_sum
+from fed_dpsd.runtime.teachers import make_teacher
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -68,18 +70,16 @@ class HostedFederation(ABC):
             self.bytes_to_clients += ask.nbytes * new
             if isinstance(given, Answer):
                 self.bytes_to_server += given.nbytes * new
-                given = self._receive(ask, client, given)
-            answers[client] = given
+                answers[client] = self._receive(ask, client, given)
+            else:
+                answers[client] = given
         return answers
 
-    def _receive(self, ask: Ask, client: int, given: Answer) -> Answer:
-        """What counts of an answer: a bad one, or its bad rows, count as zero.
+    def _receive(self, ask: Ask, client: int, given: Answer) -> Answer | Refusal:
+        """What counts of an answer: a bad one, or its bad rows, count as zero, weights as none.
 
         The number of teachers stays, so that a bad answer cannot change what the others weigh. What
         was wrong goes to the log of whoever runs the server.
-
-        Raises:
-            ProtocolError: weights are bad, so there is nothing to go on with.
         """
         teachers = self.experiment.config.teachers_per_client
         if ask.kind == "answers" and self.experiment.mechanism.noise_at == "distributed":
@@ -92,10 +92,16 @@ class HostedFederation(ABC):
                 return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
             return given
         if ask.kind in ("weights", "train"):
-            if problem or not np.isfinite(given.values).all():
-                problem = problem or "values hold NaN or infinity"
-                raise ProtocolError(f"client {client} sent invalid weights: {problem}")
-            return given
+            with np.errstate(over="ignore"):
+                weights = given.values.astype(np.float32)
+            expected = teachers * len(to_vector(make_teacher(self.experiment.config, client, 0)))
+            if not problem and len(weights) != expected:
+                problem = f"{len(weights)} values, expected {expected}"
+            if problem or not np.isfinite(weights).all():
+                problem = f"invalid weights: {problem or 'values hold NaN or infinity'}"
+                logger.warning("client %d sent %s", client, problem)
+                return Refusal(ask.query_id, problem)
+            return replace(given, values=weights)
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
             return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)

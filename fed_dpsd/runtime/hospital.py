@@ -37,9 +37,9 @@ LIMITS = {
     "teacher.min_steps": 10_000,
     "teacher.batch_size": 1_024,
     "privacy.steps": 10_000,
+    "privacy.copies": 5,
 }
-
-
+KEPT = 400  # teachers on disk: others are trained again, to the same bits, if they are asked for
 _REMEDY = "`fed-dpsd site init` writes one"
 
 
@@ -59,7 +59,7 @@ class Hospital:
         shape: (C, size, size) of the federation's images.
         num_classes: K of the federation.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
-        queries: synthetic images that may ever be answered.
+        queries: synthetic images that may ever be answered; an ask that has none counts as one.
         threads: processor threads for its teachers.
         methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
         trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
@@ -230,6 +230,7 @@ class Hospital:
         if found.unreadable:
             logger.warning("%d images cannot be read and are left out", len(found.unreadable))
         patients = found.records.patients
+        self._prune()
         secret, ledger = secret_of(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
         return Site(
@@ -244,6 +245,13 @@ class Hospital:
             most_queries=self.queries,
             summing=party and Summing(party, experiment.mechanism, ledger, run),
         )
+
+    def _prune(self) -> None:
+        """Delete the oldest teachers: other settings are other teachers, and messages have many."""
+        paths = (self.folder / "cache" / "teachers").glob("*")
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[KEPT:]:
+                path.unlink()
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
         """Its part in secure sums; None where there are none.

@@ -5,7 +5,6 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 from fed_dpsd.config import Config, DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
-from fed_dpsd.methods.method import Method
-from fed_dpsd.privacy.accounting import Charge, within_budget
+from fed_dpsd.methods.method import Method, Plan
+from fed_dpsd.privacy.accounting import within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, PostProcessing
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
-from fed_dpsd.runtime.charge import Entry
+from fed_dpsd.runtime.charge import Entry, EntryKind
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.ledger import FileLedger, Ledger, LedgerError
 from fed_dpsd.runtime.secret import ledger_folder, name_of, noise_of
@@ -51,7 +50,8 @@ class Site:
         test: the public test split, for diagnostics; None where there are none.
         ledger: its account.
         secret: what noise is drawn from; None is the seeds of `config`.
-        most_queries: images that its ledger may ever hold answers to.
+        most_queries: images that its ledger may ever hold answers to; an ask that has none counts
+            as one.
         summing: its part in secure sums; None where there are none.
     """
 
@@ -92,22 +92,28 @@ class Site:
             if self._charged(digest):
                 logger.info("client %d: entry %.12s paid for its teachers", self.client, digest)
             else:
-                self._charge(self._mechanism, digest, "training")
+                self.ledger.charge(self._affordable(self._mechanism, digest, "training"))
         return PostProcessing(digest)
 
-    def affords(self, stages: Sequence[Charge]) -> bool:
-        """Whether the budget lasts for these, after all that was charged before.
+    def lacking(self, plan: Plan) -> Literal["", "budget", "queries"]:
+        """What does not last for a run, after all that was charged before; "" where all does.
 
-        A training that was charged costs nothing again.
+        The teachers' first training costs nothing again, if it was charged.
         """
         settings, pair = self.config.privacy, ("record", "add_remove")
         with self.ledger.transaction():
             charges = [entry.event(*pair) for entry in self.ledger.entries()]
             trained = self._charged(self._teachers.identity)
-        for stage in stages:
-            if not (trained and isinstance(stage.mechanism, TrainingMechanism)):
+            answered = self._answered()
+        for stage in plan.stages:
+            if trained and isinstance(stage.mechanism, TrainingMechanism):
+                trained = False
+            else:
                 charges.append(stage.event(*pair))
-        return settings.budget is None or within_budget(charges, settings.budget, settings.delta)
+        if answered + plan.queries + plan.counts > self._most_queries:
+            return "queries"
+        lasts = settings.budget is None or within_budget(charges, settings.budget, settings.delta)
+        return "" if lasts else "budget"
 
     def check(self, ask: Ask) -> None:
         """Look at an ask before anything private is: whatever is wrong with it is public.
@@ -126,6 +132,23 @@ class Site:
                 f"predictions have {ask.predictions.shape[1]} classes; this client's teachers "
                 f"know {num_classes}"
             )
+
+    def admit(self, ask: Ask) -> None:
+        """Refuse what `release` would refuse, before teachers are trained for it.
+
+        Else a client whose budget is spent could be kept busy, and its disk be filled, for ever. A
+        training mechanism's training is charged before it starts.
+
+        Raises:
+            BudgetSpent: the ask was not charged before, and would pass the budget.
+        """
+        trains = isinstance(self._mechanism, TrainingMechanism)
+        if trains or self._teachers.ready or ask.kind != "answers":
+            return
+        digest = self._digest(self._mechanism, ask)
+        with self.ledger.transaction():
+            if not self._charged(digest):
+                self._affordable(self._mechanism, digest, ask.kind, len(ask.images), ask)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -168,7 +191,7 @@ class Site:
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
                 if not self._charged(digest):
-                    self._charge(mechanism, digest, "training", ask=ask)
+                    self.ledger.charge(self._affordable(mechanism, digest, "training", ask=ask))
             mechanism = PostProcessing(digest)
         return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
@@ -186,18 +209,14 @@ class Site:
             LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
         self.check(ask)
-        method = json.dumps(dict(self.config.method), sort_keys=True)
-        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
-        if self.summing:
-            asked += f" {self.summing.tag(ask.digest())}"
-        digest = hashlib.sha256(asked.encode()).hexdigest()
+        digest = self._digest(mechanism, ask)
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
             values = self.ledger.stored(digest)
             if values is None:
                 if not self._charged(digest):
                     queries = 1 if ask.kind in ("weights", "train") else len(ask.images)
-                    self._charge(mechanism, digest, ask.kind, queries, ask)
+                    self.ledger.charge(self._affordable(mechanism, digest, ask.kind, queries, ask))
                 if mechanism.noise_at != "server":
                     rng = self._noise.numpy("answer", self.client, int(digest, 16))
                     values = mechanism.noise(bounded, ask.predictions, rng)
@@ -229,21 +248,34 @@ class Site:
         _ = self.mechanism
         return self._teachers
 
+    def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
+        """Of an answer: what it is stored and charged under, and what its noise follows."""
+        method = json.dumps(dict(self.config.method), sort_keys=True)
+        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
+        if self.summing:
+            asked += f" {self.summing.tag(ask.digest())}"
+        return hashlib.sha256(asked.encode()).hexdigest()
+
     def _charged(self, digest: str) -> bool:
         return any(entry.digest == digest for entry in self.ledger.entries())
 
-    def _charge(
+    def _answered(self) -> int:
+        """Queries that were answered; what is asked without images counts as one."""
+        answers = [entry for entry in self.ledger.entries() if entry.kind != "training"]
+        return sum(max(entry.queries, 1) for entry in answers)
+
+    def _affordable(
         self,
         mechanism: Mechanism,
         digest: str,
-        kind: Literal["answers", "counts", "weights", "train", "training"],
+        kind: EntryKind,
         queries: int = 0,
         ask: Ask | None = None,
-    ) -> None:
-        """Write a charge, durably; inside a transaction.
+    ) -> Entry:
+        """A charge that does not pass the budget; inside a transaction.
 
         Raises:
-            BudgetSpent: it would pass the budget; nothing is written.
+            BudgetSpent: it would.
         """
         entry = Entry.now(
             digest=digest,
@@ -256,15 +288,15 @@ class Site:
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
         )
-        answered = sum(entry.queries for entry in self.ledger.entries())
-        if answered + queries > self._most_queries:
+        new = 0 if kind == "training" else max(queries, 1)
+        if self._answered() + new > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
         settings = self.config.privacy
         if settings.budget is not None:
             charges = [e.event("record", "add_remove") for e in (*self.ledger.entries(), entry)]
             if not within_budget(charges, settings.budget, settings.delta):
                 raise BudgetSpent("the client's privacy budget is spent")
-        self.ledger.charge(entry)
+        return entry
 
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
@@ -274,6 +306,7 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     """
     try:
         site.check(ask)
+        site.admit(ask)
         given = method.client(ask, site)
         if site.mechanism.noise_at == "distributed" and isinstance(given, Answer):
             if site.summing is None:

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import UserError
 from fed_dpsd.privacy.mechanism import Shared
-from fed_dpsd.privacy.secure_sum import Masked, Opened, Party, SumError, combine, public_key
+from fed_dpsd.privacy.secure_sum import (
+    Masked,
+    Opened,
+    Party,
+    SumError,
+    combine,
+    public_key,
+    sealed_size,
+)
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, SumStep
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment
@@ -181,14 +189,16 @@ def secure_sum(
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
             f"the sum of ask {ask.query_id} cannot be opened: {error}; nothing of it was seen: "
-            "resume the run when the clients are back"
+            "resume the run when the clients are back or, where one's shares were tampered with, "
+            "begin another without it"
         ) from None
     return total * mechanism.grid, named
 
 
 def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
     """Whether a masked answer is of the right shape; what it hides nobody can check."""
-    whole = set(answer.sealed) == set(range(parties))
+    sizes = {client: len(box) for client, box in answer.sealed.items()}
+    whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
     return (
         whole and answer.values.dtype == np.uint64 and answer.values.shape == ask.predictions.shape
     )

@@ -112,6 +112,11 @@ class Teachers:
         """One digest for all of them: what a training is charged under."""
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
+    @property
+    def ready(self) -> bool:
+        """Whether `models` are in memory."""
+        return "models" in vars(self)
+
     @functools.cached_property
     def models(self) -> list[Classifier | None]:
         """The trained teachers; None for an empty shard.

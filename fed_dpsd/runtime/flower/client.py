@@ -22,6 +22,7 @@ from fed_dpsd.runtime.flower.codec import (
     STEP,
     Reply,
     pack_replies,
+    public_line,
     reading,
     unpack_ask,
     unpack_step,
@@ -129,8 +130,9 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
         with client_threads(experiment):
             return _answer(asked, experiment, hospital.open(experiment, run))
     except ProtocolError as error:
-        logger.warning("refused: %s", error)
-        return Refusal(0, str(error))
+        reason = public_line(str(error))
+        logger.warning("refused: %s", reason)
+        return Refusal(0, reason)
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,6 +16,12 @@ ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello",
 LONGEST_REASON = 200
 
 
+def public_line(text: str, reason: str = "no reason given") -> str:
+    """A text as one printable line that is not too long, for logs and replies."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:LONGEST_REASON] or reason
+
+
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
     """Whatever goes wrong with what a peer has sent is its fault: bytes may break any parser.
@@ -84,7 +90,7 @@ def unpack_step(content: RecordDict, client: int) -> SumStep:
     """
     about = content.config_records[f"step {client}"]
     proofs, sealed = (
-        {int(name): bytes(box) for name, box in content.config_records[f"{what} {client}"].items()}
+        {int(name): _box(box) for name, box in content.config_records[f"{what} {client}"].items()}
         for what in ("proofs", "sealed")
     )
     return SumStep(str(about["ask"]), tuple(map(int, about["named"])), proofs, sealed)
@@ -114,13 +120,19 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
     replies: dict[int, Reply | Refusal] = {}
     for client in clients:
         if str(client) in refused:
-            reason = " ".join(str(refused[str(client)]).split())[:LONGEST_REASON]
-            replies[client] = Refusal(0, reason or "no reason given")
+            replies[client] = Refusal(0, public_line(str(refused[str(client)])))
         elif str(client) in values:
             boxes = content.config_records[f"boxes {client}"].items()
-            found = {str(name): bytes(box) for name, box in boxes}
+            found = {str(name): _box(box) for name, box in boxes}
             replies[client] = Reply(np.asarray(values[str(client)].numpy()), found)
     return replies
+
+
+def _box(box: Any) -> bytes:
+    """Bytes, and no number: `bytes` of one would be as many zeros."""
+    if not isinstance(box, bytes):
+        raise TypeError(f"{type(box).__name__} is no box")
+    return box
 
 
 def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:

@@ -29,11 +29,12 @@ from fed_dpsd.runtime.flower.codec import (
     ANSWER,
     DIAGNOSE,
     HELLO,
-    LONGEST_REASON,
     STEP,
     Reply,
     pack_ask,
     pack_steps,
+    public_line,
+    reading,
     unpack_replies,
 )
 from fed_dpsd.runtime.site import test_split
@@ -214,6 +215,9 @@ class GridFederation(HostedFederation):
             if mine := {client: steps[client] for client in clients if client in steps}:
                 contents[node] = pack_steps(mine)
         replies = self._exchange(STEP, 0, contents)
+        for client, given in replies.items():
+            if isinstance(given, Refusal):
+                logger.warning("client %d takes no part in a sum: %s", client, given.reason)
         return {client: r.boxes for client, r in replies.items() if isinstance(r, Reply)}
 
     def _log(self, ask: Ask, answers: Mapping[int, Answer | Refusal], seconds: float) -> None:
@@ -340,18 +344,19 @@ class GridFederation(HostedFederation):
         """
         clients = self._hosts[node]
         try:
-            self._check(clients, reply)
+            with reading():
+                self._check(clients, reply)
             return unpack_replies(reply.content, clients)
         except ProtocolError as error:
             if self._settings.simulation:
                 raise
-            problem = str(error)
+            problem = public_line(str(error))
         logger.warning("clients %s: %s", clients, problem)
-        return {client: Absent(0, problem[:LONGEST_REASON]) for client in clients}
+        return {client: Absent(0, problem) for client in clients}
 
     def _check(self, clients: list[int], reply: Message) -> None:
         if reply.has_error():
-            cause = " ".join(reply.error.reason.split())[-200:].lstrip("^ ")
+            cause = " ".join((reply.error.reason or "no reason given").split())[-200:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta", {})
         if meta.get("code") != self._code:

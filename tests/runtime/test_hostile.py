@@ -1,0 +1,210 @@
+"""What a hostile coordinator or hospital may try beyond what its messages are for."""
+
+import json
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from fed_dpsd.config import UserError
+from fed_dpsd.privacy.secure_sum import sealed_size
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.runtime import hospital as hospitals
+from fed_dpsd.runtime import run as runs
+from fed_dpsd.runtime.card import plan_of
+from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.runtime.flower import codec
+from fed_dpsd.runtime.site import Site
+from tests.runtime.hospitals import Hospitals, answer, ask, federate, site_file, summing
+
+COUNTS = "privacy=dp_teacher", "privacy.steps=2", "model.teacher=scattering"
+SUMMED = (
+    *("num_clients=5", "privacy=gradient", "privacy.noise_at=distributed"),
+    "privacy.quorum={threshold: 3, colluding: 0}",
+)
+
+
+def seeds(experiment, count):
+    """The experiment as text, with that many seeds of its teachers."""
+    raw = json.loads(experiment.to_json())
+    for seed in range(count):
+        raw["teacher"]["seed"] = seed
+        yield json.dumps(raw)
+
+
+def on_disk(hospital):
+    return sorted((hospital.folder / "cache" / "teachers").glob("*"))
+
+
+def charges(hospital):
+    with hospital.ledger.transaction():
+        return [entry.kind for entry in hospital.ledger.entries()]
+
+
+# --- a coordinator ---
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["ours", "control"])
+def test_a_spent_hospital_trains_nothing(deployed, tmp_path, monkeypatch, admitted):
+    """Else its processor and its disk were free to take. The control looks at the budget later."""
+    if admitted:
+        monkeypatch.setattr(Site, "admit", lambda site, ask: None)
+    hospital = hospitals.open_file(site_file(tmp_path, budget=0.0))
+    for text in seeds(deployed("privacy=gradient"), 3):
+        assert answer(hospital, text, ask()) == Refusal(1, "the client's privacy budget is spent")
+    assert len(on_disk(hospital)) == 3 * admitted
+
+
+def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path))
+    text = deployed("privacy=gradient").to_json()
+    first = answer(hospital, text, ask())
+    spent = replace(hospital, budget=0.0)
+    assert np.array_equal(answer(spent, text, ask()).values, first.values)
+    assert isinstance(answer(spent, text, ask(2)), Refusal)
+
+
+def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
+    monkeypatch.setattr(hospitals, "KEPT", 3)
+    hospital = hospitals.open_file(site_file(tmp_path))
+    texts = list(seeds(deployed("privacy=gradient", "teacher.epochs=0"), 5))
+    first = answer(hospital, texts[0], ask())
+    for text in texts[1:]:
+        assert isinstance(answer(hospital, text, ask()), Answer)
+        assert len(on_disk(hospital)) <= 3 + 1  # those kept, and those just trained
+    assert np.array_equal(answer(hospital, texts[0], ask()).values, first.values)
+
+
+def test_asks_without_images_count_too(deployed, tmp_path):
+    """An answer to nothing would be free, and a line of the ledger."""
+    hospital = hospitals.open_file(site_file(tmp_path, queries=2))
+    with pytest.raises(ProtocolError, match="answers with 0 images"):
+        Ask.without_images("answers", (1, 8, 8), 10)
+    text = deployed(*COUNTS).to_json()
+    given = [answer(hospital, text, Ask.without_images("counts", (1, 8, 8), 10, n)) for n in (0, 1)]
+    assert all(isinstance(each, Answer) for each in given)
+    refused = answer(hospital, text, Ask.without_images("counts", (1, 8, 8), 10, 2))
+    assert refused.reason == "the client has answered as many queries as it ever will"
+    assert charges(hospital) == ["training", "counts", "counts"]
+
+
+def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
+    """What a message holds must not look like another line of a hospital's log."""
+    raw = json.loads(deployed("privacy=gradient").to_json())
+    raw["a\nsite: budget check passed\x1b[31m" + "x" * 1_000] = 1
+    grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
+    federation = federate(deployed("privacy=gradient"), grid)
+    federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
+    with caplog.at_level(logging.WARNING):
+        replies = federation._exchange(codec.ANSWER, 1, {100: codec.pack_ask(ask())})
+    (line,) = (record.getMessage() for record in caplog.records)
+    for text in (line.removeprefix("refused: "), replies[0].reason):
+        assert text.startswith("the experiment is malformed: a site: budget check passed [31mxxx")
+        assert text.isprintable()
+        assert len(text) == codec.LONGEST_REASON
+
+
+def test_a_number_is_no_box():
+    """`bytes` of it would be as many zeros."""
+    about = ConfigRecord({"ask": "x", "named": [0]})
+    huge = ConfigRecord({"0": 2**40})
+    step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.unpack_step(step, 0)
+    reply = codec.pack_replies({0: codec.Reply()})
+    reply["boxes 0"] = huge
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.unpack_replies(reply, [0])
+
+
+# --- a hospital ---
+
+
+def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
+    def lie(node, reply):
+        failed = node == 101 and reply.metadata.message_type == codec.ANSWER
+        return Message(error=Error(2, None), metadata=reply.metadata) if failed else reply
+
+    files = [site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)]
+    total = federate(deployed("privacy=gradient"), Hospitals(files, lie)).total(ask())
+    assert total.count == 1
+    assert "no reason given" in total.refused[1]
+
+
+@pytest.mark.parametrize("size", [0, 7, sealed_size(5) + 1])
+def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path, size):
+    def lie(node, reply):
+        if node == 104 and reply.metadata.message_type == codec.ANSWER:
+            sealed = reply.content["boxes 4"]
+            reply.content["boxes 4"] = ConfigRecord({name: bytes(size) for name in sealed})
+        return reply
+
+    grid = Hospitals(summing(tmp_path, clients=5), lie)
+    assert federate(deployed(*SUMMED), grid).total(ask()).count == 4
+
+
+def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
+    def lie(node, reply):
+        if node == 104 and reply.metadata.message_type == codec.ANSWER:
+            sealed = reply.content["boxes 4"]
+            reply.content["boxes 4"] = ConfigRecord({n: bytes(len(sealed[n])) for n in sealed})
+        return reply
+
+    grid = Hospitals(summing(tmp_path, clients=5), lie)
+    federation = federate(deployed(*SUMMED), grid)
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
+        federation.total(ask())
+    told = [record.getMessage() for record in caplog.records]
+    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in told
+    grid.offline = {104}
+    again = federate(deployed(*SUMMED, "seed=1"), grid)  # another run
+    assert again.total(ask()).count == 4
+
+
+@pytest.mark.parametrize("lie", ["nan", "too large for float32", "short"])
+def test_bad_weights_are_left_out_of_an_average(small, lie):
+    class Lying(LocalFederation):
+        def _deliver(self, ask):
+            answers = super()._deliver(ask)
+            if ask.kind in ("weights", "train"):
+                values = answers[0].values.astype(np.float64)
+                bad = {"nan": values * np.nan, "too large for float32": values + 1e300}
+                answers[0] = replace(answers[0], values=bad.get(lie, values[:-1]))
+            return answers
+
+    experiment = small("method=dp_fedavg", *COUNTS, "teacher.same_start=true", "rounds=2")
+    folder = runs.new_run_folder(experiment)
+    summary = runs.run(experiment, Lying(experiment, folder), folder, lambda line: None)
+    assert summary["status"] == "completed"
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    assert all("invalid weights" in json.loads(line)["refused"]["0"] for line in lines)
+
+
+# --- what a hospital is told ---
+
+
+def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed, tmp_path):
+    hospital = hospitals.open_file(
+        site_file(tmp_path, methods=["dp_fedavg"], budget=4.0, models=["scattering"])
+    )
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "privacy.steps=100"
+    wanted = deployed(*settings, "rounds=10")
+    experiment = hospital.experiment(wanted.to_json(), 0)
+    plan = plan_of(experiment)
+    assert hospital.open(experiment, "check").lacking(plan) == "budget"
+    first = answer(hospital, wanted.to_json(), Ask.without_images("weights", (1, 8, 8), 10))
+    assert isinstance(first, Answer)
+    assert hospital.open(experiment, "check").lacking(plan) == "budget"
+    one = plan_of(hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0))
+    assert hospital.open(experiment, "check").lacking(one) == ""
+
+
+def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
+    text = deployed("privacy=dp_teacher", "rounds=2", "queries_per_round=16").to_json()
+    for queries, lacking in ((32, "queries"), (33, "")):  # the class counts are one
+        hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
+        experiment = hospital.experiment(text, 0)
+        assert hospital.open(experiment, "check").lacking(plan_of(experiment)) == lacking

@@ -11,9 +11,21 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
 from hypothesis import strategies as st
 
+from fed_dpsd.config import UserError
+from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
 from fed_dpsd.protocol import Answer, Refusal, SumStep
 from fed_dpsd.runtime.flower import client
-from fed_dpsd.runtime.flower.codec import ANSWER, DIAGNOSE, HELLO, STEP, pack_ask, pack_steps
+from fed_dpsd.runtime.flower.codec import (
+    ANSWER,
+    DIAGNOSE,
+    HELLO,
+    STEP,
+    Reply,
+    pack_ask,
+    pack_replies,
+    pack_steps,
+    unpack_step,
+)
 from fed_dpsd.runtime.hospital import open_file
 from tests.runtime.hospitals import DISTRIBUTED, Hospitals, ask, federate, site_file, summing
 from tests.runtime.test_federation import CLIENT_APP
@@ -254,3 +266,94 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
 
     run(examples, test)
     assert min(outcomes.values()) > examples / 20
+
+
+class Summers:
+    """A grid of three honest parties of secure sums; what 102 replies is mutated by `spoil`."""
+
+    def __init__(self):
+        private = [bytes([number + 1]) * 32 for number in range(3)]
+        keys = {number: public_key(key) for number, key in enumerate(private)}
+        self.parties = [Party(number, private[number], keys, 2) for number in range(3)]
+        self.values = np.arange(3 * 160).reshape(3, 16, 10)
+        self.spoil = lambda content: None
+        self.replies = {}
+
+    def get_node_ids(self):
+        return [100, 101, 102]
+
+    def push_messages(self, messages):
+        for message in messages:
+            number, node = str(len(self.replies)), message.metadata.dst_node_id
+            content = self.reply(message.metadata.message_type, message.content, node - 100)
+            content["meta"] = ConfigRecord(
+                {"code": client.code_digest(CLIENT_APP), "error": "", "client": node - 100}
+            )
+            if node == 102 and message.metadata.message_type != HELLO:
+                self.spoil(content)
+            metadata = Metadata(1, "", node, 0, number, "", 0.0, 1.0, ANSWER)
+            self.replies[number] = Message(content=content, metadata=metadata)
+        return list(self.replies)[-len(messages) :]
+
+    def pull_messages(self, numbers):
+        return [self.replies[number] for number in numbers]
+
+    def reply(self, kind, content, number):
+        if kind == HELLO:
+            return pack_replies({})
+        party = self.parties[number]
+        if kind == ANSWER:
+            masked = party.mask(self.values[number], b"tag")
+            boxes = {str(other): box for other, box in masked.sealed.items()}
+            return pack_replies({number: Reply(masked.values, boxes)})
+        step = unpack_step(content, number)
+        try:
+            if not step.proofs:
+                proofs = party.confirm(b"tag", step.named)
+                boxes = {str(other): proof for other, proof in proofs.items()}
+            else:
+                opened = party.unmask(b"tag", step.named, step.proofs, step.sealed)
+                boxes = {str(other): share for other, share in opened.own.items()}
+                boxes |= {f"{a} {b}": share for (a, b), share in opened.between.items()}
+        except SumError as error:
+            return pack_replies({number: Refusal(0, str(error))})
+        return pack_replies({number: Reply(boxes=boxes)})
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examples):
+    """It is left out, changes the sum as any value may, or keeps it closed, which is an error."""
+    caplog.set_level("CRITICAL")
+    experiment, grid = deployed(*DISTRIBUTED), Summers()
+    federation, question = federate(experiment, grid), ask()
+    honest = grid.values[:2].sum(axis=0) * experiment.mechanism.grid
+    outcomes = {"left out": 0, "summed": 0, "closed": 0}
+
+    def test(data):
+        def spoil(content):
+            if data.draw(st.booleans()):
+                mutate(data.draw, content, "reasons")
+            elif "boxes 2" in content:  # shares and proofs of the right length
+                boxes = content["boxes 2"]
+                content["boxes 2"] = ConfigRecord({to: boxes[to][::-1] for to in boxes})
+
+        grid.spoil = spoil
+        shutil.rmtree(federation._notes, ignore_errors=True)
+        try:
+            total = federation.total(question)
+        except UserError as problem:
+            error = str(problem)
+        else:
+            error = ""
+        if error:
+            assert "nothing of it was seen" in error
+            outcomes["closed"] += 1
+            return
+        assert total.sum.shape == question.predictions.shape
+        if total.count == 2:
+            assert np.array_equal(total.sum, honest)
+            assert set(total.refused) <= {2}
+        outcomes["left out" if total.count == 2 else "summed"] += 1
+
+    run(examples, test)
+    assert min(outcomes.values()) > examples / 100, outcomes

@@ -63,7 +63,12 @@ class Endured:
 
 
 def endure(
-    rehearsal: Rehearsal, seed: int, first: int, most: int, say: Callable[[Fault], None]
+    rehearsal: Rehearsal,
+    seed: int,
+    first: int,
+    most: int,
+    say: Callable[[Fault], None],
+    gap: float = GAP_SECONDS,
 ) -> Endured:
     """Run the experiment with a seed, and let up to `most` random faults befall it.
 
@@ -75,6 +80,7 @@ def endure(
         first: number of the first fault.
         most: faults; 0 is a run that is left in peace.
         say: told of each.
+        gap: seconds between two faults, at most.
 
     Raises:
         UserError: the run failed, and no fault explains it, or it does not end.
@@ -87,7 +93,7 @@ def endure(
     while not (status := rehearsal.status(run_id)).startswith("finished"):
         if time.monotonic() > started + PATIENCE + len(faults) * GAP_SECONDS * 5:
             raise UserError(f"seed={seed}: the run is still {status}; see {rehearsal.folder}")
-        time.sleep(rng.uniform(0, GAP_SECONDS) if len(faults) < most else 1)
+        time.sleep(rng.uniform(0, gap) if len(faults) < most else 1)
         if len(faults) == most:
             continue
         rounds = _lines(folder / "rounds.jsonl")

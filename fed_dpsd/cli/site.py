@@ -88,8 +88,8 @@ def check(
     out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
     if lacking := hospital.open(experiment, "check").lacking(planned):
         raise UserError(
-            f"{lacking}={getattr(hospital, lacking):g} does not last for this run: at some image "
-            "this site would refuse; agree on more noise, or on fewer images"
+            f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
+            "image this site would refuse; agree on more noise, or on fewer images"
         )
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)  # holds the secret
     with client_threads(experiment), place as folder:

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
-from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep, Total, misfit
+from fed_dpsd.protocol import (
+    NOTHING,
+    Answer,
+    Ask,
+    ProtocolError,
+    Refusal,
+    SumStep,
+    Total,
+    misfit,
+)
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.secret import noise_of
 from fed_dpsd.runtime.site import answer, open_site, take_step
@@ -80,6 +89,9 @@ class HostedFederation(ABC):
 
         The number of teachers stays, so that a bad answer cannot change what the others weigh. What
         was wrong goes to the log of whoever runs the server.
+
+        Raises:
+            ProtocolError: weights are bad in a simulation, where nobody lies.
         """
         teachers = self.experiment.config.teachers_per_client
         if ask.kind == "answers" and self.experiment.mechanism.noise_at == "distributed":
@@ -92,15 +104,12 @@ class HostedFederation(ABC):
                 return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
             return given
         if ask.kind in ("weights", "train"):
-            with np.errstate(over="ignore"):
-                weights = given.values.astype(np.float32)
-            expected = teachers * len(to_vector(make_teacher(self.experiment.config, client, 0)))
-            if not problem and len(weights) != expected:
-                problem = f"{len(weights)} values, expected {expected}"
-            if problem or not np.isfinite(weights).all():
-                problem = f"invalid weights: {problem or 'values hold NaN or infinity'}"
-                logger.warning("client %d sent %s", client, problem)
-                return Refusal(ask.query_id, problem)
+            weights, problem = self._weights(given, client, problem)
+            if problem and self.experiment.config.federation.simulation:
+                raise ProtocolError(f"client {client} sent invalid weights: {problem}")
+            if problem:
+                logger.warning("client %d sent invalid weights: %s", client, problem)
+                return Refusal(ask.query_id, f"invalid weights: {problem}")
             return replace(given, values=weights)
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
@@ -113,6 +122,18 @@ class HostedFederation(ABC):
             count = len(good) - int(good.sum())
             logger.warning("client %d: %d of %d rows count as zero", client, count, len(good))
         return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
+
+    def _weights(self, given: Answer, client: int, problem: str) -> tuple[NDArray[np.float32], str]:
+        """A client's weights as float32, and what is wrong with them."""
+        if problem:
+            return NOTHING, problem
+        with np.errstate(over="ignore"):
+            weights = given.values.astype(np.float32)
+        config = self.experiment.config
+        expected = given.teachers * len(to_vector(make_teacher(config, client, 0)))
+        if len(weights) != expected:
+            return NOTHING, f"{len(weights)} values, expected {expected}"
+        return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
 
     def total(self, ask: Ask) -> Total:
         """The sum of the answers; with `noise_at: server` its noise is drawn here, once a query.

@@ -39,7 +39,7 @@ LIMITS = {
     "privacy.steps": 10_000,
     "privacy.copies": 5,
 }
-KEPT = 400  # teachers on disk: others are trained again, to the same bits, if they are asked for
+KEPT = 400  # teachers on disk besides a run's own; others are trained again, to the same bits
 _REMEDY = "`fed-dpsd site init` writes one"
 
 
@@ -59,7 +59,8 @@ class Hospital:
         shape: (C, size, size) of the federation's images.
         num_classes: K of the federation.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
-        queries: synthetic images that may ever be answered; an ask that has none counts as one.
+        queries: synthetic images that may ever be answered; a charge for none, such as a training,
+            counts as one.
         threads: processor threads for its teachers.
         methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
         trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
@@ -230,7 +231,7 @@ class Hospital:
         if found.unreadable:
             logger.warning("%d images cannot be read and are left out", len(found.unreadable))
         patients = found.records.patients
-        self._prune()
+        self._prune(KEPT + experiment.config.teachers_per_client)
         secret, ledger = secret_of(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
         return Site(
@@ -246,12 +247,12 @@ class Hospital:
             summing=party and Summing(party, experiment.mechanism, ledger, run),
         )
 
-    def _prune(self) -> None:
-        """Delete the oldest teachers: other settings are other teachers, and messages have many."""
+    def _prune(self, most: int) -> None:
+        """Delete the teachers that were not used for longest: messages may ask for any number."""
         paths = (self.folder / "cache" / "teachers").glob("*")
         with contextlib.suppress(FileNotFoundError):  # another process does the same
-            for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[KEPT:]:
-                path.unlink()
+            for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[most:]:
+                path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
         """Its part in secure sums; None where there are none.

@@ -16,7 +16,7 @@ from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.methods.method import Method, Plan
 from fed_dpsd.privacy.accounting import within_budget
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, PostProcessing
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, NonPrivate, PostProcessing
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -50,8 +50,8 @@ class Site:
         test: the public test split, for diagnostics; None where there are none.
         ledger: its account.
         secret: what noise is drawn from; None is the seeds of `config`.
-        most_queries: images that its ledger may ever hold answers to; an ask that has none counts
-            as one.
+        most_queries: images that its ledger may ever hold answers to; a charge for none, such as a
+            training, counts as one.
         summing: its part in secure sums; None where there are none.
     """
 
@@ -104,13 +104,14 @@ class Site:
         with self.ledger.transaction():
             charges = [entry.event(*pair) for entry in self.ledger.entries()]
             trained = self._charged(self._teachers.identity)
-            answered = self._answered()
+            queries = self._answered() + plan.queries + plan.counts
         for stage in plan.stages:
             if trained and isinstance(stage.mechanism, TrainingMechanism):
                 trained = False
             else:
                 charges.append(stage.event(*pair))
-        if answered + plan.queries + plan.counts > self._most_queries:
+                queries += isinstance(stage.mechanism, TrainingMechanism)
+        if queries > self._most_queries:
             return "queries"
         lasts = settings.budget is None or within_budget(charges, settings.budget, settings.delta)
         return "" if lasts else "budget"
@@ -136,19 +137,22 @@ class Site:
     def admit(self, ask: Ask) -> None:
         """Refuse what `release` would refuse, before teachers are trained for it.
 
-        Else a client whose budget is spent could be kept busy, and its disk be filled, for ever. A
-        training mechanism's training is charged before it starts.
+        Else a client whose budget is spent could be kept busy, and its disk be filled, for ever.
 
         Raises:
             BudgetSpent: the ask was not charged before, and would pass the budget.
         """
-        trains = isinstance(self._mechanism, TrainingMechanism)
-        if trains or self._teachers.ready or ask.kind != "answers":
+        if self._teachers.ready:
             return
-        digest = self._digest(self._mechanism, ask)
+        mechanism = self._mechanism
+        if isinstance(mechanism, TrainingMechanism):  # its training is charged before it starts
+            mechanism = PostProcessing(self._teachers.identity)
+        elif ask.kind in ("weights", "train"):
+            mechanism = NonPrivate()
+        digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
             if not self._charged(digest):
-                self._affordable(self._mechanism, digest, ask.kind, len(ask.images), ask)
+                self._affordable(mechanism, digest, ask.kind, _queries(ask), ask)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -215,8 +219,8 @@ class Site:
             values = self.ledger.stored(digest)
             if values is None:
                 if not self._charged(digest):
-                    queries = 1 if ask.kind in ("weights", "train") else len(ask.images)
-                    self.ledger.charge(self._affordable(mechanism, digest, ask.kind, queries, ask))
+                    entry = self._affordable(mechanism, digest, ask.kind, _queries(ask), ask)
+                    self.ledger.charge(entry)
                 if mechanism.noise_at != "server":
                     rng = self._noise.numpy("answer", self.client, int(digest, 16))
                     values = mechanism.noise(bounded, ask.predictions, rng)
@@ -260,9 +264,8 @@ class Site:
         return any(entry.digest == digest for entry in self.ledger.entries())
 
     def _answered(self) -> int:
-        """Queries that were answered; what is asked without images counts as one."""
-        answers = [entry for entry in self.ledger.entries() if entry.kind != "training"]
-        return sum(max(entry.queries, 1) for entry in answers)
+        """Queries that were answered; a charge for none, such as a training, counts as one."""
+        return sum(max(entry.queries, 1) for entry in self.ledger.entries())
 
     def _affordable(
         self,
@@ -288,8 +291,7 @@ class Site:
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
         )
-        new = 0 if kind == "training" else max(queries, 1)
-        if self._answered() + new > self._most_queries:
+        if self._answered() + max(queries, 1) > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
         settings = self.config.privacy
         if settings.budget is not None:
@@ -297,6 +299,11 @@ class Site:
             if not within_budget(charges, settings.budget, settings.delta):
                 raise BudgetSpent("the client's privacy budget is spent")
         return entry
+
+
+def _queries(ask: Ask) -> int:
+    """What an answer is charged for; class counts come with a training."""
+    return 1 if ask.kind in ("weights", "train") else len(ask.images)
 
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:

@@ -5,6 +5,7 @@ shards, neither random streams nor hold-outs nor statistics. A training mechanis
 nothing but through it; what they cost is charged by the site.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -215,9 +216,13 @@ class Teachers:
         if path.exists():
             try:
                 teacher.load_state_dict(read_weights(path))
+                with contextlib.suppress(OSError):  # when it was used last; not ours to change
+                    os.utime(path)
                 return teacher
             except (ValueError, RuntimeError):
-                path.unlink()  # a damaged cache entry is trained again, to the same bits
+                path.unlink(
+                    missing_ok=True
+                )  # a damaged cache entry is trained again, to the same bits
         # The noise of a private training follows the records too, as it must not be drawn twice.
         purpose = (
             ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 from fed_dpsd.config import UserError
 from fed_dpsd.privacy.secure_sum import sealed_size
@@ -48,14 +48,30 @@ def charges(hospital):
 
 
 @pytest.mark.parametrize("admitted", [False, True], ids=["ours", "control"])
-def test_a_spent_hospital_trains_nothing(deployed, tmp_path, monkeypatch, admitted):
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (("privacy=gradient",), {"budget": 0.0}),
+        (COUNTS, {"queries": 0}),
+        (("method=fedavg", "privacy=non_private", "teacher.same_start=true"), {}),
+    ],
+    ids=["budget", "queries", "weights"],
+)
+def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
+    deployed, tmp_path, monkeypatch, overrides, changes, admitted
+):
     """Else its processor and its disk were free to take. The control looks at the budget later."""
     if admitted:
         monkeypatch.setattr(Site, "admit", lambda site, ask: None)
-    hospital = hospitals.open_file(site_file(tmp_path, budget=0.0))
-    for text in seeds(deployed("privacy=gradient"), 3):
-        assert answer(hospital, text, ask()) == Refusal(1, "the client's privacy budget is spent")
-    assert len(on_disk(hospital)) == 3 * admitted
+    changes |= {"methods": ["fed_dpsd", "fedavg"], "privacy": ["gradient", "dp_teacher"]}
+    changes["privacy"].append("non_private")
+    hospital = hospitals.open_file(site_file(tmp_path, **changes))
+    weights = Ask.without_images("weights", (1, 8, 8), 10)
+    for text in seeds(deployed(*overrides), 3):
+        question = weights if "method=fedavg" in overrides else ask()
+        assert isinstance(answer(hospital, text, question), Refusal)
+    trained = on_disk(hospital) or charges(hospital)
+    assert bool(trained) == (admitted and "queries" not in changes)
 
 
 def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
@@ -68,19 +84,22 @@ def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(dep
 
 
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
-    monkeypatch.setattr(hospitals, "KEPT", 3)
+    monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_file(site_file(tmp_path))
     texts = list(seeds(deployed("privacy=gradient", "teacher.epochs=0"), 5))
     first = answer(hospital, texts[0], ask())
-    for text in texts[1:]:
+    (used,) = on_disk(hospital)
+    for query, text in enumerate(texts[1:]):
         assert isinstance(answer(hospital, text, ask()), Answer)
-        assert len(on_disk(hospital)) <= 3 + 1  # those kept, and those just trained
+        assert isinstance(answer(hospital, texts[0], ask(2 + query)), Answer)
+        assert used in on_disk(hospital)  # what is used stays
+        assert len(on_disk(hospital)) <= 2 + 1 + 1  # and what was just trained
     assert np.array_equal(answer(hospital, texts[0], ask()).values, first.values)
 
 
 def test_asks_without_images_count_too(deployed, tmp_path):
     """An answer to nothing would be free, and a line of the ledger."""
-    hospital = hospitals.open_file(site_file(tmp_path, queries=2))
+    hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         Ask.without_images("answers", (1, 8, 8), 10)
     text = deployed(*COUNTS).to_json()
@@ -164,23 +183,44 @@ def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     assert again.total(ask()).count == 4
 
 
-@pytest.mark.parametrize("lie", ["nan", "too large for float32", "short"])
-def test_bad_weights_are_left_out_of_an_average(small, lie):
-    class Lying(LocalFederation):
+STRUCTURED = np.dtype([("a", np.float32)])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda values: values * np.nan,
+        lambda values: values + 1e300,
+        lambda values: values[:-1],
+        lambda values: values[:, 0],
+        lambda values: np.full(values.shape, "x"),
+        lambda values: values.astype(np.float32).view(STRUCTURED),
+    ],
+    ids=["nan", "too large for float32", "short", "flat", "text", "structured"],
+)
+def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path, values):
+    def lie(node, reply):
+        if node == 101 and reply.metadata.message_type == codec.ANSWER:
+            found = reply.content["values"]["1"].numpy().astype(np.float64)
+            reply.content["values"]["1"] = Array(values(found))
+        return reply
+
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
+    files = [site_file(tmp_path / f"{n}", n, methods=["dp_fedavg"]) for n in (0, 1)]
+    question = Ask.without_images("weights", (1, 8, 8), 10)
+    given = federate(deployed(*settings), Hospitals(files, lie)).each(question)
+    assert isinstance(given[0], Answer)
+    assert isinstance(given[1], Refusal)
+
+    class Diverged(LocalFederation):
         def _deliver(self, ask):
             answers = super()._deliver(ask)
-            if ask.kind in ("weights", "train"):
-                values = answers[0].values.astype(np.float64)
-                bad = {"nan": values * np.nan, "too large for float32": values + 1e300}
-                answers[0] = replace(answers[0], values=bad.get(lie, values[:-1]))
-            return answers
+            bad = values(answers[1].values.astype(np.float64))
+            return answers | {1: replace(answers[1], values=bad)}
 
-    experiment = small("method=dp_fedavg", *COUNTS, "teacher.same_start=true", "rounds=2")
-    folder = runs.new_run_folder(experiment)
-    summary = runs.run(experiment, Lying(experiment, folder), folder, lambda line: None)
-    assert summary["status"] == "completed"
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    assert all("invalid weights" in json.loads(line)["refused"]["0"] for line in lines)
+    simulated = small(*settings)
+    with pytest.raises(ProtocolError, match="client 1 sent invalid weights"):
+        Diverged(simulated, runs.new_run_folder(simulated)).each(question)
 
 
 # --- what a hospital is told ---
@@ -204,7 +244,7 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
 
 def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
     text = deployed("privacy=dp_teacher", "rounds=2", "queries_per_round=16").to_json()
-    for queries, lacking in ((32, "queries"), (33, "")):  # the class counts are one
+    for queries, lacking in ((33, "queries"), (34, "")):  # training and class counts are one each
         hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
         experiment = hospital.experiment(text, 0)
         assert hospital.open(experiment, "check").lacking(plan_of(experiment)) == lacking

@@ -216,7 +216,7 @@ class GridFederation(HostedFederation):
                 contents[node] = pack_steps(mine)
         replies = self._exchange(STEP, 0, contents)
         for client, given in replies.items():
-            if isinstance(given, Refusal):
+            if isinstance(given, Refusal) and not isinstance(given, Absent):
                 logger.warning("client %d takes no part in a sum: %s", client, given.reason)
         return {client: r.boxes for client, r in replies.items() if isinstance(r, Reply)}
 
@@ -356,7 +356,7 @@ class GridFederation(HostedFederation):
 
     def _check(self, clients: list[int], reply: Message) -> None:
         if reply.has_error():
-            cause = " ".join((reply.error.reason or "no reason given").split())[-200:].lstrip("^ ")
+            cause = " ".join((reply.error.reason or "no reason given").split())[-100:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta", {})
         if meta.get("code") != self._code:

@@ -97,6 +97,11 @@ class Ask:
         """Payload in bytes, as sent to one client."""
         return self.images.nbytes + self.predictions.nbytes + self.weights.nbytes
 
+    @property
+    def queries(self) -> int:
+        """What an answer is charged for; class counts come with a training."""
+        return 1 if self.kind in ("weights", "train") else len(self.images)
+
     def digest(self) -> str:
         """SHA-256 of the whole ask: the idempotency key (same id, other content: another key)."""
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())

@@ -75,8 +75,9 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("privacy.noise_at=server", "noise_at='server' must be 'client' or 'distributed'"),
         (
             "model.teacher=cnn_bn privacy=dp_teacher",
-            "model.teacher=cnn_bn: its BatchNorm mixes the records of a batch",
+            "model.teacher=cnn_bn: privacy=dp_teacher must bound each record's part",
         ),
+        ("model.teacher=resnet18 privacy=dp_teacher", "layers mix records or cannot be taken"),
         ("privacy._class_=os.system", "privacy._class_='os.system' is not a MODULE.CLASS inside"),
         ("method._class_=1", "method._class_=1 is not a MODULE.CLASS inside fed_dpsd.methods"),
         ("partition.name=random", "partition.name='random' is not one of dirichlet, iid, class"),

@@ -150,7 +150,9 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, 512, num_classes)
 
 
-BATCH_NORM = ("cnn_bn",)  # mix the records of a batch, so DP-SGD cannot bound one record's part
+# What DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds for one; what
+# changes values in place cannot be taken apart by record (Opacus).
+NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet")
 
 _group_norm = functools.partial(nn.GroupNorm, 1)
 

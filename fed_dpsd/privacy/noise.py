@@ -55,7 +55,7 @@ class SecureGenerator:
         grid = grid_of(scale)
         units = math.ceil(scale / grid)
         drawn = self._gaussian if law == "gaussian" else self._laplace
-        sensitive = np.trunc(np.asarray(values, np.float64) / grid).sum(axis=0)
+        sensitive = (cut_off(values, grid) / grid).sum(axis=0)
         noisy = sensitive + drawn(units, sensitive.size).reshape(sensitive.shape)
         return np.asarray(noisy * grid)
 
@@ -176,6 +176,11 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
 def grid_of(scale: float) -> float:
     """The power of two that secret noise of a scale lies on; seeded noise lies on it too."""
     return 2.0 ** (math.ceil(math.log2(scale)) - _UNITS)
+
+
+def cut_off(values: NDArray[Any], grid: float) -> NDArray[np.float64]:
+    """Values cut off towards zero to multiples of a power of two, which sums of them are too."""
+    return np.asarray(np.trunc(np.asarray(values, np.float64) / grid) * grid)
 
 
 def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:

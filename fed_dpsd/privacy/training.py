@@ -6,8 +6,9 @@ Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algor
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -294,9 +295,21 @@ class DPSGD(TrainingMechanism):
                 for parameter in model.parameters():
                     each = parameter.grad_sample.unflatten(0, (len(part), self.copies))
                     parameter.grad_sample = torch.nan_to_num(each.mean(1), 0, 0, 0)
+                self._shorten(list(model.parameters()))
                 optimiser.step()
                 optimiser.zero_grad()
         model.to_standard_module()
+
+    def _shorten(self, parameters: Sequence[Any]) -> None:
+        """Clip each record's gradient by its norm in float64.
+
+        Opacus' own is a sum in float32, which is short by more than the margin on wide layers.
+        """
+        each = [parameter.grad_sample for parameter in parameters]
+        squares = torch.stack([grad.flatten(1).double().square().sum(1) for grad in each]).sum(0)
+        scale = (self._clip / squares.sqrt().clamp_min(self._clip)).float()
+        for parameter, grad in zip(parameters, each, strict=True):
+            parameter.grad_sample = grad * scale.view(-1, *[1] * (grad.ndim - 1))
 
 
 def _inner_products(rows: torch.Tensor) -> torch.Tensor:

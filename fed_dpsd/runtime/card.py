@@ -31,6 +31,7 @@ from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
 
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
+SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 PATIENT_NOTE = "a patient known at one client only"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
@@ -82,7 +83,7 @@ def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
-        notes.append(SAME_ID_NOTE)
+        notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
     if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:

@@ -13,9 +13,11 @@ from dp_accounting import ComposedDpEvent
 
 from fed_dpsd.binder import Binder
 from fed_dpsd.config import Config, split_privacy, to_json
+from fed_dpsd.data import datasets
+from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
-from fed_dpsd.models.classifiers import BATCH_NORM, CLASSIFIERS
+from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism, Shared
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -120,10 +122,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
             )
         architectures = set(map(config.architecture, range(config.num_clients)))
         if isinstance(mechanism, TrainingMechanism):
-            for name in architectures & set(BATCH_NORM):
+            for name in architectures & set(NO_DP_SGD):
                 binder.problems.append(
-                    f"model.teacher={name}: its BatchNorm mixes the records of a batch, and "
-                    f"privacy={mechanism.name} must bound each one's part; use model.teacher=cnn"
+                    f"model.teacher={name}: privacy={mechanism.name} must bound each record's "
+                    "part, and its layers mix records or cannot be taken apart; use "
+                    "model.teacher=cnn"
                 )
         if method and method.averages and config.teacher.path is None:
             if len(architectures) > 1:
@@ -183,6 +186,15 @@ def _calibrate(
     mechanism = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
     settings = dataclasses.replace(settings, mechanism={**settings.mechanism, field: value})
     return mechanism, dataclasses.replace(config, privacy=settings)
+
+
+def test_split(experiment: Experiment) -> Split | None:
+    """What the server tests its student on; a deployment may have none."""
+    config = experiment.config
+    nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
+    if nothing and not config.federation.simulation:
+        return None
+    return datasets.load_test(config.data, Path(config.cache))
 
 
 def from_json(text: str) -> Experiment:

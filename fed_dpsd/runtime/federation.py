@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
+import io
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from fed_dpsd.protocol import (
     Total,
     misfit,
 )
+from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.secret import noise_of
 from fed_dpsd.runtime.site import answer, open_site, take_step
@@ -145,17 +147,35 @@ class HostedFederation(ABC):
         if self.experiment.mechanism.noise_at == "distributed":
             return self._secure_total(ask, answers)
         given = [each for each in answers.values() if isinstance(each, Answer)]
+        if self.experiment.mechanism.noise_at == "server" and given:
+            return self._noisy_total(ask, given, _refused(answers))
         total = np.zeros(ask.predictions.shape)
         for each in given:
             total += each.values
-        mechanism = self.experiment.mechanism
-        if mechanism.noise_at == "server" and given:
-            # Other answers get other noise: else what two sums differ by would be seen exactly.
-            digest = hashlib.sha256(ask.digest().encode())
-            digest.update(b"".join(each.values.tobytes() for each in given))
-            rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
-            total = mechanism.noise(total[None], ask.predictions, rng)
         return Total(total, sum(each.teachers for each in given), _refused(answers))
+
+    def _noisy_total(self, ask: Ask, given: Sequence[Answer], refused: dict[int, str]) -> Total:
+        """The sum with the server's noise, drawn once for an ask of a run and kept.
+
+        A run that is killed and resumed may find other clients there; a second sum, with other
+        noise, would be a second release of answers that were charged once.
+        """
+        path = self._notes / f"{ask.digest()}.npz"
+        if path.exists():
+            with np.load(path, allow_pickle=False) as kept:
+                return Total(kept["sum"], int(kept["count"]), refused)
+        # Other answers get other noise: else what two sums differ by would be seen exactly.
+        digest = hashlib.sha256(ask.digest().encode())
+        digest.update(b"".join(each.values.tobytes() for each in given))
+        rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
+        values = np.stack([each.values for each in given])
+        noisy = self.experiment.mechanism.noise(values, ask.predictions, rng)
+        count = sum(each.teachers for each in given)
+        content = io.BytesIO()
+        np.savez(content, sum=noisy, count=count)
+        self._notes.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content.getvalue())
+        return Total(noisy, count, refused)
 
     def _secure_total(self, ask: Ask, answers: Mapping[int, Answer | Refusal]) -> Total:
         """The sum of masked answers, which is all that is seen of them."""

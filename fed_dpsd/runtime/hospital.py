@@ -198,6 +198,8 @@ class Hospital:
             value = _at(raw, key, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
                 raise NotAllowed(f"{key} is at most {most} at this site")
+        if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
+            raise NotAllowed("this site knows no patients: data.patient_column must be null")
         if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
 
@@ -245,6 +247,7 @@ class Hospital:
             secret=SecretStreams(secret),
             most_queries=self.queries,
             summing=party and Summing(party, experiment.mechanism, ledger, run),
+            run=run,
         )
 
     def _prune(self, most: int) -> None:

@@ -34,10 +34,10 @@ from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.diagnostics import diagnose
-from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up
+from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up, test_split
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.metrics import METRICS, confusion
-from fed_dpsd.runtime.site import ledger_of, test_split
+from fed_dpsd.runtime.site import ledger_of
 from fed_dpsd.streams import Streams
 
 MEANINGFUL_EPSILON = 10.0

@@ -16,8 +16,14 @@ from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.methods.method import Method, Plan
 from fed_dpsd.privacy.accounting import within_budget
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, NonPrivate, PostProcessing
-from fed_dpsd.privacy.noise import Noise, SecretStreams
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    Mechanism,
+    NonPrivate,
+    PostProcessing,
+    Shared,
+)
+from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
@@ -53,6 +59,7 @@ class Site:
         most_queries: images that its ledger may ever hold answers to; a charge for none, such as a
             training, counts as one.
         summing: its part in secure sums; None where there are none.
+        run: the coordinator's name of the run.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class Site:
         secret: SecretStreams | None = None,
         most_queries: float = math.inf,
         summing: Summing | None = None,
+        run: str = "",
     ) -> None:
         self.config = config
         self.client = client
@@ -76,7 +84,7 @@ class Site:
         self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
         self._test = test
         self._most_queries = most_queries
-        self.summing = summing
+        self.summing, self._run = summing, run
 
     @functools.cached_property
     def mechanism(self) -> Mechanism:
@@ -152,7 +160,7 @@ class Site:
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
             if not self._charged(digest):
-                self._affordable(mechanism, digest, ask.kind, _queries(ask), ask)
+                self._affordable(mechanism, digest, ask.kind, ask)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -195,7 +203,7 @@ class Site:
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
                 if not self._charged(digest):
-                    self.ledger.charge(self._affordable(mechanism, digest, "training", ask=ask))
+                    self.ledger.charge(self._affordable(mechanism, digest, "training", ask))
             mechanism = PostProcessing(digest)
         return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
@@ -219,13 +227,12 @@ class Site:
             values = self.ledger.stored(digest)
             if values is None:
                 if not self._charged(digest):
-                    entry = self._affordable(mechanism, digest, ask.kind, _queries(ask), ask)
-                    self.ledger.charge(entry)
-                if mechanism.noise_at != "server":
+                    self.ledger.charge(self._affordable(mechanism, digest, ask.kind, ask))
+                if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
+                    values = cut_off(bounded, mechanism.grid).sum(0)
+                else:
                     rng = self._noise.numpy("answer", self.client, int(digest, 16))
                     values = mechanism.noise(bounded, ask.predictions, rng)
-                else:
-                    values = bounded.sum(0)
                 self.ledger.store(digest, values)
         return Answer(ask.query_id, values, self.config.teachers_per_client)
 
@@ -258,6 +265,8 @@ class Site:
         asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         if self.summing:
             asked += f" {self.summing.tag(ask.digest())}"
+        elif mechanism.noise_at == "server":  # which draws other noise in another run
+            asked += f" {self._run}"
         return hashlib.sha256(asked.encode()).hexdigest()
 
     def _charged(self, digest: str) -> bool:
@@ -268,18 +277,14 @@ class Site:
         return sum(max(entry.queries, 1) for entry in self.ledger.entries())
 
     def _affordable(
-        self,
-        mechanism: Mechanism,
-        digest: str,
-        kind: EntryKind,
-        queries: int = 0,
-        ask: Ask | None = None,
+        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
     ) -> Entry:
         """A charge that does not pass the budget; inside a transaction.
 
         Raises:
             BudgetSpent: it would.
         """
+        queries = ask.queries if ask and kind != "training" else 0
         entry = Entry.now(
             digest=digest,
             kind=kind,
@@ -299,11 +304,6 @@ class Site:
             if not within_budget(charges, settings.budget, settings.delta):
                 raise BudgetSpent("the client's privacy budget is spent")
         return entry
-
-
-def _queries(ask: Ask) -> int:
-    """What an answer is charged for; class counts come with a training."""
-    return 1 if ask.kind in ("weights", "train") else len(ask.images)
 
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
@@ -347,15 +347,6 @@ def load_data(config: DataConfig, cache: str) -> Dataset:
     return datasets.load(config, Path(cache))
 
 
-def test_split(experiment: Experiment) -> Split | None:
-    """What the server tests its student on; a deployment may have none."""
-    config = experiment.config
-    nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
-    if nothing and not config.federation.simulation:
-        return None
-    return datasets.load_test(config.data, Path(config.cache))
-
-
 @functools.lru_cache(maxsize=2)
 def _shares(
     data: DataConfig, cache: str, rule: partition.Partition, num_clients: int
@@ -397,4 +388,5 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         ledger=ledger,
         secret=noise_of(experiment, run_folder, name_of(client)),
         summing=party and Summing(party, experiment.mechanism, ledger, run_folder.name),
+        run=run_folder.name,
     )

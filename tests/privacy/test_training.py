@@ -1,5 +1,6 @@
 """Private training: its bounds, sampling and noise law, the class counts, and their events."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -17,6 +18,8 @@ from scipy import stats
 from scipy.optimize import brentq
 from torch import nn
 
+from fed_dpsd.models import initialise
+from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy.accounting import Charge, epsilon, prove
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -151,6 +154,26 @@ def test_a_layer_that_mixes_records_is_refused():
 def test_training_parameters_are_checked(field, value):
     with pytest.raises(ValueError, match=f"{field}="):
         dp_sgd(**{field: value})
+
+
+@pytest.mark.parametrize("shortened", [True, False], ids=["ours", "control"])
+def test_a_record_stays_within_its_bound_on_a_wide_network(monkeypatch, shortened):
+    """Opacus' float32 norm alone, the control, lets it out by more than the margin."""
+    parts = []
+
+    def unnoised(mechanism, total, size, rng):
+        parts.append(total.double().square().sum())
+        return total
+
+    monkeypatch.setattr(DPSGD, "_noisy", unnoised)
+    if not shortened:
+        monkeypatch.setattr(DPSGD, "_shorten", lambda mechanism, parameters: None)
+    build = functools.partial(CLASSIFIERS["lenet"], (3, 32, 32), 10, 64)
+    model = initialise(build, torch.Generator().manual_seed(0))
+    image = torch.rand((1, 1, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+    mechanism = dp_sgd(sample_rate=1.0)
+    mechanism.train(model, image, torch.tensor([3]), rng())
+    assert (sum(parts) ** 0.5 <= mechanism.max_grad_norm) == shortened
 
 
 # --- a linear layer: the same steps without forming the gradients ---

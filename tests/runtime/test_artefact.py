@@ -13,8 +13,8 @@ from fed_dpsd.methods.method import predict
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.artefact import FACTS, Format, Network, export, open_student
+from fed_dpsd.runtime.experiment import test_split as held_out
 from fed_dpsd.runtime.federation import LocalFederation
-from fed_dpsd.runtime.site import test_split as held_out
 
 
 @pytest.fixture

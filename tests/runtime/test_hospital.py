@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,6 +115,7 @@ def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
 
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path / "hospital", budget=2.0))
+    hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     raw = json.loads(deployed("privacy=gradient").to_json())
     raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
@@ -122,7 +124,8 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw["federation"]["simulation"] = True
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
-    assert (config.data.path, config.data.hub, config.data.patient_column) == (None, None, None)
+    assert (config.data.path, config.data.hub) == (None, None)
+    assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
     assert not config.federation.simulation
     assert "/etc" not in str(config)

@@ -17,8 +17,10 @@ from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.flower import codec
+from fed_dpsd.runtime.flower.server import GridFederation
 from fed_dpsd.runtime.site import Site
 from tests.runtime.hospitals import Hospitals, answer, ask, federate, site_file, summing
+from tests.runtime.test_federation import CLIENT_APP
 
 COUNTS = "privacy=dp_teacher", "privacy.steps=2", "model.teacher=scattering"
 SUMMED = (
@@ -137,6 +139,41 @@ def test_a_number_is_no_box():
     reply["boxes 0"] = huge
     with pytest.raises(ProtocolError, match="malformed"):
         codec.unpack_replies(reply, [0])
+
+
+def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_path):
+    """Else the mean over runs would show the sum, which each hospital was charged for once."""
+    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    grid = Hospitals(files)
+    first = federate(experiment, grid).total(ask())
+    second = federate(experiment, grid).total(ask())
+    assert not np.isclose(first.sum, second.sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):
+    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    folder, grid = runs.new_run_folder(experiment), Hospitals(files)
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    resumed = GridFederation(experiment, grid, folder, CLIENT_APP)
+    grid.offline = {101}
+    again = resumed.total(ask())
+    assert np.array_equal(first.sum, again.sum)
+    assert (first.count, again.count) == (2, 2)
+    assert not np.isclose(first.sum, resumed.total(ask(2)).sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
+    """What the coordinator prints of a patient is for shards by patient."""
+    text = deployed("privacy=gradient", "+data.patient_column=patient").to_json()
+    hospital = hospitals.open_file(site_file(tmp_path))
+    refused = answer(hospital, text, ask())
+    assert refused.reason == "this site knows no patients: data.patient_column must be null"
+    known = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    assert isinstance(answer(known, text, ask()), Answer)
 
 
 # --- a hospital ---

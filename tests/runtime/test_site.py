@@ -50,6 +50,19 @@ def test_a_charge_comes_before_the_noise(small, records):
         assert entry.costs[pair] == Watching(10, 1.0, 3).event(*pair)
 
 
+def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records):
+    """To the noise's grid: of a sum that is cut off as a whole, one teacher could move more."""
+    settings = "privacy.noise_at=server", "privacy.noise_multiplier=1e7", "teachers_per_client=3"
+    site, _ = make(small("privacy=gradient", *settings), records)
+    mechanism = site.mechanism
+    rng = np.random.Generator(np.random.PCG64(0))
+    gradients, question = rng.normal(size=(3, 32, 10)), ask()
+    sent = site.release(mechanism, gradients, question).values / mechanism.grid
+    bounded = [mechanism.encode(each, question.predictions) / mechanism.grid for each in gradients]
+    assert np.array_equal(sent, np.trunc(bounded).sum(axis=0))
+    assert not np.array_equal(sent, np.trunc(np.sum(bounded, axis=0)))
+
+
 def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
     site, answer = make(small("privacy=gradient"), records)
     first, again = answer(ask()), answer(ask())

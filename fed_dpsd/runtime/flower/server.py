@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fed_dpsd.config import FLAT_KEYS, UserError, from_run_config
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime.experiment import Experiment, set_up
+from fed_dpsd.runtime.experiment import Experiment, set_up, test_split
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.flower.client import code_digest
 from fed_dpsd.runtime.flower.codec import (
@@ -37,7 +37,6 @@ from fed_dpsd.runtime.flower.codec import (
     reading,
     unpack_replies,
 )
-from fed_dpsd.runtime.site import test_split
 
 ATTEMPTS = 3
 OUT_OF_REACH = {

@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it c
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
 REHEARSED = 16  # images
 AGAIN_SECONDS = 10.0
-HELD_OUT = 5  # one record of so many is not trained on
+HELD_OUT = 5  # one image or patient of about so many is not trained on
 
 
 @app.command()
@@ -76,6 +76,8 @@ def check(
     out.print(_counts(hospital, found))
     pixels = found.records.images
     out.print(f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average")
+    if repeated := _repeated(found):
+        out.print(f"repeated: {repeated}")
     for line in found.unreadable:
         out.print(f"left out: {line}", markup=False, soft_wrap=True)
     experiment = _experiment(hospital, overrides or [])
@@ -93,8 +95,7 @@ def check(
         )
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)  # holds the secret
     with client_threads(experiment), place as folder:
-        accuracy = _train(hospital, found, experiment, Path(folder))
-        out.print(f"a teacher: {100 * accuracy:.1f} % on every {HELD_OUT}th record, held out")
+        out.print(f"a teacher: {_train(hospital, found, experiment, Path(folder))}")
         told = _rehearse(hospital, experiment, Path(folder))
         out.print(f"an answer, rehearsed: {told}", soft_wrap=True)
 
@@ -107,6 +108,20 @@ def _counts(hospital: Hospital, found: HospitalRecords) -> Table:
         labels = [label for label, known in hospital.files.classes.items() if known == number]
         table.add_row(str(number), ", ".join(labels), f"{count:,}")
     return table
+
+
+def _repeated(found: HospitalRecords) -> str:
+    """Images that are there more than once, "" where none is."""
+    ids, patients = found.ids, found.records.patients
+    images = len(np.unique(ids))
+    if images == len(ids):
+        return ""
+    told = f"{len(ids) - images:,} records have an image that another has"
+    for what, values in (("label", found.records.labels), ("patient", patients)):
+        if values is not None:
+            pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
+            told += f"; {pairs - images:,} with another {what}"
+    return told
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
@@ -130,20 +145,21 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
 
 
-def _train(
-    hospital: Hospital, found: HospitalRecords, experiment: Experiment, folder: Path
-) -> float:
-    """The accuracy of teachers, together, on records that they have not seen."""
+def _train(hospital: Hospital, found: HospitalRecords, experiment: Experiment, folder: Path) -> str:
+    """The accuracy of teachers, together, on images (or patients) that they have not seen."""
     config = dataclasses.replace(experiment.config, cache=str(folder))
-    held_out = np.arange(len(found.ids)) % HELD_OUT == 0
-    seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     ids = found.ids if found.records.patients is None else found.records.patients
+    held_out = ids % HELD_OUT == 0
+    seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    if not (len(seen) and len(unseen)):
+        return f"{len(ids)} records are too few to test one"
     secret = SecretStreams(secret_of(folder / "rehearsal"))
     records = found.records.take(seen)
     teachers = Teachers(config, experiment.mechanism, hospital.client, records, ids[seen], secret)
     tested = found.records.take(unseen)
     probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
-    return float((probabilities.argmax(1) == tested.labels).mean())
+    right = (probabilities.argmax(1) == tested.labels).mean()
+    return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:

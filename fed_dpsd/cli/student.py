@@ -33,7 +33,7 @@ def predict(
     model: Annotated[Path, typer.Argument(help="An exported .safetensors file.", metavar="MODEL")],
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
 ) -> None:
-    """Print a CSV line on each image: the class, and every class's probability.
+    """Print a CSV line on each image: the class's number, and every class's probability.
 
     Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
     """

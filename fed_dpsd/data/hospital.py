@@ -7,6 +7,8 @@ and log, and never part of a message.
 import csv
 import hashlib
 import io
+import os
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 
-NAMED_AT_MOST = 5
+NAMED_AT_MOST, LONGEST_NAME = 5, 120
+PHOTOMETRIC = 262  # TIFF's tag: 0 where white is 0
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
@@ -51,6 +54,8 @@ class HospitalFiles:
         if not self.classes:
             raise ValueError("classes={} names no label; map each local label to a class")
         for label, number in self.classes.items():
+            if not isinstance(label, str):
+                raise ValueError(f"classes: {label!r} is no text; quote it: '{label}': {number}")
             if not isinstance(number, int) or isinstance(number, bool) or number < 0:
                 raise ValueError(f"classes.{label}={number!r} must be a class, 0 or more")
 
@@ -61,7 +66,8 @@ class HospitalRecords:
 
     Args:
         records: of the federation's shape and classes.
-        ids: (N,) int64, a hash of each image's own content: it stays when others come or go.
+        ids: (N,) int64, ascending: a hash of each image's file, or of its pixels in an npz. So the
+            order of the files does not matter, and an id stays when others come or go.
         unreadable: what was left out, a line each.
     """
 
@@ -75,7 +81,7 @@ class _Item(NamedTuple):
 
     name: str
     image: Path | bytes | NDArray[np.uint8]
-    label: str
+    label: str | None
     patient: str | None
 
 
@@ -100,6 +106,9 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
     reader = _reader(path)
     images, labels, ids, patients, unreadable, strangers = [], [], [], [], [], set()
     for item in reader(path, files):
+        if item.label is None:
+            unreadable.append(f"{item.name}: it lies in no class's folder")
+            continue
         if item.label not in files.classes:
             strangers.add(item.label)
             continue
@@ -124,15 +133,28 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         )
     if not images:
         raise UserError(f"{path} holds no image that can be read; give the folder or file of some")
-    known = np.array(patients, np.int64) if files.patient_column is not None else None
-    split = Split(np.stack(images), np.array(labels, np.int64), known)
-    return HospitalRecords(split, np.array(ids, np.int64), tuple(unreadable))
+    order = np.lexsort((patients, labels, ids))  # files in another order are the same records
+    known = np.array(patients, np.int64)[order] if files.patient_column is not None else None
+    split = Split(np.stack(images)[order], np.array(labels, np.int64)[order], known)
+    return HospitalRecords(split, np.array(ids, np.int64)[order], tuple(unreadable))
 
 
 def _some(what: str, lines: Sequence[str]) -> str:
     """So many of something, the first few by name, for a sentence that ends with a predicate."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
-    return f"{len(lines)} {what} ({', '.join(lines[:NAMED_AT_MOST])}{more}) are"
+    some = ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST])
+    return f"{len(lines)} {what} ({some}{more}) are"
+
+
+def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str:
+    """A patient's name; without one an image might be seen by another of the patient's teachers."""
+    text = "" if value is None or value != value else str(value).strip()
+    if not text:
+        raise UserError(
+            f"{path}: {name} has no {files.patient_column}; name its patient, or set "
+            "patient_column: null"
+        )
+    return text
 
 
 def _number(content: bytes) -> int:
@@ -142,6 +164,8 @@ def _number(content: bytes) -> int:
 
 
 # --- formats ---
+
+_RIGHTS = "see that it is there, and that the user of the service may read it"
 
 
 def _reader(path: Path) -> Callable[[Path, HospitalFiles], Iterator[_Item]]:
@@ -157,27 +181,42 @@ def _reader(path: Path) -> Callable[[Path, HospitalFiles], Iterator[_Item]]:
 
 
 def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """A subfolder for each class, with images at any depth; hidden files are passed over."""
+    """A subfolder for each class, with images at any depth; what is hidden is passed over."""
     if files.patient_column is not None:
         raise UserError(
             f"patient_column={files.patient_column!r}: a folder of classes names no patients; use "
             "a CSV with a column for them, or null"
         )
-    for folder in sorted(each for each in path.iterdir() if each.is_dir()):
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and not file.name.startswith("."):
-                yield _Item(str(file.relative_to(path)), file, folder.name, None)
+    for label in files.classes:
+        if not (path / label).is_dir():
+            raise UserError(f"{path}: there is no folder {label!r} of classes; {_RIGHTS}")
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}); {_RIGHTS}")
+
+    for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
+        folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        for name in names:
+            file = Path(place) / name
+            inside = file.relative_to(path)
+            if not name.startswith("."):
+                below = inside.parts[0] if len(inside.parts) > 1 else None
+                yield _Item(str(inside), file, below, None)
 
 
 def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
     """A row for each image."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        _check_columns(path, files, reader.fieldnames or ())
-        for row in reader:
-            name = row[files.image_column] or ""
-            patient = files.patient_column and row[files.patient_column]
-            yield _Item(name, path.parent / name, row[files.label_column] or "", patient)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            _check_columns(path, files, reader.fieldnames or ())
+            for row in reader:
+                name, patient = row[files.image_column] or "", None
+                if files.patient_column is not None:
+                    patient = _patient(path, files, name, row[files.patient_column])
+                yield _Item(name, path.parent / name, row[files.label_column] or "", patient)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no CSV in UTF-8 ({error}); export it as one") from None
 
 
 def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
@@ -187,34 +226,52 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             _check_columns(path, files, arrays.files)
             images = arrays[files.image_column]
             labels = arrays[files.label_column].reshape(-1)
-            patients = files.patient_column and arrays[files.patient_column].reshape(-1)
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} cannot be read ({error}); give arrays without objects") from None
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+            patients = None
+            if files.patient_column is not None:
+                patients = arrays[files.patient_column].reshape(-1)
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+        raise UserError(
+            f"{path} cannot be read; give an npz of arrays, with no objects among them"
+        ) from None
+    pixels = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+    if images.dtype != np.uint8 or not pixels or 0 in images.shape:
         raise UserError(
             f"{path}: {files.image_column} is {images.dtype} of shape {images.shape}; it must be "
             "uint8 of shape (N, H, W) or (N, H, W, 3)"
         )
-    if len(labels) != len(images):
-        raise UserError(f"{path}: {len(images)} images but {len(labels)} labels")
-    for index, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        patient = None if patients is None else str(patients[index])
-        yield _Item(f"image {index}", pixels, str(label), patient)
+    for what, array in (("labels", labels), ("patients", patients)):
+        if array is not None and len(array) != len(images):
+            raise UserError(f"{path}: {len(images)} images but {len(array)} {what}")
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        name, patient = f"image {index}", None
+        if patients is not None:
+            patient = _patient(path, files, name, patients[index])
+        yield _Item(name, image, str(label), patient)
 
 
 def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
     """Encoded images as Hugging Face keeps them: bytes, or a struct with `bytes`."""
-    _check_columns(path, files, pyarrow.parquet.read_schema(path).names)
     columns = [files.image_column, files.label_column]
-    columns += [files.patient_column] if files.patient_column else []
+    columns += [files.patient_column] if files.patient_column is not None else []
     index = 0
-    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=columns):
-        for row in batch.to_pylist():
-            image = row[files.image_column]
-            picture = image["bytes"] if isinstance(image, Mapping) else image
-            patient = str(row[files.patient_column]) if files.patient_column else None
-            yield _Item(f"row {index}", picture or b"", str(row[files.label_column]), patient)
-            index += 1
+    try:
+        _check_columns(path, files, pyarrow.parquet.read_schema(path).names)
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=columns):
+            for row in batch.to_pylist():
+                name, patient = f"row {index}", None
+                if files.patient_column is not None:
+                    patient = _patient(path, files, name, row[files.patient_column])
+                image = row[files.image_column]
+                image = image.get("bytes") if isinstance(image, Mapping) else image
+                if not isinstance(image, bytes):
+                    raise UserError(
+                        f"{path}: {name} has {type(image).__name__} as {files.image_column}; it "
+                        "must be an encoded image's bytes"
+                    )
+                yield _Item(name, image, str(row[files.label_column]), patient)
+                index += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as parquet ({error})") from None
 
 
 def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> None:
@@ -239,24 +296,38 @@ def open_image(
         shape: what it becomes: grey or RGB, the middle square, scaled.
 
     Raises:
-        OSError or ValueError: it is no image.
+        OSError or ValueError: it is no image, or its pixels have no range that is known.
     """
     if isinstance(image, np.ndarray):
         return image.tobytes(), _fit(Image.fromarray(image), shape)
+    if isinstance(image, Path) and image.exists() and not image.is_file():
+        raise ValueError("it is no file")
     content = image.read_bytes() if isinstance(image, Path) else image
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
-            return content, _fit(ImageOps.exif_transpose(opened), shape)
+        with (
+            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
+            Image.open(io.BytesIO(content), formats=FORMATS) as opened,
+        ):
+            inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
+            return content, _fit(ImageOps.exif_transpose(opened), shape, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError as error:
-        raise ValueError(str(error)) from None
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # Pillow's plugins raise whatever broken bytes lead them to
+        raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _fit(image: Any, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """(C, size, size) pixels: the middle square, scaled; 16 bits become 8."""
-    if image.mode.startswith("I"):  # radiographs often have 16 bits, which "L" would cut off at 255
-        image = Image.fromarray((np.asarray(image).clip(0, 65_535) >> 8).astype(np.uint8))
+def _fit(image: Any, shape: tuple[int, ...], inverted: bool = False) -> NDArray[np.uint8]:
+    """(C, size, size) pixels: the middle square, scaled; 16 bits become 8.
+
+    Pillow turns an inverted image of 8 bits (white is 0) around, and none of 16.
+    """
+    if image.mode in ("I", "F"):  # "L" would cut them off at 255
+        raise ValueError("its pixels are floats or 32-bit numbers; convert it to 8 or 16 bits")
+    if image.mode.startswith("I;16"):  # as radiographs often have
+        values = np.asarray(image).astype(np.uint16)
+        image = Image.fromarray(((~values if inverted else values) >> 8).astype(np.uint8))
     image = image.convert("L" if shape[0] == 1 else "RGB")
     size = shape[1:]
     if image.size != size:

@@ -55,7 +55,7 @@ class SecureGenerator:
         grid = grid_of(scale)
         units = math.ceil(scale / grid)
         drawn = self._gaussian if law == "gaussian" else self._laplace
-        sensitive = (cut_off(values, grid) / grid).sum(axis=0)
+        sensitive = np.trunc(np.asarray(values, np.float64) / grid).sum(axis=0)
         noisy = sensitive + drawn(units, sensitive.size).reshape(sensitive.shape)
         return np.asarray(noisy * grid)
 

@@ -305,11 +305,12 @@ class DPSGD(TrainingMechanism):
 
         Opacus' own is a sum in float32, which is short by more than the margin on wide layers.
         """
-        each = [parameter.grad_sample for parameter in parameters]
-        squares = torch.stack([grad.flatten(1).double().square().sum(1) for grad in each]).sum(0)
-        scale = (self._clip / squares.sqrt().clamp_min(self._clip)).float()
-        for parameter, grad in zip(parameters, each, strict=True):
-            parameter.grad_sample = grad * scale.view(-1, *[1] * (grad.ndim - 1))
+        each = [parameter.grad_sample.flatten(1) for parameter in parameters]
+        norms = [torch.linalg.vector_norm(grad, dim=1, dtype=torch.float64) for grad in each]
+        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+        scale = (self._clip / norm.clamp_min(self._clip)).float()
+        for grad in each:  # which the parameters share
+            grad.mul_(scale[:, None])
 
 
 def _inner_products(rows: torch.Tensor) -> torch.Tensor:

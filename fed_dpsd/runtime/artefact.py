@@ -150,6 +150,8 @@ def open_student(path: Path) -> Student:
     model = network.build()
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
+    if checkpoint.digest_of(weights) != facts.get("student_sha256"):
+        raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
     model.load_state_dict(weights)
     return Student(network, model, facts)
 

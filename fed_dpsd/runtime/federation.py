@@ -147,7 +147,7 @@ class HostedFederation(ABC):
         if self.experiment.mechanism.noise_at == "distributed":
             return self._secure_total(ask, answers)
         given = [each for each in answers.values() if isinstance(each, Answer)]
-        if self.experiment.mechanism.noise_at == "server" and given:
+        if self.experiment.mechanism.noise_at == "server":
             return self._noisy_total(ask, given, _refused(answers))
         total = np.zeros(ask.predictions.shape)
         for each in given:
@@ -164,6 +164,8 @@ class HostedFederation(ABC):
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
                 return Total(kept["sum"], int(kept["count"]), refused)
+        if not given:
+            return Total(np.zeros(ask.predictions.shape), 0, refused)
         # Other answers get other noise: else what two sums differ by would be seen exactly.
         digest = hashlib.sha256(ask.digest().encode())
         digest.update(b"".join(each.values.tobytes() for each in given))

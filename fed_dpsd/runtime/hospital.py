@@ -96,6 +96,12 @@ class Hospital:
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
         require(self, colluding=0)
+        if (
+            len(self.shape) != 3
+            or self.shape[0] not in (1, 3)
+            or not 0 < self.shape[1] == self.shape[2]
+        ):
+            raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
         if self.keys and len(self.keys) != self.num_clients:
             raise ValueError(f"keys: {len(self.keys)} of num_clients={self.num_clients}")
         if self.client >= self.num_clients:

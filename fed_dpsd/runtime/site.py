@@ -143,24 +143,24 @@ class Site:
             )
 
     def admit(self, ask: Ask) -> None:
-        """Refuse what `release` would refuse, before teachers are trained for it.
-
-        Else a client whose budget is spent could be kept busy, and its disk be filled, for ever.
+        """Refuse what `release` would refuse, before teachers are trained for it in vain.
 
         Raises:
             BudgetSpent: the ask was not charged before, and would pass the budget.
         """
         if self._teachers.ready:
             return
-        mechanism = self._mechanism
-        if isinstance(mechanism, TrainingMechanism):  # its training is charged before it starts
-            mechanism = PostProcessing(self._teachers.identity)
+        mechanism, training = self._mechanism, ""
+        if isinstance(mechanism, TrainingMechanism):  # whose budget is looked at before it starts
+            training = self._retraining(ask) if ask.kind == "train" else self._teachers.identity
+            mechanism = PostProcessing(training)
         elif ask.kind in ("weights", "train"):
             mechanism = NonPrivate()
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
             if not self._charged(digest):
-                self._affordable(mechanism, digest, ask.kind, ask)
+                more = bool(training) and not self._charged(training)
+                self._affordable(mechanism, digest, ask.kind, ask, more)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -199,7 +199,7 @@ class Site:
             self._teachers.check_weights(ask.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
-        digest = hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
+        digest = self._retraining(ask)
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
                 if not self._charged(digest):
@@ -269,6 +269,10 @@ class Site:
             asked += f" {self._run}"
         return hashlib.sha256(asked.encode()).hexdigest()
 
+    def _retraining(self, ask: Ask) -> str:
+        """What a training that starts at the ask's weights is charged under."""
+        return hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
+
     def _charged(self, digest: str) -> bool:
         return any(entry.digest == digest for entry in self.ledger.entries())
 
@@ -277,9 +281,14 @@ class Site:
         return sum(max(entry.queries, 1) for entry in self.ledger.entries())
 
     def _affordable(
-        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
+        self,
+        mechanism: Mechanism,
+        digest: str,
+        kind: EntryKind,
+        ask: Ask | None = None,
+        more: int = 0,
     ) -> Entry:
-        """A charge that does not pass the budget; inside a transaction.
+        """A charge that does not pass the budget, nor `more` queries; inside a transaction.
 
         Raises:
             BudgetSpent: it would.
@@ -296,7 +305,7 @@ class Site:
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
         )
-        if self._answered() + max(queries, 1) > self._most_queries:
+        if self._answered() + max(queries, 1) + more > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
         settings = self.config.privacy
         if settings.budget is not None:
@@ -372,9 +381,8 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
 def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     """A simulated client."""
-    config = experiment.config
+    config, share = experiment.config, shares(experiment)[client]
     data = load_data(config.data, config.cache)
-    share = shares(experiment)[client]
     records = data.train.take(share)
     ledger = ledger_of(experiment, client, run_folder)
     party = simulated_party(experiment, client, run_folder)

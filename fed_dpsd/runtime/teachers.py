@@ -220,9 +220,7 @@ class Teachers:
                     os.utime(path)
                 return teacher
             except (ValueError, RuntimeError):
-                path.unlink(
-                    missing_ok=True
-                )  # a damaged cache entry is trained again, to the same bits
+                path.unlink(missing_ok=True)  # what is damaged is trained again, to the same bits
         # The noise of a private training follows the records too, as it must not be drawn twice.
         purpose = (
             ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)

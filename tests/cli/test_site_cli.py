@@ -37,7 +37,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     assert "a run: " in told
     assert "spent so far: 0 (record, add_remove" in told
     assert "the budget is 100" in told
-    assert "% on every 5th record, held out" in told
+    assert re.search(r"a teacher: [0-9.]+ % on \d+ records that were held out", told)
     assert "an answer, rehearsed: 16 images, 640 bytes, which would cost" in told
     ledger = open_file(file).ledger
     with ledger.transaction():
@@ -81,6 +81,34 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     assert "queries=8 does not last for this run" in err
 
 
+def test_repeated_images_are_told_and_held_out_together(fed_dpsd, tmp_path):
+    """Labels are of chance, so a teacher can only know those of images that it has seen."""
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    path = tmp_path / "hospital" / "scans.npz"
+    with np.load(path) as arrays:
+        images, labels, patients = (arrays[name] for name in ("image", "label", "patient"))
+    labels[1], images[1], images[2] = 5, images[0], images[0]
+    np.savez(path, image=images, label=labels, patient=patients)
+    settings = yaml.safe_load(file.read_text()) | {"budget": 1e9, "queries": 10_000}
+    settings["files"]["patient_column"] = "patient"
+    file.write_text(yaml.safe_dump(settings))
+    code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
+    assert (code, err) == (0, "")
+    told = (
+        "repeated: 2 records have an image that another has; 2 with another label; 1 with another"
+    )
+    assert any(line.startswith(told) for line in out)
+
+
+def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path):
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    images = np.zeros((1, 8, 8), np.uint8)
+    np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
+    code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
+    assert code == 0
+    assert "a teacher: 1 records are too few to test one" in out
+
+
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"], queries=10_000
@@ -93,7 +121,7 @@ def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number}.png")
     (folder / "broken.png").write_bytes(b"no image")
     settings = yaml.safe_load(file.read_text())
-    settings["files"] |= {"path": "images", "skip_unreadable": True}
+    settings["files"] |= {"path": "images", "skip_unreadable": True, "classes": {"0": 0}}
     file.write_text(yaml.safe_dump(settings))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL)
     assert code == 0

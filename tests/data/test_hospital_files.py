@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -70,11 +71,12 @@ def test_every_format_gives_the_same_records(tmp_path, write):
     ]
     assert found.records.images.shape == (3, *SHAPE)
     assert found.unreadable == ()
-    patients = found.records.patients
     if write is folder:
-        assert patients is None
+        assert found.records.patients is None
     else:
-        assert patients[0] == patients[2] != patients[1]
+        patients = dict(zip(shades, found.records.patients, strict=True))
+        assert patients[0] == patients[255] != patients[100]
+    assert (np.diff(found.ids) > 0).all()
 
 
 @pytest.mark.parametrize("write", [folder, table, npz, parquet])
@@ -101,11 +103,114 @@ def test_colours_sizes_and_depths_become_the_federations(tmp_path):
     wide[:, 10:20] = 90
     Image.fromarray(wide).save(scans / "ill" / "2.png")
     records = read(files, SHAPE, 3).records
-    assert records.images[2].max() == records.images[2].min() == 128
-    assert len(np.unique(records.images[0])) == 1
-    assert np.median(records.images[1]) == 90
+    red = 60  # as grey
+    middles = {image[0, 4, 4]: image for image in records.images}
+    assert set(middles) == {128, red, 90}
+    assert all(len(np.unique(middles[shade])) == 1 for shade in (128, red))
+    assert np.median(middles[90]) == 90
     coloured = read(files, (3, 8, 8), 3).records
-    assert coloured.images[0, :, 0, 0].tolist() == [200, 0, 0]
+    assert [200, 0, 0] in coloured.images[:, :, 0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "white_is_zero", "shade"),
+    [
+        (np.full((8, 8), 200 << 8, np.uint16), False, 200),
+        (np.full((8, 8), 200 << 8, np.uint16), True, 55),
+        (np.full((8, 8), 200, np.uint8), False, 200),
+        (np.full((8, 8), 200, np.uint8), True, 200),  # Pillow writes and reads it turned around
+    ],
+)
+def test_a_tiff_says_which_end_is_white(tmp_path, pixels, white_is_zero, shade):
+    files = folder(tmp_path, RECORDS[1:])
+    (tmp_path / "scans" / "well").mkdir()
+    tags = {262: 0} if white_is_zero else {}
+    Image.fromarray(pixels).save(tmp_path / "scans" / "well" / "x.tiff", tiffinfo=tags)
+    records = read(files, SHAPE, 3).records
+    assert records.images[records.labels == 0].max() == shade
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_numbers_of_no_known_range_are_no_picture(tmp_path, kind):
+    files = folder(tmp_path)
+    Image.fromarray(np.full((8, 8), 7, kind)).save(tmp_path / "scans" / "well" / "x.tiff")
+    with pytest.raises(UserError, match="x.tiff: its pixels are floats or 32-bit numbers; convert"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("content", [b"PNG", b"IDAT"])
+def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch, content):
+    files = folder(tmp_path)
+
+    def broken(*_, **__):
+        raise SyntaxError("broken chunk")
+
+    monkeypatch.setattr("fed_dpsd.data.hospital.ImageOps.exif_transpose", broken)
+    with pytest.raises(UserError, match=r"3 images \(.*broken chunk.*\) are unreadable"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("write", [folder, table, npz, parquet])
+def test_records_in_another_order_are_the_same(tmp_path, write):
+    """Else a CSV that is exported again would be another training, charged again."""
+    found = []
+    for name, records in (("one", RECORDS), ("two", RECORDS[::-1])):
+        (tmp_path / name).mkdir()
+        found.append(read(write(tmp_path / name, records), SHAPE, 3).records)
+    assert np.array_equal(found[0].images, found[1].images)
+    assert np.array_equal(found[0].labels, found[1].labels)
+    assert write is folder or np.array_equal(found[0].patients, found[1].patients)
+
+
+def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
+    files = folder(tmp_path)
+    scans = tmp_path / "scans"
+    (scans / "linked").symlink_to(scans / "ill", target_is_directory=True)
+    with pytest.raises(UserError, match=r"1 labels \(linked\) are not in classes"):
+        read(files, SHAPE, 3)
+    (scans / "linked").unlink()
+    (scans / "ill" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (scans / "loose.png").write_bytes(png(3))
+    (scans / "ill" / ".ipynb_checkpoints").mkdir()
+    (scans / "ill" / ".ipynb_checkpoints" / "copy.png").write_bytes(png(4))
+    os.mkfifo(scans / "ill" / "pipe.png")
+    found = read(replace(files, skip_unreadable=True), SHAPE, 3)
+    names = ["ill/gone.png", "ill/pipe.png", "loose.png"]
+    assert sorted(line.partition(":")[0] for line in found.unreadable) == names
+    assert len(found.ids) == 3
+    with pytest.raises(UserError, match="there is no folder 'fine' of classes; see that it is"):
+        read(replace(files, classes=FILES.classes | {"fine": 1}), SHAPE, 3)
+
+
+def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
+    files = folder(tmp_path)
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match="scans cannot be read .* the user of the service may read"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("missing", ["", "  ", None, float("nan")])
+@pytest.mark.parametrize("write", [table, parquet])
+def test_every_record_has_a_patient(tmp_path, write, missing):
+    """A record of nobody's would be seen by another of its patient's teachers."""
+    records = [*RECORDS[:2], ("ill", 255, missing)]
+    if write is parquet and isinstance(missing, str):
+        records[2] = ("ill", 255, missing)
+    elif write is parquet:
+        records = [("well", 0, 1.0), ("ill", 100, 2.0), ("ill", 255, missing)]
+    if write is table and isinstance(missing, float):
+        pytest.skip("a CSV has text")
+    with pytest.raises(UserError, match="has no patient; name its patient, or set patient_column"):
+        read(write(tmp_path, records), SHAPE, 3)
+
+
+def test_spaces_make_no_other_patient(tmp_path):
+    records = [("well", 0, "ann"), ("ill", 100, " ann ")]
+    assert len(set(read(table(tmp_path, records), SHAPE, 3).records.patients)) == 1
 
 
 def test_unreadable_images_are_named_and_skipped_only_where_that_is_allowed(tmp_path):
@@ -164,7 +269,10 @@ def test_a_folder_of_classes_knows_no_patients(tmp_path):
     ("arrays", "message"),
     [
         ({"image": np.zeros((3, 8, 8))}, "image is float64 of shape .* it must be uint8"),
+        ({"image": np.zeros((3, 8, 8, 4), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
+        ({"image": np.zeros((3, 0, 8), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
         ({"label": np.zeros(2)}, "3 images but 2 labels"),
+        ({"patient": np.zeros(4)}, "3 images but 4 patients"),
         ({"label": np.array(["ill", None, 3], object)}, "cannot be read"),
     ],
 )
@@ -176,8 +284,38 @@ def test_arrays_that_do_not_fit_are_errors(tmp_path, arrays, message):
 
 @pytest.mark.parametrize(
     ("classes", "message"),
-    [({}, "names no label"), ({"ill": -1}, "classes.ill=-1"), ({"ill": True}, "classes.ill=True")],
+    [
+        ({}, "names no label"),
+        ({0: 0}, "classes: 0 is no text; quote it: '0': 0"),
+        ({"ill": -1}, "classes.ill=-1"),
+        ({"ill": True}, "classes.ill=True"),
+    ],
 )
 def test_classes_are_numbers(classes, message):
     with pytest.raises(ValueError, match=message):
         replace(FILES, classes=classes)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PAR1"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv"])
+def test_what_is_no_such_file_is_an_error(tmp_path, suffix, content):
+    path = tmp_path / f"scans{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
+        read(replace(FILES, path=str(path)), SHAPE, 3)
+
+
+def test_a_table_is_text_in_utf8(tmp_path):
+    files = table(tmp_path)
+    (tmp_path / "scans.csv").write_bytes("image,label,patient\n0.png,well,é\n".encode("latin-1"))
+    with pytest.raises(UserError, match="is no CSV in UTF-8"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("images", [["a", "b", "c"], [1, 2, 3], [{"path": "x"}] * 3])
+def test_parquet_holds_encoded_images(tmp_path, images):
+    files = parquet(tmp_path)
+    columns = {"image": images, "label": ["well"] * 3, "patient": ["a", "b", "c"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
+    with pytest.raises(UserError, match="row 0 has .* as image; it must be an encoded image"):
+        read(files, SHAPE, 3)

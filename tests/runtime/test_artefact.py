@@ -1,6 +1,7 @@
 """A student that is taken away answers as it did in its run, and its file says what it cost."""
 
 import json
+import math
 
 import numpy as np
 import onnxruntime
@@ -105,6 +106,17 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, network, told):
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
     with pytest.raises(UserError, match=told):
+        open_student(path)
+
+
+def test_a_damaged_student_is_refused(finished, tmp_path):
+    path = export(finished()[0], tmp_path, Format.safetensors)
+    weights = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        facts = file.metadata()
+    next(iter(weights.values())).fill_(math.nan)
+    path.write_bytes(safetensors.torch.save(weights, facts))
+    with pytest.raises(UserError, match="is damaged: its weights are not those exported"):
         open_student(path)
 
 

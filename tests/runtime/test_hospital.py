@@ -185,6 +185,11 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"budget": float("inf")}, "budget=inf must be finite"),
         ({"delta": 1.0}, "delta=1.0 must be between 0 and 1"),
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
+        ({"files": None}, "site.files=None must be a group of keys"),
+        ({"files": "images"}, "site.files='images' must be a group of keys"),
+        ({"shape": [28, 28]}, r"shape=\[28, 28\] must be \[1 or 3, size, size\]"),
+        ({"shape": [2, 8, 8]}, r"shape=\[2, 8, 8\] must be"),
+        ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(site_file(tmp_path / "b", **changes))

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -54,7 +55,7 @@ def charges(hospital):
     ("overrides", "changes"),
     [
         (("privacy=gradient",), {"budget": 0.0}),
-        (COUNTS, {"queries": 0}),
+        (COUNTS, {"queries": 16}),  # and one for the training
         (("method=fedavg", "privacy=non_private", "teacher.same_start=true"), {}),
     ],
     ids=["budget", "queries", "weights"],
@@ -65,15 +66,15 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
     """Else its processor and its disk were free to take. The control looks at the budget later."""
     if admitted:
         monkeypatch.setattr(Site, "admit", lambda site, ask: None)
-    changes |= {"methods": ["fed_dpsd", "fedavg"], "privacy": ["gradient", "dp_teacher"]}
-    changes["privacy"].append("non_private")
-    hospital = hospitals.open_file(site_file(tmp_path, **changes))
+    allowed = {"methods": ["fed_dpsd", "fedavg"]}
+    allowed["privacy"] = ["gradient", "dp_teacher", "non_private"]
+    hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
     weights = Ask.without_images("weights", (1, 8, 8), 10)
     for text in seeds(deployed(*overrides), 3):
         question = weights if "method=fedavg" in overrides else ask()
         assert isinstance(answer(hospital, text, question), Refusal)
-    trained = on_disk(hospital) or charges(hospital)
-    assert bool(trained) == (admitted and "queries" not in changes)
+    assert bool(on_disk(hospital)) == admitted
+    assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
 
 
 def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
@@ -152,6 +153,22 @@ def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_p
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 
 
+def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deployed, tmp_path):
+    """Two trainings, the weights and the retrained ones are four queries."""
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
+    text = deployed(*settings).to_json()
+    file = site_file(tmp_path, methods=["dp_fedavg"], queries=4)
+    hospital = hospitals.open_file(file)
+    first = answer(hospital, text, Ask.without_images("weights", (1, 8, 8), 10))
+    weights = first.values[:, 0].astype(np.float32)
+    train = Ask.without_images("train", (1, 8, 8), 10, 2, weights)
+    given = answer(hospital, text, train)
+    assert np.array_equal(answer(hospital, text, train).values, given.values)
+    another = Ask.without_images("train", (1, 8, 8), 10, 3, weights)
+    assert isinstance(answer(hospital, text, another), Refusal)
+    assert charges(hospital) == ["training", "weights", "training", "train"]
+
+
 def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):
     experiment = deployed("privacy=gradient", "privacy.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
@@ -163,6 +180,19 @@ def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_
     assert np.array_equal(first.sum, again.sum)
     assert (first.count, again.count) == (2, 2)
     assert not np.isclose(first.sum, resumed.total(ask(2)).sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_path):
+    """Its folder was deleted, and the coordinator's secret with it."""
+    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    folder, grid = runs.new_run_folder(experiment), Hospitals(files)
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    shutil.rmtree(folder)
+    folder.mkdir()
+    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    assert not np.isclose(first.sum, second.sum).any()
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 
 

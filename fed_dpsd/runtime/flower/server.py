@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fed_dpsd.config import FLAT_KEYS, UserError, from_run_config
+from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.experiment import Experiment, set_up, test_split
@@ -129,6 +130,9 @@ class GridFederation(HostedFederation):
         super().__init__(experiment, run_folder)
         self._grid = grid
         self._run_folder = run_folder
+        self._run = str(run_folder)
+        if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
+            self._run += f" {self._noise.identity}"  # other noise is another run
         self._code = code_digest(client_app)
         self._settings = experiment.config.federation
         everyone = experiment.config.num_clients
@@ -269,7 +273,7 @@ class GridFederation(HostedFederation):
         def message(node: int) -> Message:
             meta = {
                 "experiment": self.experiment.to_json(),
-                "run_folder": str(self._run_folder),
+                "run_folder": self._run,
                 "clients": self._hosts.get(node, []),
                 "code": self._code,
             }

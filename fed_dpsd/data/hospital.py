@@ -263,6 +263,7 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                     patient = _patient(path, files, name, row[files.patient_column])
                 image = row[files.image_column]
                 image = image.get("bytes") if isinstance(image, Mapping) else image
+                image = b"" if image is None else image
                 if not isinstance(image, bytes):
                     raise UserError(
                         f"{path}: {name} has {type(image).__name__} as {files.image_column}; it "

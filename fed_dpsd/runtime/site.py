@@ -79,7 +79,7 @@ class Site:
         self.config = config
         self.client = client
         self.ledger = ledger
-        self._mechanism = mechanism
+        self._mechanism, self.noise_at = mechanism, mechanism.noise_at
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
         self._test = test
@@ -324,7 +324,7 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
         site.check(ask)
         site.admit(ask)
         given = method.client(ask, site)
-        if site.mechanism.noise_at == "distributed" and isinstance(given, Answer):
+        if site.noise_at == "distributed" and isinstance(given, Answer):
             if site.summing is None:
                 raise ProtocolError("this client takes part in no secure sums")
             return site.summing.masked(given, ask)

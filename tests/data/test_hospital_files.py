@@ -309,6 +309,13 @@ def test_what_is_no_such_file_is_an_error(tmp_path, suffix, content):
         read(replace(FILES, path=str(path)), SHAPE, 3)
 
 
+def test_a_row_without_an_image_is_unreadable(tmp_path):
+    columns = {"image": [None, png(3)], "label": ["well"] * 2, "patient": ["a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
+    files = replace(FILES, path=str(tmp_path / "scans.parquet"), skip_unreadable=True)
+    assert read(files, SHAPE, 3).unreadable == ("row 0: it is none of PNG, JPEG, TIFF, BMP, WEBP",)
+
+
 def test_a_table_is_text_in_utf8(tmp_path):
     files = table(tmp_path)
     (tmp_path / "scans.csv").write_bytes("image,label,patient\n0.png,well,é\n".encode("latin-1"))
@@ -316,7 +323,7 @@ def test_a_table_is_text_in_utf8(tmp_path):
         read(files, SHAPE, 3)
 
 
-@pytest.mark.parametrize("images", [["a", "b", "c"], [1, 2, 3], [{"path": "x"}] * 3])
+@pytest.mark.parametrize("images", [["a", "b", "c"], [1, 2, 3]])
 def test_parquet_holds_encoded_images(tmp_path, images):
     files = parquet(tmp_path)
     columns = {"image": images, "label": ["well"] * 3, "patient": ["a", "b", "c"]}

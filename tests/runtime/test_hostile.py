@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 from fed_dpsd.config import UserError
+from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.runtime import hospital as hospitals
@@ -20,6 +21,7 @@ from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.flower import codec
 from fed_dpsd.runtime.flower.server import GridFederation
 from fed_dpsd.runtime.site import Site
+from fed_dpsd.runtime.teachers import make_teacher
 from tests.runtime.hospitals import Hospitals, answer, ask, federate, site_file, summing
 from tests.runtime.test_federation import CLIENT_APP
 
@@ -167,6 +169,15 @@ def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deploye
     another = Ask.without_images("train", (1, 8, 8), 10, 3, weights)
     assert isinstance(answer(hospital, text, another), Refusal)
     assert charges(hospital) == ["training", "weights", "training", "train"]
+
+
+def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed, tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path, methods=["dp_fedavg"]))
+    experiment = deployed("method=dp_fedavg", *COUNTS, "teacher.same_start=true")
+    start = to_vector(make_teacher(experiment.config, 0, 0)).detach().numpy()
+    train = Ask.without_images("train", (1, 8, 8), 10, 2, start)
+    assert isinstance(answer(hospital, experiment.to_json(), train), Answer)
+    assert charges(hospital) == ["training", "train"]
 
 
 def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):

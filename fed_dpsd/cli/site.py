@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it c
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
 REHEARSED = 16  # images
 AGAIN_SECONDS = 10.0
-HELD_OUT = 5  # one image or patient of about so many is not trained on
+HELD_OUT = 5  # one image or patient of so many is not trained on
 
 
 @app.command()
@@ -116,7 +116,7 @@ def _repeated(found: HospitalRecords) -> str:
     images = len(np.unique(ids))
     if images == len(ids):
         return ""
-    told = f"{len(ids) - images:,} records have an image that another has"
+    told = f"{len(ids) - images:,} copies of images"
     for what, values in (("label", found.records.labels), ("patient", patients)):
         if values is not None:
             pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
@@ -149,10 +149,11 @@ def _train(hospital: Hospital, found: HospitalRecords, experiment: Experiment, f
     """The accuracy of teachers, together, on images (or patients) that they have not seen."""
     config = dataclasses.replace(experiment.config, cache=str(folder))
     ids = found.ids if found.records.patients is None else found.records.patients
-    held_out = ids % HELD_OUT == 0
+    distinct, place = np.unique(ids, return_inverse=True)
+    if len(distinct) == 1:
+        return "one image or patient is too few to test any"
+    held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    if not (len(seen) and len(unseen)):
-        return f"{len(ids)} records are too few to test one"
     secret = SecretStreams(secret_of(folder / "rehearsal"))
     records = found.records.take(seen)
     teachers = Teachers(config, experiment.mechanism, hospital.client, records, ids[seen], secret)

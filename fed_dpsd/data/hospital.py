@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
+NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # as tables write a value that is missing
 PHOTOMETRIC = 262  # TIFF's tag: 0 where white is 0
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
@@ -135,7 +135,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         raise UserError(f"{path} holds no image that can be read; give the folder or file of some")
     order = np.lexsort((patients, labels, ids))  # files in another order are the same records
     known = np.array(patients, np.int64)[order] if files.patient_column is not None else None
-    split = Split(np.stack(images)[order], np.array(labels, np.int64)[order], known)
+    split = Split(np.stack([images[i] for i in order]), np.array(labels, np.int64)[order], known)
     return HospitalRecords(split, np.array(ids, np.int64)[order], tuple(unreadable))
 
 
@@ -148,8 +148,8 @@ def _some(what: str, lines: Sequence[str]) -> str:
 
 def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str:
     """A patient's name; without one an image might be seen by another of the patient's teachers."""
-    text = "" if value is None or value != value else str(value).strip()
-    if not text:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if (text := text.strip()).lower() in NOBODY:
         raise UserError(
             f"{path}: {name} has no {files.patient_column}; name its patient, or set "
             "patient_column: null"
@@ -195,7 +195,13 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         raise UserError(f"{error.filename} cannot be read ({error.strerror}); {_RIGHTS}")
 
     for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
+        here = Path(place).resolve()
         folders[:] = [folder for folder in folders if not folder.startswith(".")]
+        for folder in folders:
+            if (Path(place) / folder).resolve() in (here, *here.parents):
+                raise UserError(
+                    f"{place}/{folder} is a link to a folder that it lies in; delete it"
+                )
         for name in names:
             file = Path(place) / name
             inside = file.relative_to(path)
@@ -215,8 +221,10 @@ def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                 if files.patient_column is not None:
                     patient = _patient(path, files, name, row[files.patient_column])
                 yield _Item(name, path.parent / name, row[files.label_column] or "", patient)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no CSV in UTF-8 ({error}); export it as one") from None
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise UserError(
+            f"{path} cannot be read as CSV in UTF-8 ({error}); export it anew"
+        ) from None
 
 
 def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
@@ -229,9 +237,12 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             patients = None
             if files.patient_column is not None:
                 patients = arrays[files.patient_column].reshape(-1)
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile):
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # zipfile and zlib raise whatever broken bytes lead them to
         raise UserError(
-            f"{path} cannot be read; give an npz of arrays, with no objects among them"
+            f"{path} cannot be read ({type(error).__name__}); give an npz of arrays, with no "
+            "objects among them"
         ) from None
     pixels = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
     if images.dtype != np.uint8 or not pixels or 0 in images.shape:
@@ -271,7 +282,7 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                     )
                 yield _Item(name, image, str(row[files.label_column]), patient)
                 index += 1
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as parquet ({error})") from None
 
 
@@ -313,7 +324,7 @@ def open_image(
             return content, _fit(ImageOps.exif_transpose(opened), shape, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise whatever broken bytes lead them to
         raise ValueError(str(error) or type(error).__name__) from None
@@ -325,7 +336,9 @@ def _fit(image: Any, shape: tuple[int, ...], inverted: bool = False) -> NDArray[
     Pillow turns an inverted image of 8 bits (white is 0) around, and none of 16.
     """
     if image.mode in ("I", "F"):  # "L" would cut them off at 255
-        raise ValueError("its pixels are floats or 32-bit numbers; convert it to 8 or 16 bits")
+        raise ValueError(
+            "its pixels are floats, signed or of 32 bits; convert it to 8 or 16 bits without a sign"
+        )
     if image.mode.startswith("I;16"):  # as radiographs often have
         values = np.asarray(image).astype(np.uint16)
         image = Image.fromarray(((~values if inverted else values) >> 8).astype(np.uint8))

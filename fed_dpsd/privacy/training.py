@@ -309,8 +309,8 @@ class DPSGD(TrainingMechanism):
         norms = [torch.linalg.vector_norm(grad, dim=1, dtype=torch.float64) for grad in each]
         norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         scale = (self._clip / norm.clamp_min(self._clip)).float()
-        for grad in each:  # which the parameters share
-            grad.mul_(scale[:, None])
+        for parameter in parameters:
+            parameter.grad_sample.mul_(scale.view(-1, *[1] * (parameter.grad_sample.ndim - 1)))
 
 
 def _inner_products(rows: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,15 @@
 """A hospital at its own screen: what it is told before it connects, and that nothing is spent."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import yaml
 
+from fed_dpsd.cli import site as cli_site
 from fed_dpsd.runtime.hospital import open_file
+from fed_dpsd.runtime.teachers import Teachers
 from tests.runtime.hospitals import site_file
 
 SMALL = ("privacy.steps=3", "model.teacher_width=4")
@@ -81,8 +84,28 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     assert "queries=8 does not last for this run" in err
 
 
-def test_repeated_images_are_told_and_held_out_together(fed_dpsd, tmp_path):
-    """Labels are of chance, so a teacher can only know those of images that it has seen."""
+def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
+    """Forty records of five patients: the eight of one are held out."""
+    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    hospital = open_file(file)
+    hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    seen = []
+
+    class Seeing(Teachers):
+        def __init__(self, config, mechanism, client, records, shard_ids, secret):
+            seen.append(shard_ids)
+            super().__init__(config, mechanism, client, records, shard_ids, secret)
+
+    monkeypatch.setattr(cli_site, "Teachers", Seeing)
+    found = hospital.read()
+    experiment = cli_site._experiment(hospital, list(SMALL))
+    told = cli_site._train(hospital, found, experiment, tmp_path)
+    assert told.endswith("% on 8 records that were held out")
+    assert len(seen[0]) == 32
+    assert len(set(found.records.patients) - set(seen[0])) == 1
+
+
+def test_repeated_images_are_told(fed_dpsd, tmp_path):
     file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
     path = tmp_path / "hospital" / "scans.npz"
     with np.load(path) as arrays:
@@ -94,10 +117,8 @@ def test_repeated_images_are_told_and_held_out_together(fed_dpsd, tmp_path):
     file.write_text(yaml.safe_dump(settings))
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
-    told = (
-        "repeated: 2 records have an image that another has; 2 with another label; 1 with another"
-    )
-    assert any(line.startswith(told) for line in out)
+    told = "repeated: 2 copies of images; 2 with another label; 1 with another patient"
+    assert told in out
 
 
 def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path):
@@ -106,7 +127,7 @@ def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path)
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
     assert code == 0
-    assert "a teacher: 1 records are too few to test one" in out
+    assert "a teacher: one image or patient is too few to test any" in out
 
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):

@@ -1,5 +1,6 @@
 """A hospital's own files: every format, and everything that may be wrong with them."""
 
+import contextlib
 import csv
 import io
 import os
@@ -134,12 +135,13 @@ def test_a_tiff_says_which_end_is_white(tmp_path, pixels, white_is_zero, shade):
 def test_numbers_of_no_known_range_are_no_picture(tmp_path, kind):
     files = folder(tmp_path)
     Image.fromarray(np.full((8, 8), 7, kind)).save(tmp_path / "scans" / "well" / "x.tiff")
-    with pytest.raises(UserError, match="x.tiff: its pixels are floats or 32-bit numbers; convert"):
+    with pytest.raises(
+        UserError, match="x.tiff: its pixels are floats, signed or of 32 bits; convert"
+    ):
         read(files, SHAPE, 3)
 
 
-@pytest.mark.parametrize("content", [b"PNG", b"IDAT"])
-def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch, content):
+def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch):
     files = folder(tmp_path)
 
     def broken(*_, **__):
@@ -149,12 +151,20 @@ def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch, 
     with pytest.raises(UserError, match=r"3 images \(.*broken chunk.*\) are unreadable"):
         read(files, SHAPE, 3)
 
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("fed_dpsd.data.hospital.ImageOps.exif_transpose", exhausted)
+    with pytest.raises(MemoryError):  # else free memory would decide which records there are
+        read(replace(files, skip_unreadable=True), SHAPE, 3)
+
 
 @pytest.mark.parametrize("write", [folder, table, npz, parquet])
 def test_records_in_another_order_are_the_same(tmp_path, write):
     """Else a CSV that is exported again would be another training, charged again."""
     found = []
-    for name, records in (("one", RECORDS), ("two", RECORDS[::-1])):
+    again = [*RECORDS, ("well", 255, "eve"), ("well", 255, "ann")]  # one image, three records
+    for name, records in (("one", again), ("two", again[::-1])):
         (tmp_path / name).mkdir()
         found.append(read(write(tmp_path / name, records), SHAPE, 3).records)
     assert np.array_equal(found[0].images, found[1].images)
@@ -169,6 +179,10 @@ def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
     with pytest.raises(UserError, match=r"1 labels \(linked\) are not in classes"):
         read(files, SHAPE, 3)
     (scans / "linked").unlink()
+    (scans / "ill" / "up").symlink_to(scans, target_is_directory=True)
+    with pytest.raises(UserError, match="ill/up is a link to a folder that it lies in"):
+        read(files, SHAPE, 3)
+    (scans / "ill" / "up").unlink()
     (scans / "ill" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     (scans / "loose.png").write_bytes(png(3))
     (scans / "ill" / ".ipynb_checkpoints").mkdir()
@@ -203,6 +217,8 @@ def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
         (parquet, ("ann", "bob", None)),
         (parquet, (1.0, 2.0, float("nan"))),
         (npz, (1.0, 2.0, float("nan"))),
+        (npz, ("ann", "bob", "nan")),
+        (npz, (b"ann", b"bob", b" ")),
     ],
 )
 def test_every_record_has_a_patient(tmp_path, write, patients):
@@ -319,7 +335,7 @@ def test_a_row_without_an_image_is_unreadable(tmp_path):
 def test_a_table_is_text_in_utf8(tmp_path):
     files = table(tmp_path)
     (tmp_path / "scans.csv").write_bytes("image,label,patient\n0.png,well,é\n".encode("latin-1"))
-    with pytest.raises(UserError, match="is no CSV in UTF-8"):
+    with pytest.raises(UserError, match="cannot be read as CSV in UTF-8"):
         read(files, SHAPE, 3)
 
 
@@ -330,3 +346,20 @@ def test_parquet_holds_encoded_images(tmp_path, images):
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
     with pytest.raises(UserError, match="row 0 has .* as image; it must be an encoded image"):
         read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("write", [npz, parquet])
+def test_a_file_that_was_damaged_is_an_error_or_its_images_are(tmp_path, write):
+    """Whatever byte it is; compressed, so that some cannot be inflated."""
+    files = write(tmp_path)
+    path = tmp_path / f"scans{files.path[files.path.rindex('.') :]}"
+    if write is npz:
+        with np.load(path) as arrays:
+            found = dict(arrays)
+        np.savez_compressed(path, **found)
+    content = path.read_bytes()
+    rng = np.random.Generator(np.random.PCG64(0))
+    for at in rng.integers(0, len(content), 300):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
+        with contextlib.suppress(UserError):
+            read(replace(files, skip_unreadable=True), SHAPE, 3)

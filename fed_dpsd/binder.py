@@ -49,11 +49,11 @@ class Binder:
 
     def _convert(self, value: Any, hint: Any, where: str) -> Any:
         """`value` as the type `hint`, or a recorded problem."""
-        if dataclasses.is_dataclass(hint) and not isinstance(value, Mapping):
+        if dataclasses.is_dataclass(hint):
+            if isinstance(value, Mapping):
+                return self.bind(typing.cast(type, hint), value, f"{where}.")
             self.problems.append(f"{where}={value!r} must be a group of keys")
             return None
-        if dataclasses.is_dataclass(hint):
-            return self.bind(typing.cast(type, hint), value, f"{where}.")
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (types.UnionType, typing.Union):
             if value is None and type(None) in arguments:

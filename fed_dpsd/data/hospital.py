@@ -146,8 +146,13 @@ def _some(what: str, lines: Sequence[str]) -> str:
     return f"{len(lines)} {what} ({some}{more}) are"
 
 
-def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str:
-    """A patient's name; without one an image might be seen by another of the patient's teachers."""
+def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str | None:
+    """A patient's name; without one an image might be seen by another of the patient's teachers.
+
+    None where there is no column of patients.
+    """
+    if files.patient_column is None:
+        return None
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if (text := text.strip()).lower() in NOBODY:
         raise UserError(
@@ -217,9 +222,8 @@ def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             reader = csv.DictReader(file)
             _check_columns(path, files, reader.fieldnames or ())
             for row in reader:
-                name, patient = row[files.image_column] or "", None
-                if files.patient_column is not None:
-                    patient = _patient(path, files, name, row[files.patient_column])
+                name = row[files.image_column] or ""
+                patient = _patient(path, files, name, row.get(files.patient_column))
                 yield _Item(name, path.parent / name, row[files.label_column] or "", patient)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise UserError(
@@ -254,10 +258,8 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         if array is not None and len(array) != len(images):
             raise UserError(f"{path}: {len(images)} images but {len(array)} {what}")
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-        name, patient = f"image {index}", None
-        if patients is not None:
-            patient = _patient(path, files, name, patients[index])
-        yield _Item(name, image, str(label), patient)
+        name, patient = f"image {index}", None if patients is None else patients[index]
+        yield _Item(name, image, str(label), _patient(path, files, name, patient))
 
 
 def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
@@ -269,9 +271,8 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         _check_columns(path, files, pyarrow.parquet.read_schema(path).names)
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(256, columns=columns):
             for row in batch.to_pylist():
-                name, patient = f"row {index}", None
-                if files.patient_column is not None:
-                    patient = _patient(path, files, name, row[files.patient_column])
+                name = f"row {index}"
+                patient = _patient(path, files, name, row.get(files.patient_column))
                 image = row[files.image_column]
                 image = image.get("bytes") if isinstance(image, Mapping) else image
                 image = b"" if image is None else image

@@ -1,11 +1,15 @@
 """Checkpoints: safetensors and JSON, written atomically; two states kept, the bank append-only."""
 
 import hashlib
+import io
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -78,6 +82,13 @@ def digest_of(tensors: dict[str, torch.Tensor]) -> str:
         digest.update(f"{name} {array.shape} {array.dtype}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def npz_of(arrays: Mapping[str, Any]) -> bytes:
+    """An npz of named arrays or numbers."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from fed_dpsd.protocol import (
     Total,
     misfit,
 )
-from fed_dpsd.runtime.checkpoint import write_atomically
+from fed_dpsd.runtime.checkpoint import npz_of, write_atomically
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.secret import noise_of
 from fed_dpsd.runtime.site import answer, open_site, take_step
@@ -173,10 +172,8 @@ class HostedFederation(ABC):
         values = np.stack([each.values for each in given])
         noisy = self.experiment.mechanism.noise(values, ask.predictions, rng)
         count = sum(each.teachers for each in given)
-        content = io.BytesIO()
-        np.savez(content, sum=noisy, count=count)
         self._notes.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, content.getvalue())
+        write_atomically(path, npz_of({"sum": noisy, "count": count}))
         return Total(noisy, count, refused)
 
     def _secure_total(self, ask: Ask, answers: Mapping[int, Answer | Refusal]) -> Total:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from fed_dpsd.privacy.secure_sum import (
     sealed_size,
 )
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, SumStep
-from fed_dpsd.runtime.checkpoint import write_atomically
+from fed_dpsd.runtime.checkpoint import npz_of, write_atomically
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.ledger import Ledger
 from fed_dpsd.runtime.secret import ledger_folder, name_of, secret_of
@@ -120,12 +119,8 @@ def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Pa
 
 
 def _pack(masked: Masked) -> bytes:
-    content = io.BytesIO()
-    arrays: dict[str, Any] = {"values": masked.values}
-    for client, box in masked.sealed.items():
-        arrays[str(client)] = np.frombuffer(box, np.uint8)
-    np.savez(content, **arrays)
-    return content.getvalue()
+    boxes = {str(client): np.frombuffer(box, np.uint8) for client, box in masked.sealed.items()}
+    return npz_of({"values": masked.values, **boxes})
 
 
 def _unpack(content: bytes) -> Masked:
@@ -174,9 +169,7 @@ def secure_sum(
         else:
             notes.mkdir(parents=True, exist_ok=True)
             packed = {str(c): np.frombuffer(_pack(m), np.uint8) for c, m in masked.items()}
-            content = io.BytesIO()
-            np.savez(content, **packed)  # type: ignore[arg-type]  # no name is a keyword's
-            write_atomically(path, content.getvalue())
+            write_atomically(path, npz_of(packed))
         named = tuple(sorted(masked))
         confirmed = deliver({client: SumStep(digest, named) for client in named})
         steps = {}

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
-LONGEST_REASON = 200
+LONGEST_REASON, NO_REASON = 200, "no reason given"
 
 
-def public_line(text: str, reason: str = "no reason given") -> str:
+def public_line(text: str) -> str:
     """A text as one printable line that is not too long, for logs and replies."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return " ".join(printable.split())[:LONGEST_REASON] or reason
+    return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from fed_dpsd.runtime.flower.codec import (
     ANSWER,
     DIAGNOSE,
     HELLO,
+    NO_REASON,
     STEP,
     Reply,
     pack_ask,
@@ -347,8 +348,7 @@ class GridFederation(HostedFederation):
         """
         clients = self._hosts[node]
         try:
-            with reading():
-                self._check(clients, reply)
+            self._check(clients, reply)
             return unpack_replies(reply.content, clients)
         except ProtocolError as error:
             if self._settings.simulation:
@@ -357,9 +357,10 @@ class GridFederation(HostedFederation):
         logger.warning("clients %s: %s", clients, problem)
         return {client: Absent(0, problem) for client in clients}
 
+    @reading()
     def _check(self, clients: list[int], reply: Message) -> None:
         if reply.has_error():
-            cause = " ".join((reply.error.reason or "no reason given").split())[-100:].lstrip("^ ")
+            cause = " ".join((reply.error.reason or NO_REASON).split())[-100:].lstrip("^ ")
             raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
         meta = reply.content.config_records.get("meta", {})
         if meta.get("code") != self._code:

@@ -265,20 +265,27 @@ def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
 
 
 def learner(
-    model: Classifier, images: NDArray[np.uint8], device: torch.device
+    model: Classifier,
+    images: NDArray[np.uint8],
+    device: torch.device,
+    at_once: int = IMAGES_AT_ONCE,
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
     """What of a classifier learns, and its inputs for any indices into (N, C, H, W) `images`.
 
     Fixed features are computed once: then only the last layer learns, and they are its inputs.
+    Batches of images all have the same shape, `at_once` of them, by which kernels choose the order
+    of their operations: so an image's features do not depend on how many others there are.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
+    missing = -len(images) % at_once
+    batches = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
     parts = [
-        model.features(to_unit(images[start : start + IMAGES_AT_ONCE], device))
-        for start in range(0, len(images), IMAGES_AT_ONCE)
+        model.features(to_unit(batches[start : start + at_once], device))
+        for start in range(0, len(batches), at_once)
     ]
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))
-    return model.classifier, features.__getitem__
+    return model.classifier, features[: len(images)].__getitem__
 
 
 @torch.inference_mode()

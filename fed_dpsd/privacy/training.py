@@ -3,12 +3,11 @@
 Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1.
 """
 
+import functools
 import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,15 +22,13 @@ from dp_accounting import (
 from numpy.typing import NDArray
 from torch import nn
 
+from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
 from fed_dpsd.privacy.noise import Rng, SecureGenerator, noisy_sum
 
-CLIPPING_MARGIN = 1e-5
-ROUNDING_MARGIN = 2.0**-8  # more noise, for float32 sums: docs/privacy.md, Theorem 8
 GRID = 2.0**-25  # of the noise, at most: sums are cut off to multiples of it
-RECORDS_AT_ONCE = 512  # of a batch: bounds the memory of the gradients of single records
-CANCELLATION = 4  # copies that cancel each other further leave rounding errors, so they shrink
+RECORDS_AT_ONCE = 32  # of a network: each part of a batch has so many, filled up with zeros
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 
 
@@ -203,27 +200,21 @@ class DPSGD(TrainingMechanism):
         else:
             self._train_network(teacher, inputs, labels, rng)
 
-    @property
-    def _clip(self) -> float:
-        """A little below the bound, so that float32 cannot carry a norm over it."""
-        return self.max_grad_norm * (1 - CLIPPING_MARGIN)
-
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
-        """A part of a sum of `size` numbers with noise from `rng`.
+        """A part of a sum of `size` numbers, in units of `max_grad_norm`, with noise, as float32.
 
-        In float64: torch's float32 normals end at 5.77 sigma.
+        In float64 until then: torch's float32 normals end at 5.77 sigma.
         """
-        stddev = self.noise_multiplier * self.max_grad_norm
-        if isinstance(rng, SecureGenerator):
-            stddev *= 1 + ROUNDING_MARGIN + GRID * self.noise_multiplier * math.sqrt(size)
-        noisy = noisy_sum(total.double().numpy()[None], stddev, "gaussian", rng)
-        return torch.from_numpy(noisy).to(total.dtype)
+        stddev = self.noise_multiplier
+        if isinstance(rng, SecureGenerator):  # which cuts the sum off to multiples of GRID * stddev
+            stddev /= 1 - GRID * self.noise_multiplier * math.sqrt(size)
+        noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
+        return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
         """The records of a step."""
         return torch.from_numpy(rng.random(count) < self.sample_rate).nonzero()[:, 0]
 
-    @torch.no_grad()
     def _train_linear(
         self,
         layer: nn.Linear,
@@ -231,26 +222,16 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """A record's gradient is a sum of outer products: its norm is known before it is formed."""
+        """Train on residuals and inputs, from which a record's norm is known at once."""
         optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
         size = layer.weight.numel() + layer.bias.numel()
-        inner = _inner_products(inputs) + 1  # of two copies with the bias's 1
-        inputs = torch.nan_to_num(inputs, 0, 0, 0)
-        truth = nn.functional.one_hot(labels, layer.out_features)[:, None]
+        records = lattice.Records.of(inputs, labels)
         for _ in range(self.steps):
-            chosen = self._sample(len(labels), rng)
-            features = inputs[chosen] if len(chosen) < len(inputs) else inputs
-            residuals = layer(features).softmax(2) - truth[chosen]  # (B, A, K)
-            products = _inner_products(residuals) * inner[chosen]
-            lengths = products.diagonal(dim1=1, dim2=2).sqrt().mean(1)  # of the copies' gradients
-            norms = products.mean((1, 2)).clamp_min(0).sqrt()  # of their mean
-            norms = torch.maximum(norms, lengths / CANCELLATION)
-            scale = self._clip / norms.clamp_min(self._clip) / self.copies
-            residuals *= scale.float()[:, None, None]
-            torch.nan_to_num_(residuals, 0, 0, 0)
-            rows = residuals.flatten(0, 1)
-            layer.weight.grad = self._noisy(rows.T @ features.flatten(0, 1), size, rng)
-            layer.bias.grad = self._noisy(rows.sum(0), size, rng)
+            chosen = records.take(self._sample(len(labels), rng))
+            with torch.no_grad():
+                weight, bias = lattice.linear_sum(layer, chosen, self.max_grad_norm)
+            layer.weight.grad = self._noisy(weight, size, rng)
+            layer.bias.grad = self._noisy(bias, size, rng)
             optimiser.step()
 
     def _train_network(
@@ -260,60 +241,25 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Opacus forms and clips the gradient of each record."""
+        """Train on the gradient of each record, which Opacus forms."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
-        from opacus.optimizers import DPOptimizer
 
-        noisy, size = self._noisy, sum(parameter.numel() for parameter in teacher.parameters())
-
-        class Optimizer(DPOptimizer):
-            """Noise from `rng`."""
-
-            def add_noise(self) -> None:
-                for parameter in self.params:
-                    parameter.grad = noisy(parameter.summed_grad, size, rng)
-
+        # Opacus takes the weights of a convolution for contiguous ones.
+        teacher.to(memory_format=torch.contiguous_format)
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
-        optimiser = Optimizer(
-            torch.optim.Adam(model.parameters(), self.learning_rate),
-            noise_multiplier=self.noise_multiplier,
-            max_grad_norm=self._clip,
-            expected_batch_size=None,
-            loss_reduction="sum",
-        )
+        parameters = list(model.parameters())
+        optimiser = torch.optim.Adam(parameters, self.learning_rate)
+        size = sum(parameter.numel() for parameter in parameters)
+        lattice.check_rows(len(labels))
+        part_of = functools.partial(lattice.clipped_gradients, model, bound=self.max_grad_norm)
+        records = RECORDS_AT_ONCE if lattice.places_agree(part_of, inputs, RECORDS_AT_ONCE) else 1
         for _ in range(self.steps):
-            # One empty part if no record was drawn.
-            parts = self._sample(len(labels), rng).split(RECORDS_AT_ONCE)
-            for number, part in enumerate(parts, start=1):
-                optimiser.signal_skip_step(do_skip=number < len(parts))
-                logits = model(inputs[part].flatten(0, 1))
-                truth = labels[part].repeat_interleave(self.copies)
-                loss = nn.functional.cross_entropy(logits, truth, reduction="sum")
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "Full backward hook is firing")  # as it must
-                    loss.backward()
-                for parameter in model.parameters():
-                    each = parameter.grad_sample.unflatten(0, (len(part), self.copies))
-                    parameter.grad_sample = torch.nan_to_num(each.mean(1), 0, 0, 0)
-                self._shorten(list(model.parameters()))
-                optimiser.step()
-                optimiser.zero_grad()
+            totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+            for part in self._sample(len(labels), rng).split(records):
+                gradients = part_of(*lattice.padded(inputs[part], labels[part], records))
+                for total, each in zip(totals, gradients, strict=True):
+                    total += each[: len(part)].sum(0, dtype=torch.float64)
+            for parameter, total in zip(parameters, totals, strict=True):
+                parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
+            optimiser.step()
         model.to_standard_module()
-
-    def _shorten(self, parameters: Sequence[Any]) -> None:
-        """Clip each record's gradient by its norm in float64.
-
-        Opacus' own is a sum in float32, which is short by more than the margin on wide layers.
-        """
-        each = [parameter.grad_sample.flatten(1) for parameter in parameters]
-        norms = [torch.linalg.vector_norm(grad, dim=1, dtype=torch.float64) for grad in each]
-        norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-        scale = (self._clip / norm.clamp_min(self._clip)).float()
-        for parameter in parameters:
-            parameter.grad_sample.mul_(scale.view(-1, *[1] * (parameter.grad_sample.ndim - 1)))
-
-
-def _inner_products(rows: torch.Tensor) -> torch.Tensor:
-    """(N, A, A) float64, of each record's A copies, (N, A, D)."""
-    exact = rows.double()
-    return exact @ exact.mT

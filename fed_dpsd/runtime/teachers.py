@@ -24,6 +24,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -241,14 +242,25 @@ class Teachers:
             train(teacher, records, config, streams.torch(purpose, self._client, number))
             return
         labels = torch.from_numpy(records.labels)
-        teacher.to(memory_format=torch.contiguous_format)  # the layout of single gradients
         copies = shifted(records.images, self._training.copies)
         images = copies.reshape(-1, *records.images.shape[1:])
-        model, take = learner(teacher, images, torch.device("cpu"))
+        model, take = learner(teacher, images, torch.device("cpu"), _safe_batch(teacher, images))
         inputs = take(slice(None)).unflatten(0, copies.shape[:2])
         rng = self._noise.numpy(purpose, self._client, number)
         self._training.train(model, inputs, labels, rng)
         teacher.to(memory_format=torch.channels_last)
+
+
+def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
+    """How many images at once have features that are each image's own, to the last bit."""
+
+    def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+        batch = to_unit((255 * pixels).byte().numpy(), torch.device("cpu"))
+        return [teacher.features(batch)]
+
+    if not teacher.fixed or places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE):
+        return IMAGES_AT_ONCE
+    return 1
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:

@@ -1,0 +1,249 @@
+"""Clipped gradients of single records as whole numbers, so that their sum is exact.
+
+A sum of floats depends on the order of its additions, and one record more may change how all that
+follow are rounded, so it may move the sum by more than the bound that its own gradient keeps
+(Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
+Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
+sum over a row or over records is of whole numbers that their type holds exactly, and everything
+else is done number by number in correctly rounded IEEE operations. So a record's part is a function
+of that record and the weights alone, and the sum is the exact sum of these parts, whatever the
+order, the number of threads or the size of a batch.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from opacus import GradSampleModule
+
+UNIT = 2.0**-24  # of max_grad_norm: all sums are whole multiples of it
+MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
+MOST_INPUTS = 2**12  # of a linear layer, so that its weights are not rounded too far
+ROOM = 1 - 2.0**-16  # of the bound: what single roundings may add to a norm
+CANCELLATION = 4  # copies that cancel each other further are clipped by what they cancel
+
+_HELD = 2**24  # float32 holds every whole number up to it
+_INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and how many of it there are at most
+_RESIDUAL = 2.0**-20  # the unit of a residual
+_ROWS_AT_ONCE = 128  # whose products of at most 2^10 and 127 add up to less than 2^24
+_HALF = 2**10  # residuals are taken apart into two numbers of at most so much
+_BEYOND = 1e200  # an inner product that leaves nothing of a clipped residual
+_STEPS = 2**10  # of the table of exponentials, for each unit of a logit
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of a linear layer as whole numbers; no two of them know of each other.
+
+    Args:
+        inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: an input beyond
+            +-7.94 counts as that.
+        inner: (N, A, A) float64, the exact inner products of a record's copies, bias included; or
+            so large, where an input is not finite, that the record counts as zero.
+        labels: (N,).
+    """
+
+    inputs: torch.Tensor
+    inner: torch.Tensor
+    labels: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
+        """(N, A, D) floats of about unit size, and (N,) labels.
+
+        Raises:
+            ValueError: there are too many rows, or too many inputs in one.
+        """
+        check_rows(inputs.shape[0] * inputs.shape[1])
+        if inputs.shape[2] > MOST_INPUTS:
+            raise ValueError(
+                f"{inputs.shape[2]:,} inputs of a linear layer: products are exact for "
+                f"{MOST_INPUTS:,} at most; use fewer features (model.teacher_width)"
+            )
+        finite = torch.isfinite(inputs).all(2).all(1)
+        whole = inputs.div(_INPUT).round_().clamp_(-_LARGEST_INPUT, _LARGEST_INPUT).nan_to_num_(0.0)
+        exact = [part.double() for part in whole.split(_ROWS_AT_ONCE)]
+        inner = torch.cat([part @ part.mT for part in exact]) + _INPUT**-2
+        inner[~finite] = _BEYOND
+        return cls(whole, inner, labels)
+
+    def take(self, chosen: torch.Tensor) -> "Records":
+        """Those with these numbers, in their order."""
+        if len(chosen) == len(self.labels):
+            return self
+        return Records(*(part[chosen] for part in vars(self).values()))
+
+
+def check_rows(rows: int) -> None:
+    """Raise ValueError where a sum may be larger than what float64 holds exactly."""
+    if rows > MOST_ROWS:
+        raise ValueError(
+            f"{rows:,} copies of records at one teacher: sums are exact for {MOST_ROWS:,} at most; "
+            "use fewer copies, or teachers_per_client for more shards"
+        )
+
+
+def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.Tensor, ...]:
+    """The exact sum of clipped gradients of a linear layer under cross-entropy, divided by `bound`.
+
+    A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`: residuals
+    times inputs, so its norm is known before it is formed.
+
+    Guarantee: each record's part is a function of it and of the layer alone, of norm at most 1; the
+        sum, (K, D) and (K,) float64 multiples of UNIT for weights and bias, is exact.
+    """
+    copies, features = records.inputs.shape[1:]
+    rows = records.inputs.flatten(0, 1)
+    residuals = _residuals(_logits(layer, rows), _each(records.labels, copies))
+    residuals *= _each(_scale(residuals, records.inner, bound).float(), copies)
+    residuals.trunc_()
+    high = residuals.div(_HALF).round_()
+    halves = torch.cat([high, residuals.sub(high, alpha=_HALF)])
+    groups, rest = divmod(len(rows), _ROWS_AT_ONCE)
+    last = len(rows) - rest
+    left = halves[:, :last].unflatten(1, (groups, _ROWS_AT_ONCE)).transpose(0, 1)
+    products = left @ rows[:last].view(groups, _ROWS_AT_ONCE, features)
+    total = products.sum(0, dtype=torch.float64) + (halves[:, last:] @ rows[last:]).double()
+    first, second = total.chunk(2)
+    weight = (first * _HALF + second) * (_RESIDUAL * _INPUT)
+    return weight, residuals.sum(1, dtype=torch.float64) * _RESIDUAL
+
+
+def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
+    """(N,) to (N * A,)."""
+    return values.repeat_interleave(copies) if copies > 1 else values
+
+
+def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    """(K, R) float32, each a function of its row: exact products with rounded weights.
+
+    The weights' unit follows the largest row of weights, which is public.
+    """
+    most, size = _HELD // 2**7, rows.shape[1]
+    length = max(float(layer.weight.abs().sum(1).max()), 1e-30)
+    unit = length / (most - size)
+    products = layer.weight.div(unit).round_() @ rows.T
+    return products.mul_(unit * _INPUT).add_(layer.bias[:, None])
+
+
+def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """(K, R) whole numbers of at most 2^20: probabilities minus the truth, in units of 2^-20.
+
+    Exponentials come from a table, whose entries are whole numbers too: so their sum is exact.
+    """
+    table = _exponentials()
+    logits -= logits.amax(0)
+    places = logits.mul_(-_STEPS).clamp_(max=len(table) - 1).nan_to_num_(0.0).int()
+    chances = table.index_select(0, places.flatten()).view_as(logits)
+    chances /= chances.sum(0, dtype=torch.float64).float()
+    residuals = chances.mul_(1 / _RESIDUAL).round_()
+    residuals[labels, torch.arange(len(labels))] -= 1 / _RESIDUAL
+    return residuals
+
+
+@functools.cache
+def _exponentials() -> torch.Tensor:
+    """2^20 exp(-(i + 1/2) / 1024), rounded, for i from 0 until nothing is left."""
+    places = torch.arange(15 * _STEPS, dtype=torch.float64) + 0.5
+    return (torch.exp(-places / _STEPS) / _RESIDUAL).round().float()
+
+
+def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.Tensor:
+    """(N,) float64 factors of (K, N * A) residuals, with which each record is within its bound.
+
+    They follow the norm of the mean of a record's copies; where they cancel each other by more than
+    CANCELLATION, that part of their mean length. Cutting residuals off towards zero makes one
+    copy's gradient no longer; the sum of several may grow by a unit for each, so it gets less room.
+    """
+    copies, classes = inner.shape[1], len(residuals)
+    unit = _RESIDUAL * _INPUT
+    if copies == 1:
+        squares = residuals.double().square_().sum(0)
+        norm = squares.mul_(inner[:, 0, 0]).sqrt_().mul_(unit)
+        return norm.clamp_min_(bound).reciprocal_().mul_(ROOM)
+    exact = residuals.T.unflatten(0, (-1, copies)).double()
+    products = (exact @ exact.mT) * inner
+    lengths = products.diagonal(dim1=1, dim2=2).sqrt()
+    # Sums over copies number by number, in an order that is the same for every record.
+    total = functools.reduce(torch.add, products.flatten(1).unbind(1))
+    length = functools.reduce(torch.add, lengths.unbind(1)) / copies
+    norm = torch.maximum(total.clamp_min(0).sqrt() / copies, length / CANCELLATION) * unit
+    reach = functools.reduce(torch.maximum, inner.diagonal(dim1=1, dim2=2).unbind(1)).sqrt()
+    room = (ROOM - reach * (copies * _INPUT * _RESIDUAL * classes**0.5)).clamp_min(0)
+    scale: torch.Tensor = room / (norm.clamp_min(bound) * copies)
+    return scale
+
+
+# --- networks ---------------------------------------------------------------------------------
+
+
+def clipped_gradients(
+    model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor, bound: float
+) -> list[torch.Tensor]:
+    """Each record's gradient of each parameter under cross-entropy, in multiples of UNIT * `bound`.
+
+    The mean of its A copies' gradients, clipped to L2 norm `bound` in float64 and cut off towards
+    zero. A gradient's number that is not finite counts as zero.
+
+    Args:
+        model: whose gradients Opacus forms, record by record.
+        inputs: (B, A, ...).
+        labels: (B,).
+        bound: > 0.
+
+    Returns:
+        (B, ...) float32 whole numbers for each parameter; each record's have norm at most 1 / UNIT.
+    """
+    count, copies = inputs.shape[:2]
+    logits = model(inputs.flatten(0, 1))
+    loss = nn.functional.cross_entropy(logits, labels.repeat_interleave(copies), reduction="sum")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # as it must
+        loss.backward()
+    gradients = []
+    for parameter in model.parameters():
+        each = parameter.grad_sample.unflatten(0, (count, copies))
+        each = each.mean(1) if copies > 1 else each[:, 0]
+        gradients.append(each.nan_to_num_(0.0, 0.0, 0.0))
+    model.zero_grad(set_to_none=True)
+    norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    scale = (ROOM / UNIT / norm.clamp_min(bound)).float()
+    return [g.mul_(scale.view(-1, *[1] * (g.ndim - 1))).trunc_() for g in gradients]
+
+
+def padded(
+    inputs: torch.Tensor, labels: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A part of a batch with zeros after its records, up to `size` of them.
+
+    Kernels choose the order of their additions by the shape of a batch, so all have the same.
+    """
+    missing = size - len(labels)
+    return (
+        torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])]),
+        torch.cat([labels, labels.new_zeros(missing)]),
+    )
+
+
+def places_agree(
+    part_of: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
+    inputs: torch.Tensor,
+    size: int,
+) -> bool:
+    """Whether a record's result has the same bits in every place of a part of `size` records.
+
+    The order of a kernel's operations follows shapes and places, not values. So random records,
+    moved on by one place, tell: none of them is a client's.
+    """
+    rng = torch.Generator().manual_seed(0)
+    records = torch.rand((size, *inputs.shape[1:]), generator=rng)
+    labels = torch.zeros(size, dtype=torch.long)
+    here, there = part_of(records, labels), part_of(records.roll(1, 0), labels)
+    return all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, there, strict=True))

@@ -24,10 +24,15 @@ from dp_accounting import (
 from scipy.optimize import brentq
 
 from fed_dpsd.privacy import laws
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import (
+    FinitePrecisionDpEvent,
+    ReplacedInSampleDpEvent,
+    ShuffledResponseDpEvent,
+)
 from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit, weakest
 
 _KNOWN = (
+    FinitePrecisionDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
     NonPrivateDpEvent,
@@ -37,6 +42,8 @@ _KNOWN = (
     ShuffledResponseDpEvent,
 )
 LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
+# What of a budget is for the noise's finite precision: a part of it, and no more than that.
+PRECISION_SHARE, PRECISION_MOST = 2.0**-9, 2.0**-5
 # The part of delta for a life whose settings change; the rest is for one whose settings do not.
 CHANGED_SETTINGS_SHARE = 1e-3
 
@@ -112,12 +119,24 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
-    return _smallest_bound(frozenset(_merge_gaussians(_count_leaves(event)).items()), delta)
+    counts, loss = _without_precision(_count_leaves(event))
+    ideal = _smallest_bound(_parts(counts), delta * math.exp(-loss))
+    return Bound(ideal.epsilon + loss, delta if ideal.delta else 0.0, ideal.accountant)
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
-    """The epsilon of `event` as `within_budget` reads it while settings never change."""
-    return epsilon(event, (1 - CHANGED_SETTINGS_SHARE) * delta).epsilon
+    """The smallest budget of which `within_budget` admits `event` while settings never change."""
+    counts, loss = _without_precision(_count_leaves(event))
+    ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
+    largest = PRECISION_MOST / PRECISION_SHARE  # of the budgets that reserve a part
+    needed = ideal / (1 - PRECISION_SHARE)
+    needed = needed if needed <= largest else ideal + PRECISION_MOST
+    return max(needed, loss / PRECISION_SHARE if loss <= PRECISION_MOST else math.inf)
+
+
+def _for_ideal_noise(delta: float) -> float:
+    """What is left of a budget's delta for lives whose settings never change."""
+    return (1 - CHANGED_SETTINGS_SHARE) * delta * math.exp(-PRECISION_MOST)
 
 
 def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bool:
@@ -127,6 +146,7 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     is exact: the budget fixes the number of releases, or the sum of 1 / z^2, in advance. Once
     settings differ, Renyi divergences of one order, fixed by the budget, add up. A data set's life
     goes one way or the other, so the deltas of both add up to `delta` (docs/privacy.md, Theorem 7).
+    A part of the budget, fixed with it, is for the noise's finite precision.
 
     Args:
         charges: every charge of the data set's life, the one in question included; for a record
@@ -137,14 +157,18 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     Raises:
         UnsupportedEventError: no proof here covers a charge.
     """
-    counts = _count_leaves(ComposedDpEvent(list(charges)))
+    whole_life = ComposedDpEvent(list(charges))
+    counts, loss = _without_precision(_count_leaves(whole_life))
     if NonPrivateDpEvent() in counts:
         return False
     kinds = {GaussianDpEvent if isinstance(leaf, GaussianDpEvent) else leaf for leaf in counts}
     whole = {frozenset(_count_leaves(charge).items()) for charge in charges} - {frozenset()}
     if len(kinds) <= 1 or len(whole) <= 1:
-        return unchanged_epsilon(ComposedDpEvent(list(charges)), delta) <= budget
-    share = CHANGED_SETTINGS_SHARE * delta
+        return unchanged_epsilon(whole_life, delta) <= budget
+    precision = min(PRECISION_SHARE * budget, PRECISION_MOST)
+    if loss > precision:
+        return False
+    budget, share = budget - precision, CHANGED_SETTINGS_SHARE * delta * math.exp(-PRECISION_MOST)
     order = laws.best_order(budget, share)
     divergence = sum(n * laws.renyi_divergence(leaf, order) for leaf, n in counts.items())
     return laws.renyi_to_epsilon(divergence, order, share) <= budget
@@ -215,6 +239,17 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
         bounds.append(Bound(laws.grid_epsilon(ordered, delta), delta, "pld"))
     best = min(bounds, key=lambda bound: bound.epsilon)
     return pure if best.epsilon >= pure.epsilon * (1 - 1e-6) else best
+
+
+def _without_precision(counts: Counter[DpEvent]) -> tuple[Counter[DpEvent], float]:
+    """The mechanisms of ideal noise, and what all their finite precision adds to epsilon."""
+    losses = {e: n for e, n in counts.items() if isinstance(e, FinitePrecisionDpEvent)}
+    ideal = Counter({e: n for e, n in counts.items() if e not in losses})
+    return ideal, math.fsum(n * event.loss for event, n in losses.items())
+
+
+def _parts(counts: Counter[DpEvent]) -> frozenset[tuple[DpEvent, int]]:
+    return frozenset(_merge_gaussians(counts).items())
 
 
 def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:

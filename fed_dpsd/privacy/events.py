@@ -24,6 +24,20 @@ class ReplacedInSampleDpEvent(DpEvent):
 
 
 @attrs.frozen
+class FinitePrecisionDpEvent(DpEvent):
+    """What a sampler's finite precision may tell beyond the noise that stands beside it.
+
+    In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, or
+    the other way round: so epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
+
+    Attributes:
+        loss: >= 0; losses of several releases add up.
+    """
+
+    loss: float
+
+
+@attrs.frozen
 class ShuffledResponseDpEvent(DpEvent):
     """The counts of `responses` k-ary randomised responses, of which one changes.
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     NoiseAt,
@@ -17,6 +18,7 @@ from fed_dpsd.privacy.mechanism import (
     Trust,
     Unit,
     Values,
+    check_exact,
     check_k,
     check_noise_at,
     check_size,
@@ -24,7 +26,10 @@ from fed_dpsd.privacy.mechanism import (
     trust_of,
     vanishes,
 )
-from fed_dpsd.privacy.noise import FARTHEST, Rng, grid_of, noisy_sum
+from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, grid_of, noisy_sum
+
+MOST_NUMBERS = 2**20  # of an ask that is normalised as a whole
+ROOM = 1 - 2.0**-30  # of the bound, for the roundings of float64
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class NormalizedGradient:
     norm, and N adaptive releases are N Gaussian mechanisms of noise multiplier
     noise_multiplier / 2. The bound cancels. A client's n teachers change together, so its sum
     moves by n * bound (the client answers zero) or 2 * n * bound. The papers' sensitivity
-    2 * bound * sqrt(K) is loose.
+    2 * bound * sqrt(K) is loose. Norms are of float64 with room for its roundings, and sums are
+    exact: each value is cut off towards zero to the grid of the noise, of which n values are less
+    than 2^53 steps.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole ask
     (`normalise="batch"`: all its rows together have). The papers print an unindexed norm; by
@@ -93,6 +100,7 @@ class NormalizedGradient:
         if self.normalise not in ("sample", "batch"):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
         check_noise_at(self.noise_at, self.quorum)
+        check_exact(self.noise_multiplier, self.shards.teachers)
 
     @property
     def trust(self) -> Trust:
@@ -129,13 +137,21 @@ class NormalizedGradient:
         with np.errstate(over="ignore"):
             bounded = self.bound * (sensitive / (norm + self.stability))
         length = np.sqrt(np.square(bounded).sum(axis=axis, keepdims=True))
-        clipped: NDArray[np.float64] = bounded * np.minimum(
-            1, self.bound / np.maximum(length, self.bound)
-        )
+        most = self.bound * ROOM
+        clipped: NDArray[np.float64] = bounded * np.minimum(1, most / np.maximum(length, most))
         return clipped
 
     def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
-        """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query."""
+        """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query.
+
+        Raises:
+            ValueError: an ask is normalised as a whole, and larger than its event says.
+        """
+        if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
+            raise ValueError(
+                f"{value[0].size:,} gradient entries in an ask; normalise='batch' takes "
+                f"{MOST_NUMBERS:,}: ask fewer queries a round"
+            )
         noisy = noisy_sum(value, self.scale, self.noise_law, rng)
         if self.k is not None and self.mask == "public":
             noisy *= top_k(predictions, self.k)
@@ -169,7 +185,13 @@ class NormalizedGradient:
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """One Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
         stddev = self.noise_multiplier * self.bound
-        return GaussianDpEvent(stddev / self.sensitivity(unit, relation))
+        numbers = self.num_classes if self.normalise == "sample" else MOST_NUMBERS
+        return ComposedDpEvent(
+            [
+                GaussianDpEvent(stddev / self.sensitivity(unit, relation)),
+                FinitePrecisionDpEvent(numbers * GAUSSIAN_LOSS),
+            ]
+        )
 
     def worst_case(self) -> tuple[Values, Values]:
         """(n, 1, K) gradients of the teachers in two worlds that differ in one record the most."""

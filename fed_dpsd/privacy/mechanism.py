@@ -358,6 +358,20 @@ def check_size(field: str, value: float) -> None:
         raise ValueError(f"{field}={value} must be between {SMALLEST:g} and {LARGEST:g}")
 
 
+def check_exact(noise_multiplier: float, teachers: int) -> None:
+    """Raise ValueError unless the sum of bounded values is exact on the grid of their noise.
+
+    A value is at most 2^26 / noise_multiplier grid steps, more by the root of a secure sum's
+    clients; float64 holds 2^53 of them exactly.
+    """
+    least = teachers * 2.0**-20
+    if noise_multiplier < least:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier:g} must be at least {least:.3g} for "
+            f"{teachers} teachers: less is no noise"
+        )
+
+
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
     """Raise ValueError unless somebody adds the noise, and knows how much of it."""
     if noise_at not in ("client", "server", "distributed"):

@@ -19,6 +19,10 @@ Words = NDArray[np.uint64]
 
 KEY_BYTES = 32
 STREAM_BYTES = 2**36  # of a key: ChaCha20's counter ends at 2^38, and a long training goes on
+# Of one number with Gaussian noise, an event's loss: docs/privacy.md, Theorem 8.
+GAUSSIAN_LOSS = 2.0**-42
+LAPLACE_LOSS = 2.0**-52  # what a number's shift over its scale grows by with Laplace noise
+UNIFORM_STEP = 2.0**-53
 FARTHEST = 9.0  # standard deviations: honest noise goes beyond with a probability of about 1e-18
 _UNITS = 26  # bits of the scale, in units of the grid: their squares' double fits in 53 bits
 _FARTHEST = np.uint64(2**32 - 1)  # whose square fits in a word; over 60 scales away
@@ -165,10 +169,14 @@ class Noise(Protocol):
 
 
 def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray[np.float64]:
-    """The sum of (n, ...) `values` plus N(0, scale^2), or Laplace's law of that scale, on each."""
+    """The sum of (n, ...) `values` plus N(0, scale^2), or Laplace's law of that scale, on each.
+
+    Values are cut off to multiples of the noise's grid, so their sum is exact where it is below
+    2^53 of them: no record moves it by more than it moves its own value.
+    """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
-    total = np.asarray(values, np.float64).sum(axis=0)
+    total = cut_off(values, grid_of(scale)).sum(axis=0)
     draw = rng.normal if law == "gaussian" else rng.laplace
     return snap(total + draw(0, scale, total.shape), scale)
 

@@ -5,10 +5,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, RandomizedResponseDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    RandomizedResponseDpEvent,
+    SelfComposedDpEvent,
+)
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.events import ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     Quorum,
@@ -22,7 +27,7 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
     trust_of,
 )
-from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 
 MOST_COUNTED = 100  # responses that are charged as counted together: more would only cost less
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
@@ -159,7 +164,20 @@ class TopKRandomizedResponse:
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
             responses = min(self.quorum.honest * self.shards.teachers, MOST_COUNTED)
-            return ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
+            counted = ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
+            return ComposedDpEvent([counted, self._precision])
         redraw = float(size * self.lie_probability(size))
-        response = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
+        response: DpEvent = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
+        if self.epsilon_per_answer > 0:
+            response = ComposedDpEvent([response, self._precision])
         return response if changed == 1 else SelfComposedDpEvent(response, changed)
+
+    @property
+    def _precision(self) -> FinitePrecisionDpEvent:
+        """The loss of drawing from probabilities that are off by a few steps of a uniform draw.
+
+        A sum of up to K probabilities, and the draw, are off by less than 2 (K + 2) steps.
+        """
+        size = self.k or self.num_classes
+        off = 2 * (size + 2) * UNIFORM_STEP / float(self.lie_probability(size))
+        return FinitePrecisionDpEvent(2 * off)

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
-from fed_dpsd.privacy.noise import Rng, SecureGenerator, noisy_sum
+from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng, noisy_sum
 
 GRID = 2.0**-25  # of the noise, at most: sums are cut off to multiples of it
+# Of a whole training, an event's loss, where all its steps draw no more than MOST_DRAWS numbers.
+PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 RECORDS_AT_ONCE = 32  # of a network: each part of a batch has so many, filled up with zeros
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 
@@ -160,11 +162,11 @@ class DPSGD(TrainingMechanism):
             step = ReplacedInSampleDpEvent(self.sample_rate, self.noise_multiplier)
         else:
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
-        training = SelfComposedDpEvent(step, self.steps)
-        if not self.counts_classes:
-            return training
-        counts = GaussianDpEvent(self.count_noise / math.sqrt(2 if replaced else 1))
-        return ComposedDpEvent([training, counts])
+        parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
+        if self.counts_classes:  # of a larger scale the noise's grid moves by a step, not a record
+            scale = min(self.count_noise, 2.0**25)
+            parts.append(GaussianDpEvent(scale / math.sqrt(2 if replaced else 1)))
+        return ComposedDpEvent(parts)
 
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """(K,) class counts plus the noise.
@@ -189,31 +191,46 @@ class DPSGD(TrainingMechanism):
         A record whose gradient is not finite counts as zero there.
 
         Raises:
-            ValueError: the inputs hold another number of copies.
+            ValueError: the inputs hold another number of copies, or there are so many records,
+                parameters or steps that no bound here holds.
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
                 record's gradient has no bound.
         """
         if inputs.shape[1] != self.copies:
             raise ValueError(f"{inputs.shape[1]} copies of each record instead of {self.copies}")
+        self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
         else:
             self._train_network(teacher, inputs, labels, rng)
+
+    def _check_size(self, size: int) -> None:
+        """Raise ValueError where the noise of `size` parameters is not what the event says."""
+        if self.steps * (size + 1_600) > MOST_DRAWS:
+            raise ValueError(
+                f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
+                "numbers; take fewer steps or a smaller teacher"
+            )
+        if GRID * self.noise_multiplier * math.sqrt(size) > 0.5:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters, "
+                "whose sums its grid would cut off; take less noise or a smaller teacher"
+            )
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
         """A part of a sum of `size` numbers, in units of `max_grad_norm`, with noise, as float32.
 
         In float64 until then: torch's float32 normals end at 5.77 sigma.
         """
-        stddev = self.noise_multiplier
-        if isinstance(rng, SecureGenerator):  # which cuts the sum off to multiples of GRID * stddev
-            stddev /= 1 - GRID * self.noise_multiplier * math.sqrt(size)
+        # Larger, for the sum is cut off to multiples of GRID of it.
+        stddev = self.noise_multiplier / (1 - GRID * self.noise_multiplier * math.sqrt(size))
         noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """The records of a step."""
-        return torch.from_numpy(rng.random(count) < self.sample_rate).nonzero()[:, 0]
+        """The records of a step; each with `sample_rate`, rounded down to a step of the draw."""
+        rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
+        return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
     def _train_linear(
         self,

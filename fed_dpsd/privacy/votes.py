@@ -13,6 +13,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, LaplaceDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     NoiseAt,
@@ -22,12 +23,13 @@ from fed_dpsd.privacy.mechanism import (
     Trust,
     Unit,
     Values,
+    check_exact,
     check_noise_at,
     check_size,
     trust_of,
     vanishes,
 )
-from fed_dpsd.privacy.noise import FARTHEST, Rng, grid_of, noisy_sum
+from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, LAPLACE_LOSS, Rng, grid_of, noisy_sum
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class NoisyVotes:
     rises by 1. With Gaussian noise that is one Gaussian mechanism of L2 sensitivity sqrt(2); with
     Laplace noise two Laplace mechanisms of sensitivity 1, one a count. A client's n votes together
     move one count by n and another by n (replaced), or one count by n (the client is gone): what
-    spreads over more counts is dominated by that (docs/privacy.md).
+    spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are exact: they
+    are whole numbers on the grid of the noise, or all zero where that is coarser than a vote.
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -74,6 +77,7 @@ class NoisyVotes:
         if self.noise_law not in ("gaussian", "laplace"):
             raise ValueError(f"noise_law={self.noise_law!r} must be 'gaussian' or 'laplace'")
         check_noise_at(self.noise_at, self.quorum)
+        check_exact(self.noise_multiplier, self.shards.teachers)
         if self.quorum is not None and self.noise_law == "laplace":
             raise ValueError(
                 "noise_law='laplace' has no shares; use gaussian with distributed noise"
@@ -127,8 +131,11 @@ class NoisyVotes:
         moved = self.shards.changed(unit)  # votes that leave a count, and as many that join one
         counts = 1 if vanishes(unit, relation) else 2
         if self.noise_law == "gaussian":
-            return GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
-        return ComposedDpEvent([LaplaceDpEvent(self.noise_multiplier / moved)] * counts)
+            noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
+            precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)
+            return ComposedDpEvent([noise, precision])
+        shift = moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS
+        return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 
     def worst_case(self) -> tuple[Values, Values]:
         """(n, 1, K) probabilities of the teachers in two worlds that differ in one record."""

@@ -28,12 +28,18 @@ from fed_dpsd.privacy.accounting import (
     unchanged_epsilon,
     within_budget,
 )
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import (
+    FinitePrecisionDpEvent,
+    ReplacedInSampleDpEvent,
+    ShuffledResponseDpEvent,
+)
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, NonPrivate, PostProcessing, Shards
+from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.privacy.ideals import ideal
 
 DELTA = 1e-5
 RUN = 51_200
@@ -183,7 +189,8 @@ def test_response_matches_brute_force():
 
 def test_a_run_of_certain_truth_is_a_pure_bound():
     claim = proven(response(10, 3), 5_120)
-    assert (claim.value, claim.delta, claim.accountant) == (51_200, 0, "pure")
+    assert (claim.value, claim.delta, claim.accountant) == (pytest.approx(51_200), 0, "pure")
+    assert claim.value > 51_200  # by the finite precision of its draws
 
 
 @pytest.mark.parametrize(("queries", "expected"), [(27, 0.644), (400, 2.924), (1_300, 5.780)])
@@ -211,7 +218,7 @@ def test_shuffled_golden_numbers(responses, bound):
 
 
 def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():
-    event = response(1, 3).event("record", "replace_one")
+    event = ideal(response(1, 3).event("record", "replace_one"))
     few, many = times(event, RUN), times(event, 50 * RUN)
     assert epsilon(few, DELTA).accountant == "rr_exact"
     assert epsilon(many, DELTA).accountant == "rdp"
@@ -223,8 +230,8 @@ def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():
 EVENTS = {
     "gaussian": GaussianDpEvent(50.0),
     "laplace": LaplaceDpEvent(20.0),
-    "response": response(0.3, 3).event("record", "add_remove"),
-    "binary response": response(0.3, 2).event("record", "add_remove"),
+    "response": ideal(response(0.3, 3).event("record", "add_remove")),
+    "binary response": ideal(response(0.3, 2).event("record", "add_remove")),
     "dp_sgd": PoissonSampledDpEvent(0.02, GaussianDpEvent(1.0)),
     "dp_sgd, replaced": ReplacedInSampleDpEvent(0.02, 1.0),
     "shuffled": ShuffledResponseDpEvent(0.3, 3, 20),
@@ -256,7 +263,7 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     [
         (GaussianDpEvent(5.0), GaussianDpEvent(6.0)),
         (LaplaceDpEvent(5.0), LaplaceDpEvent(6.0)),
-        (response(0.6, 3).event("record", "add_remove"), EVENTS["response"]),
+        (ideal(response(0.6, 3).event("record", "add_remove")), EVENTS["response"]),
         (EVENTS["binary response"], EVENTS["response"]),
         (EVENTS["dp_sgd"], PoissonSampledDpEvent(0.02, GaussianDpEvent(1.2))),
         (EVENTS["dp_sgd"], PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))),
@@ -385,7 +392,7 @@ def test_pure_bounds_are_printed_where_they_are_as_good():
 
 
 def test_trap_the_library_ignores_the_count_of_a_composed_response():
-    event = response(1, 3).event("record", "replace_one")
+    event = ideal(response(1, 3).event("record", "replace_one"))
     accountant = dp_accounting.pld.PLDAccountant(REPLACE)
     accountant.compose(times(event, 1_000))
     trapped = accountant.get_epsilon(DELTA)
@@ -573,3 +580,72 @@ def test_a_target_out_of_reach_is_an_error_that_names_it():
         calibrate(lambda value: math.inf, 1e-30, *NOISE)
     with pytest.raises(ValueError, match=r"target_epsilon=9 is more than any setting"):
         calibrate(lambda value: 1.0, 9, *NOISE)
+
+
+# --- finite precision ---
+
+
+def test_finite_precision_adds_to_epsilon_and_to_nothing_else():
+    gaussian, lost = GaussianDpEvent(2.0), FinitePrecisionDpEvent(1e-3)
+    alone = epsilon(times(gaussian, 7), DELTA)
+    both = epsilon(ComposedDpEvent([times(gaussian, 7), times(lost, 5)]), DELTA)
+    assert both.accountant == alone.accountant == "gdp_exact"
+    ideal_noise = epsilon(times(gaussian, 7), DELTA * math.exp(-5e-3)).epsilon
+    assert both.epsilon == pytest.approx(ideal_noise + 5e-3)
+    assert both.epsilon > alone.epsilon + 5e-3
+    assert epsilon(lost, DELTA).epsilon == 1e-3
+
+
+def test_a_budget_reserves_a_part_for_finite_precision():
+    """A life of nothing else ends where the part does, and its rest is not touched by it."""
+    one = FinitePrecisionDpEvent(2.0**-12)
+    assert within_budget([one] * 8, 1.0, DELTA)
+    assert not within_budget([one] * 9, 1.0, DELTA)
+    assert within_budget([one] * 128, 1_000.0, DELTA)
+    assert not within_budget([one] * 129, 1_000.0, DELTA)
+    life = times(ComposedDpEvent([GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-6)]), 10)
+    least = unchanged_epsilon(life, DELTA)
+    assert within_budget([life], least, DELTA)
+    assert not within_budget([life], least * (1 - 1e-6), DELTA)
+
+
+@pytest.mark.parametrize("units", [4, 16, 64])
+def test_discrete_laplace_noise_is_dominated_by_a_slightly_larger_shift(units):
+    """Theorem 8, in small: exactly, for all epsilons; without the addition it does not hold."""
+    added = 2 * math.log(math.cosh(1 / (2 * units)))
+    passed = []
+    for shift in (1, units // 2, units, 3 * units):
+        k = np.arange(-60 * units, 60 * units + shift)
+        law = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k) / units)
+        moved = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k - shift) / units)
+        for candidate in np.linspace(-1.2, 1.2, 241) * shift / units:
+            exact = np.maximum(law - math.exp(candidate) * moved, 0).sum()
+            least = max(0.0, 1 - math.exp(candidate))
+
+            def bound(loss, candidate=candidate, least=least):
+                if abs(candidate) >= loss:
+                    return least
+                return 1 - math.exp((candidate - loss) / 2)
+
+            assert exact <= bound(shift / units + added) + 1e-12
+            passed.append(exact > bound(shift / units) + 1e-12)
+    assert any(passed)
+
+
+def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
+    """Theorem 8, in small: within exp(70 / u^2) up to 40 u, and not within exp(20 / u^2)."""
+    units = 2.0**10
+    k = np.arange(0, 40 * int(units))
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    # The mass of k beside its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| < 1/2.
+    x = nodes / 2
+    ratio = (np.exp(-(2 * k[:, None] * x + x**2) / (2 * units**2)) @ weights) / 2
+    worst = np.abs(np.log(ratio)).max() * units**2
+    assert 20 < worst < 70
+
+
+def test_the_losses_of_gaussian_noise_cover_the_theorem():
+    """For a number of an answer, and for the largest training, at a scale of 2^25 units."""
+    assert GAUSSIAN_LOSS >= 2 * 70 / 2.0**50
+    assert PRECISION_LOSS >= 2 * MOST_DRAWS / (23 * 2.0**50)
+    assert LAPLACE_LOSS >= 1 / (4 * 2.0**50)

@@ -20,7 +20,8 @@ from torch import nn
 from fed_dpsd.privacy.accounting import Charge, epsilon, prove
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
+from tests.privacy.ideals import ideal
 
 
 def rng(seed=0):
@@ -153,6 +154,16 @@ def test_training_parameters_are_checked(field, value):
         dp_sgd(**{field: value})
 
 
+def test_trainings_that_no_bound_here_covers_are_refused():
+    """So many draws that their precision would tell, and sums that the noise's grid cuts off."""
+    layer, inputs, labels = nn.Linear(6, 3), torch.zeros(1, 1, 6), torch.zeros(1, dtype=torch.long)
+    steps = MOST_DRAWS // 1_600
+    with pytest.raises(ValueError, match="42,949,672 steps of 21 parameters draw more than"):
+        dp_sgd(steps=steps).train(layer, inputs, labels, rng())
+    with pytest.raises(ValueError, match=r"noise_multiplier=1e\+07 is too large for 21 parameters"):
+        dp_sgd(noise_multiplier=1e7).train(layer, inputs, labels, rng())
+
+
 # --- a linear layer: the same steps without forming the gradients ---
 
 
@@ -262,7 +273,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
             largest["replace_one"] = max(largest["replace_one"], np.linalg.norm(before - after))
     mechanism = counting(6.0)
     for relation, shift in largest.items():
-        (_, counts) = mechanism.event("record", relation).events
+        (_, counts) = ideal(mechanism.event("record", relation)).events
         assert counts.noise_multiplier == pytest.approx(6.0 / shift)
 
 
@@ -276,7 +287,7 @@ def test_no_counts_are_released_unasked():
     assert not dp_sgd().counts_classes
     with pytest.raises(ValueError, match="count_share=None releases no class counts"):
         dp_sgd().count(np.array([1]), 3, rng())
-    event = dp_sgd(steps=7).event("record", "add_remove")
+    event = ideal(dp_sgd(steps=7).event("record", "add_remove"))
     assert event == SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)), 7)
 
 
@@ -302,7 +313,7 @@ def test_events_follow_rate_relation_and_counts():
                 if share:
                     counts = GaussianDpEvent(pytest.approx(noise / (1, 2**0.5)[number]))
                     training = ComposedDpEvent([training, counts])
-                assert mechanism.event("record", relation) == training
+                assert ideal(mechanism.event("record", relation)) == training
     for unit, relation in UNITS_AND_RELATIONS[2:]:
         assert dp_sgd(count_share=0.1).event(unit, relation) == NonPrivateDpEvent()
 
@@ -338,12 +349,13 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
     ):
         mu = (factors[0] * steps / sigma**2 + factors[1] * histogram) ** 0.5
         claim = prove([Charge(mechanism, 20, 256)], 1e-5, "record", relation)
-        assert claim.value == pytest.approx(closed_form(mu, 1e-5), rel=1e-6)
+        # Besides, what the finite precision of all draws may tell.
+        assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)
         assert claim.accountant == "gdp_exact"
 
 
 def test_counts_beside_sampled_steps_cost_more_than_either():
-    both = counting(10.0, sample_rate=0.02, steps=10).event("record", "replace_one")
+    both = ideal(counting(10.0, sample_rate=0.02, steps=10).event("record", "replace_one"))
     alone = [epsilon(part, 1e-5).epsilon for part in both.events]
     assert max(alone) * 1.01 < epsilon(both, 1e-5).epsilon < sum(alone)

@@ -1,0 +1,15 @@
+"""Events without what the noise's finite precision adds, to compare with laws of ideal noise."""
+
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
+
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+
+
+def ideal(event):
+    """The event of ideal noise; a composition of one part is that part."""
+    if isinstance(event, SelfComposedDpEvent):
+        return SelfComposedDpEvent(ideal(event.event), event.count)
+    if isinstance(event, ComposedDpEvent):
+        parts = [ideal(e) for e in event.events if not isinstance(e, FinitePrecisionDpEvent)]
+        return parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
+    return event

@@ -202,10 +202,13 @@ class GridFederation(HostedFederation):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
                 }
-                answers[client] = Answer(ask.query_id, reply.values, teachers, sealed)
+                answers[client] = Answer(
+                    ask.query_id, reply.values, teachers, sealed, reply.statement
+                )
             else:
                 answers[client] = reply
         self._log(ask, answers, time.monotonic() - started)
+        self._tally.take(answers)  # also of a round that too few answered
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())

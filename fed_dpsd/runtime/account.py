@@ -16,9 +16,9 @@ from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Ask, Releases, Statement
 from fed_dpsd.runtime.charge import Entry, EntryKind
 from fed_dpsd.runtime.ledger import Ledger, LedgerError
+from fed_dpsd.runtime.tally import OTHER
 
 WhenRecordsChange = Literal["refuse", "retrain"]
-OTHER = "other"  # charges under the run's name for what its plan does not hold
 logger = logging.getLogger("fed_dpsd")
 
 

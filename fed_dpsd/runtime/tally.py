@@ -15,6 +15,7 @@ from fed_dpsd.config import UserError
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Releases, Statement, check_releases
 from fed_dpsd.runtime.checkpoint import write_atomically
 
+OTHER = "other"  # mechanisms that are none of the run's
 MOST_RELEASES = 10**8  # more of them are not accounted for: the card says `inf`
 logger = logging.getLogger("fed_dpsd")
 
@@ -103,8 +104,9 @@ class Tally:
 
     def _hear(self, client: int, told: Statement) -> None:
         known = self.clients.setdefault(client, Known())
-        said = Counter({name: min(n, MOST_RELEASES + 1) for name, n in told.charged.items()})
-        said += known.forgotten
+        said = Counter(known.forgotten)
+        for name, count in told.charged.items():
+            said[name if name in self._planned else OTHER] += min(count, MOST_RELEASES + 1)
         if lost := known.charged - said:
             known.forgotten += lost
             logger.warning(

@@ -447,9 +447,10 @@ class Unlocked(Machine):
 
 
 class DrawsBeforeCharging(Account):
-    def _affordable(self, mechanism, *arguments):
+    def _affordable(self, mechanism, digest, *arguments):
+        self.ledger.looked_up = digest
         mechanism.noise(SENSITIVE, None, None)
-        return super()._affordable(mechanism, *arguments)
+        return super()._affordable(mechanism, digest, *arguments)
 
 
 class KeyedByQueryId(Account):

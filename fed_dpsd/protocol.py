@@ -139,17 +139,21 @@ class Statement:
     Args:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
             earlier run counts where this run uses what it paid for.
+        before: the same before the ask. It is less than what the client has said in an earlier
+            reply only where its ledger was rolled back.
         changed: how many times the client's records have changed since it joined the run.
         wanted: the counts that the coordinator must acknowledge before the ask, which was refused
             as unplanned, is answered; else none.
     """
 
     charged: Releases = field(default_factory=dict)
+    before: Releases = field(default_factory=dict)
     changed: int = 0
     wanted: Releases = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_releases("charged", self.charged)
+        check_releases("before", self.before)
         check_releases("wanted", self.wanted)
         check_releases("changed", {"": self.changed})
 

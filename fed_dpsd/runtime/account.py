@@ -59,10 +59,7 @@ class Joined:
 
 
 class Account:
-    """A client's account of one run. All but `join` and `state` is called inside a transaction.
-
-    Attributes:
-        acknowledged: releases by mechanism that the last ask said its coordinator has written down.
+    """A client's account of one run. `due`, `pay` and the like are called inside a transaction.
 
     Args:
         ledger: of the data set, over all runs.
@@ -84,7 +81,8 @@ class Account:
         when_records_change: WhenRecordsChange = "refuse",
     ) -> None:
         self.ledger, self.run = ledger, run
-        self.acknowledged: Releases = {}
+        self._acknowledged: Releases = {}
+        self._before: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
         self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
@@ -92,6 +90,12 @@ class Account:
             mechanism.name: {pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS}
             for mechanism in (stage.mechanism for stage in plan.stages)
         }
+
+    def hear(self, ask: Ask) -> None:
+        """Begin to answer an ask: with what its coordinator has written down by now."""
+        self._acknowledged = ask.acknowledged
+        with self.ledger.transaction():
+            self._before = self._charged()
 
     def join(self, records: str) -> None:
         """Take part in the run with records of this digest.
@@ -113,7 +117,8 @@ class Account:
     def state(self, wanted: Releases | None = None) -> Statement:
         """What the coordinator is told with every reply."""
         with self.ledger.transaction():
-            return Statement(self._charged(), self._joined().changed, wanted or {})
+            changed = self._joined().changed
+            return Statement(self._charged(), self._before, changed, wanted or {})
 
     def pay(
         self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
@@ -151,8 +156,9 @@ class Account:
         found = (entry for entry in self.ledger.entries() if entry.digest == digest)
         due = next(found, None) or self._affordable(mechanism, digest, kind, ask, more)
         name = mechanism.name
+        most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
         wanted = self._charged()[name] + due.releases
-        if due.releases and wanted > max(self._plan.releases[name], self.acknowledged.get(name, 0)):
+        if due.releases and wanted > most:
             raise Unplanned({name: wanted})
         return due
 

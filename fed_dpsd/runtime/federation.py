@@ -113,8 +113,9 @@ class HostedFederation(ABC):
         answers = self._deliver(replace(ask, acknowledged=self._tally.acknowledged))
         if again := self._tally.take(answers):
             more = self._deliver(replace(ask, acknowledged=self._tally.acknowledged))
-            answers |= {client: more[client] for client in again}
-            self._tally.take(answers)
+            asked = {client: more[client] for client in again}
+            self._tally.take(asked)
+            answers |= asked
         return answers
 
     def _receive(self, ask: Ask, client: int, given: Answer) -> Answer | Refusal:

@@ -87,7 +87,7 @@ class Tally:
         return tuple(note.format(", ".join(map(str, who))) for who, note in notes if who)
 
     def take(self, answers: Mapping[int, Answer | Refusal]) -> set[int]:
-        """Write down what clients say, and return those whose ask is to be sent again.
+        """Write down what clients say, once, and return those whose ask is to be sent again.
 
         Of these the charges are acknowledged, which is durable on return.
         """
@@ -104,20 +104,24 @@ class Tally:
 
     def _hear(self, client: int, told: Statement) -> None:
         known = self.clients.setdefault(client, Known())
-        said = Counter(known.forgotten)
-        for name, count in told.charged.items():
-            said[name if name in self._planned else OTHER] += min(count, MOST_RELEASES + 1)
-        if lost := known.charged - said:
+        if lost := known.charged - known.forgotten - self._read(told.before):
             known.forgotten += lost
             logger.warning(
                 "client %d: its ledger lacks charges of this run, so an older state was restored "
                 "there; the card keeps them",
                 client,
             )
-        known.charged |= said
+        known.charged |= self._read(told.charged) + known.forgotten
         if told.changed > known.changed:
             known.changed = told.changed
             logger.warning("client %d: its records changed during the run", client)
+
+    def _read(self, releases: Releases) -> Counter[str]:
+        """Counts as they are remembered: of the run's mechanisms, and of all others together."""
+        found = Counter[str]()
+        for name, count in releases.items():
+            found[name if name in self._planned else OTHER] += min(count, MOST_RELEASES + 1)
+        return found
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
         """Put charges beyond the plan on the card, if the plan knows their mechanisms."""

@@ -198,6 +198,29 @@ def test_an_ask_that_was_not_settled_is_an_error(small, tmp_path):
         federation.total(ask())
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["ours", "control"])
+def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
+    deployed, tmp_path, monkeypatch, seen
+):
+    """It charges as much again as it forgot. The control compares what it says after that."""
+    if not seen:
+        hear = Tally._hear
+        monkeypatch.setattr(
+            Tally, "_hear", lambda t, c, s: hear(t, c, replace(s, before=s.charged))
+        )
+    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_teacher")
+
+    def restore():
+        one_more(files[1])
+        shutil.rmtree(files[1].parent / "state")
+
+    summary = go(experiment, folder, grid, at_round(1, restore))
+    row = summary["privacy"]["proven"][0]
+    assert (row["epsilon"] > row["planned"]) == seen
+    note = "clients 1 forgot charges: an older state was restored there"
+    assert (note in row["notes"]) == seen
+
+
 # --- what is charged beyond the plan ---
 
 
@@ -230,10 +253,10 @@ def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path
     answers = [given_by(experiment, site, ask(n, 64)) for n in range(1, 5)]
     assert [type(given) for given in answers] == [Answer] * 3 + [Refusal]
     assert answers[-1].reason == "unplanned: this run would cost the client 256 releases of label"
-    assert answers[-1].statement == Statement({"label": 192}, 0, {"label": 256})
+    assert answers[-1].statement == Statement({"label": 192}, {"label": 192}, wanted={"label": 256})
     granted = given_by(experiment, site, ask(4, 64), {"label": 256})
     assert isinstance(granted, Answer)
-    assert granted.statement == Statement({"label": 256})
+    assert granted.statement == Statement({"label": 256}, {"label": 192})
 
 
 def given_by(experiment, site, question, acknowledged=None):
@@ -267,11 +290,12 @@ def take(tally, statement, client=0):
 
 def test_the_tally_never_forgets(tmp_path, caplog):
     tally = Tally(tmp_path, {"label": 192})
-    take(tally, Statement({"label": 128}))
     take(tally, Statement({"label": 64}))
+    take(tally, Statement({"label": 128}, {"label": 64}))
+    take(tally, Statement({"label": 64}, {"label": 64}))
     assert tally.charged == {"label": 128}
     assert "client 0: its ledger lacks charges of this run" in caplog.text
-    take(tally, Statement({"label": 128}))  # 64 of them are new
+    take(tally, Statement({"label": 128}, {"label": 64}))  # 64 of them are new
     again = Tally(tmp_path, {"label": 192})
     assert again.charged == tally.charged == {"label": 192}
     assert again.notes() == ("clients 0 forgot charges: an older state was restored there",)

@@ -208,10 +208,10 @@ class GridFederation(HostedFederation):
             else:
                 answers[client] = reply
         self._log(ask, answers, time.monotonic() - started)
-        self._tally.take(answers)  # also of a round that too few answered
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
+            self._tally.take(answers)
             few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
             raise UserError(f"{few}; {self._way_out}")
         return answers

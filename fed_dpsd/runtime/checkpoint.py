@@ -108,6 +108,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     _sync(path.parent)
 
 
+def remove(path: Path) -> None:
+    """Delete a file, if it is there; it stays deleted."""
+    path.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
 def _sync(folder: Path) -> None:
     """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

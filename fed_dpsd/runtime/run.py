@@ -141,6 +141,7 @@ def run(
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # a student that large noise saturates is ten times slower else
     summary = _blank_summary(experiment, federation.engine)
+    checkpoint.remove(folder / "summary.json")  # its card is that of an earlier part of the run
     try:
         _run(experiment, federation, folder, progress, summary)
         summary["status"] = "completed"

@@ -161,11 +161,30 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
     with pytest.raises(Killed):
         go(experiment, folder, grid)
     off_by_a_bit(monkeypatch)
-    assert go(experiment, folder, grid)["status"] == "completed"
+    summary = go(experiment, folder, grid)
+    pair = "record", "add_remove"
+    row, largest = summary["privacy"]["proven"][0], in_ledgers(ledgers_of(files), folder.name)[pair]
+    assert (largest > row["planned"]) == (not settled)
+    assert row["epsilon"] == largest  # acknowledged, so the control's card is right too
     for ledger in ledgers_of(files):
         with ledger.transaction():
             asks = Counter(entry.query_id for entry in ledger.entries())
         assert asks == {1: 1, 2: 1 if settled else 2, 3: 1}
+
+
+def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
+    """A loss of power would leave it there, and it knows nothing of what is charged from now on."""
+    experiment = small("privacy=label")
+    folder = runs.new_run_folder(experiment)
+    runs.write_failure(experiment, folder, "local", UserError("x"))
+    seen = []
+
+    def look(line):
+        seen.append((folder / "summary.json").exists())
+
+    runs.run(experiment, LocalFederation(experiment, folder), folder, look)
+    assert seen == [False] * 3
+    assert runs.read_summary(folder)["status"] == "completed"
 
 
 def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ class Account:
         }
 
     def hear(self, ask: Ask) -> None:
-        """Begin to answer an ask: with what its coordinator has written down by now."""
+        """Begin to answer an ask; it says what its coordinator has written down by now."""
         self._acknowledged = ask.acknowledged
         with self.ledger.transaction():
             self._before = self._charged()
@@ -115,7 +115,7 @@ class Account:
             self._keep(replace(joined, records=records))
 
     def state(self, wanted: Releases | None = None) -> Statement:
-        """What the coordinator is told with every reply."""
+        """Return what the coordinator is told with every reply."""
         with self.ledger.transaction():
             changed = self._joined().changed
             return Statement(self._charged(), self._before, changed, wanted or {})
@@ -145,7 +145,7 @@ class Account:
         ask: Ask | None = None,
         more: int = 0,
     ) -> Entry | None:
-        """The entry that the run is still to pay for; None where it has.
+        """Return the entry that the run is still to pay for; None where it has paid.
 
         Raises:
             BudgetSpent: it would pass the budget, its queries and `more` the client's number of
@@ -163,11 +163,11 @@ class Account:
         return due
 
     def is_paid(self, digest: str) -> bool:
-        """Whether the ledger holds a charge under a digest, for whatever run."""
+        """Return whether the ledger holds a charge under a digest, for whatever run."""
         return any(entry.digest == digest for entry in self.ledger.entries())
 
     def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
-        """What does not last for the planned run; "" where all does.
+        """Name what does not last for the planned run; "" where all does.
 
         Args:
             trained: whether the teachers' first training is paid for.
@@ -189,7 +189,7 @@ class Account:
     def _affordable(
         self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, more: int
     ) -> Entry:
-        """A new charge that does not pass the budget."""
+        """Make a new charge that does not pass the budget."""
         queries = ask.queries if ask and kind != "training" else 0
         entry = Entry.now(
             digest=digest,
@@ -213,17 +213,17 @@ class Account:
         return entry
 
     def _answered(self) -> int:
-        """Queries that were answered; a charge for none, such as a training, counts as one."""
+        """Count answered queries; a charge for none, such as a training, counts as one."""
         return sum(max(entry.queries, 1) for entry in self.ledger.entries())
 
     def _own(self) -> list[Entry]:
-        """The entries that the run was charged for, or reuses."""
+        """List the entries that the run was charged for, or reuses."""
         reused = set(self._joined().reused)
         entries = self.ledger.entries()
         return [entry for entry in entries if entry.run == self.run or entry.digest in reused]
 
     def _charged(self) -> Counter[str]:
-        """How many releases of each mechanism the run has cost."""
+        """Count the releases of each mechanism that the run has cost."""
         found = Counter[str]()
         for entry in self._own():
             names = (name for name, costs in self._costs.items() if costs == entry.costs)

@@ -103,7 +103,7 @@ def _value(bound: Bound) -> float:
 
 
 def _covers(plan: Plan, charged: Releases) -> bool:
-    """Whether all that was charged is of the plan's mechanisms, and can be accounted for."""
+    """Return whether all that was charged is of the plan's mechanisms, and can be accounted for."""
     planned = plan.releases
     return all(
         name in planned and count <= max(MOST_RELEASES, planned[name])
@@ -112,7 +112,7 @@ def _covers(plan: Plan, charged: Releases) -> bool:
 
 
 def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation) -> Bound:
-    """What the plan and all that was charged besides come to."""
+    """Bound what the plan and all that was charged besides come to."""
     if not _covers(plan, charged):
         return Bound(math.inf, delta, "none")
     events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.stages}

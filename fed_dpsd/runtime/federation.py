@@ -77,7 +77,7 @@ class HostedFederation(ABC):
         """
 
     def settle(self, ask: Ask) -> Ask:
-        """The ask to send and to learn from: this one, or what the run sent before in its place."""
+        """Return the ask to send and to learn from: this one, or what was sent in its place."""
         return self._asks.settle(ask)
 
     def prune(self, rounds: int) -> None:
@@ -109,10 +109,10 @@ class HostedFederation(ABC):
         return answers
 
     def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Every client's answer, once what it costs the client is on the run's card."""
-        answers = self._deliver(replace(ask, acknowledged=self._tally.acknowledged))
+        """Return every client's answer, once what it costs the client is on the run's card."""
+        answers = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
         if again := self._tally.take(answers):
-            more = self._deliver(replace(ask, acknowledged=self._tally.acknowledged))
+            more = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
             asked = {client: more[client] for client in again}
             self._tally.take(asked)
             answers |= asked

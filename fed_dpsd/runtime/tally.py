@@ -77,7 +77,7 @@ class Tally:
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the card must know besides its numbers."""
+        """Say what a reader of the card must know besides its numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
@@ -117,7 +117,7 @@ class Tally:
             logger.warning("client %d: its records changed during the run", client)
 
     def _read(self, releases: Releases) -> Counter[str]:
-        """Counts as they are remembered: of the run's mechanisms, and of all others together."""
+        """Return counts of the run's mechanisms, and one of all others together."""
         found = Counter[str]()
         for name, count in releases.items():
             found[name if name in self._planned else OTHER] += min(count, MOST_RELEASES + 1)

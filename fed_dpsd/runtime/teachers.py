@@ -110,7 +110,7 @@ class Teachers:
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Of the records alone, in their shards, whatever is trained on them."""
+        """Digest the records alone, in their shards, whatever is trained on them."""
         digest = hashlib.sha256()
         for records in self._shards:
             digest.update(f"{records.images.shape}".encode())

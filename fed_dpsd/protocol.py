@@ -20,6 +20,20 @@ class ProtocolError(RuntimeError):
     """A peer sent something it must not; the message names the peer, the field and the value."""
 
 
+Releases = Mapping[str, int]
+MOST_NAMES, LONGEST_NAME = 16, 64
+
+
+def check_releases(field: str, releases: Releases) -> None:
+    """Raise ProtocolError unless `releases` are counts, >= 0, by a few mechanisms' names."""
+    fits = isinstance(releases, Mapping) and len(releases) <= MOST_NAMES
+    for name, count in releases.items() if fits else ():
+        fits &= isinstance(name, str) and len(name) <= LONGEST_NAME
+        fits &= type(count) is int and count >= 0
+    if not fits:
+        raise ProtocolError(f"{field}={releases!r:.100} must be counts >= 0 by mechanism")
+
+
 @dataclass(frozen=True)
 class Ask:
     """One round's question to every client: synthetic images and the student's predictions.
@@ -33,6 +47,8 @@ class Ask:
             three carry no image, and a client answers them only for a method that says so in its
             own configuration: at epsilon = inf, or as what a private training paid for.
         weights: (P,) float32 of one model, for "train"; else none.
+        acknowledged: releases by mechanism that the coordinator's card counts besides its plan. It
+            goes with the message and is no part of the digest.
     """
 
     query_id: int
@@ -40,6 +56,7 @@ class Ask:
     predictions: NDArray[np.float32]
     kind: Kind = "answers"
     weights: NDArray[np.float32] = field(default_factory=lambda: NOTHING)
+    acknowledged: Releases = field(default_factory=dict)
 
     @classmethod
     def without_images(
@@ -91,6 +108,7 @@ class Ask:
             raise ProtocolError(f"ask {self.query_id}: weights hold NaN or infinity")
         if not np.isfinite(self.predictions).all():
             raise ProtocolError(f"ask {self.query_id}: predictions hold NaN or infinity")
+        check_releases(f"ask {self.query_id}: acknowledged", self.acknowledged)
 
     @property
     def nbytes(self) -> int:
@@ -112,6 +130,35 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Statement:
+    """A client's own account of a run.
+
+    In a run that goes as planned its numbers follow from the plan, so they tell nothing about the
+    records.
+
+    Args:
+        charged: releases by mechanism that this run has cost the client so far. A charge of an
+            earlier run counts where this run uses what it paid for.
+        before: the same before the ask. It is less than what the client has said in an earlier
+            reply only where its ledger was rolled back.
+        changed: how many times the client's records have changed since it joined the run.
+        wanted: the counts that the coordinator must acknowledge before the ask, which was refused
+            as unplanned, is answered; else none.
+    """
+
+    charged: Releases = field(default_factory=dict)
+    before: Releases = field(default_factory=dict)
+    changed: int = 0
+    wanted: Releases = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_releases("charged", self.charged)
+        check_releases("before", self.before)
+        check_releases("wanted", self.wanted)
+        check_releases("changed", {"": self.changed})
+
+
+@dataclass(frozen=True)
 class Answer:
     """One client's released answer.
 
@@ -121,12 +168,14 @@ class Answer:
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
         sealed: for a secure sum, where `values` are masked (uint64): what each client is to keep.
+        statement: what the run has cost the client; None where it does not say.
     """
 
     query_id: int
     values: Array
     teachers: int = 1
     sealed: Mapping[int, bytes] = field(default_factory=dict)
+    statement: Statement | None = None
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +211,7 @@ class Refusal:
 
     query_id: int
     reason: str
+    statement: Statement | None = None
 
 
 @dataclass(frozen=True)

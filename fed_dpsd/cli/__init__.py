@@ -271,7 +271,7 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print noise, number of queries, the published epsilon and every proven one."""
     experiment = set_up(compose(overrides or []), Path.cwd())
     planned = cards.plan_of(experiment)
-    card = cards.privacy_card(experiment, planned, [])
+    card = cards.privacy_card(experiment, planned)
     if as_json:
         print(json.dumps({"queries_per_client": planned.queries, "privacy": card}))
         return
@@ -288,7 +288,7 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     out.print(f"epsilon published (no guarantee): {card['epsilon_published']}")
     for unit, relation in UNITS_AND_RELATIONS:
         epsilon = cards.proven(experiment, planned, unit, relation)
-        out.print(f"epsilon proven: {epsilon}", soft_wrap=True)
+        out.print(f"epsilon planned: {epsilon}", soft_wrap=True)
     notes = dict.fromkeys(note for row in card["proven"] for note in row["notes"])
     out.print(f"notes: {', '.join(notes)}", soft_wrap=True)
     if card["reason"]:
@@ -343,8 +343,9 @@ def ledger(
             ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
             so_far = cards.account(entries[:number], delta, "record", "add_remove")
             out.print(
-                f"{entry.at} {entry.kind}{ask}, {entry.queries:,} queries, {entry.digest[:12]}: "
-                f"so far {so_far}",
+                f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
+                f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
+                markup=False,
                 soft_wrap=True,
             )
         for epsilon in totals[file]:

@@ -88,7 +88,8 @@ def check(
     with ledger.transaction():
         spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
     out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
-    if lacking := hospital.open(experiment, "check").lacking(planned):
+    out.print(f"when records change during a run: {hospital.when_records_change}")
+    if lacking := hospital.open(experiment, "check").lacking():
         raise UserError(
             f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
             "image this site would refuse; agree on more noise, or on fewer images"
@@ -175,7 +176,8 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
     uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
     site = rehearsed.open(experiment, "rehearsal")
-    given = sites.answer(experiment.method, Ask(1, images, uniform), site)
+    asked = Ask(1, images, uniform, acknowledged={experiment.mechanism.name: 10 * REHEARSED})
+    given = sites.answer(experiment.method, asked, site)
     if isinstance(given, Refusal):
         raise UserError(f"an ask about {REHEARSED} images would be refused: {given.reason}")
     with site.ledger.transaction():

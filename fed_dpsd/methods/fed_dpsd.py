@@ -135,26 +135,27 @@ class FedDPSD:
                 known = np.concatenate([part.labels for part in bank])
                 images = procedural.turned(images, asked, known)
             predictions = self.predictions(student, images, world)
-            total = self.ask(federation, Ask(number, images, predictions), shares)
+            ask = federation.settle(Ask(number, images, predictions))
+            total = self.ask(federation, ask, shares)
             if total.count == 0 and not bank:
                 raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
             over = total.count == 0  # every client's budget is spent
             if not over:
-                labels = self.noisy_labels(world, predictions, total)
-                bank.append(Bank(images, predictions, labels.astype(np.float32)))
+                labels = self.noisy_labels(world, ask.predictions, total)
+                bank.append(Bank(ask.images, ask.predictions, labels.astype(np.float32)))
             last = over or number == world.rounds
             if last:  # what went on from a few answers never quite recovers
                 student = world.make_student(streams.torch("last student"))
             loss = self.train_student(student, bank, world, streams, number, last)
             tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
-            *_, generated = self.mixture(len(images))
+            *_, generated = self.mixture(len(ask.images))
             trained_against = generated * self.generator_steps if critic else 0
             yield Round(
                 State(len(bank), tensors, bank),
                 student,
                 {"student_loss": loss},
                 total.refused,
-                forward_answers=total.count * len(images) + trained_against,
+                forward_answers=total.count * len(ask.images) + trained_against,
                 backward_answers=trained_against,
             )
             if over:

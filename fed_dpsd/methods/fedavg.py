@@ -84,7 +84,7 @@ class FedAVG(WhiteBox):
             first = number == 1
             start = to_vector(student).numpy()
             ask = world.ask("weights") if first else world.ask("train", number, start)
-            answers = federation.each(ask)
+            answers = federation.each(federation.settle(ask))
             given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
             refused = {c: each.reason for c, each in answers.items() if isinstance(each, Refusal)}
             if not given and first:

@@ -1,5 +1,6 @@
 """What a method is, and what it may see of the federation and of a site."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
@@ -99,6 +100,16 @@ class Plan:
         """N, over all stages."""
         return sum(stage.asks * stage.queries for stage in self.stages)
 
+    @property
+    def releases(self) -> Counter[str]:
+        """How many releases of each mechanism, by its name, a client is charged for."""
+        found = Counter[str]()
+        for stage in self.stages:
+            found[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
+        if self.counts and NonPrivate.name in found:  # a training has paid for its own counts
+            found[NonPrivate.name] += 1
+        return found
+
 
 @dataclass(frozen=True)
 class Bank:
@@ -147,6 +158,13 @@ class Round:
 
 class Federation(Protocol):
     """The clients, whatever engine hosts them."""
+
+    def settle(self, ask: Ask) -> Ask:
+        """The ask to send and to learn from: this one or, in a resumed run, what it sent before.
+
+        A client was charged for the bytes that it was sent. Other predictions or images under the
+        same id and kind would be charged again, so `each` and `total` refuse them.
+        """
 
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
         """Every client's own answer; only for answers that are no secret (DP teachers, weights)."""

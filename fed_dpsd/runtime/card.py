@@ -5,14 +5,18 @@ The only module that reads the published formulas, and only to print them: none 
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import Plan, World
-from fed_dpsd.privacy.accounting import Charge, calibrate, epsilon, prove
+from fed_dpsd.privacy.accounting import Bound, Charge, calibrate, epsilon, prove
 from fed_dpsd.privacy.audit import Audit, audit, verdict
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
@@ -26,8 +30,10 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.protocol import Releases
 from fed_dpsd.runtime.charge import Entry, spent
 from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
+from fed_dpsd.runtime.tally import MOST_RELEASES
 
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
@@ -35,6 +41,8 @@ SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same 
 PATIENT_NOTE = "a patient known at one client only"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
+MORE_NOTE = "more was charged than planned"
+UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 
 
 def plan_of(experiment: Experiment) -> Plan:
@@ -43,40 +51,83 @@ def plan_of(experiment: Experiment) -> Plan:
 
 
 def privacy_card(
-    experiment: Experiment, plan: Plan, ledgers: Sequence[Sequence[Entry]]
+    experiment: Experiment,
+    plan: Plan,
+    ledgers: Sequence[Sequence[Entry]] = (),
+    charged: Releases = MappingProxyType({}),
+    notes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
+    What is proven covers the plan, whatever was used of it, and all that was charged besides.
+
     Args:
         experiment: whose mechanism and delta.
-        plan: what a client will be charged; its epsilon is the guarantee, whatever was used of it.
-        ledgers: the clients' charges; `spent` is that of the client that spent most. Empty before a
-            run.
+        plan: what a client will be charged.
+        ledgers: the clients' charges for this run; `spent` is that of the client that spent most.
+            Empty before a run, and where hospitals keep them.
+        charged: releases by mechanism that a client was or may be charged for.
+        notes: what else to say of the run.
     """
     settings, mechanism = experiment.config.privacy, experiment.mechanism
+    uncovered = not _covers(plan, charged)
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
-        claim = proven(experiment, plan, unit, relation)
-        if not ledgers:
-            rows.append(claim.to_json())
-            continue
-        charged = (epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers)
-        used = max(bound.epsilon for bound in charged)
-        if used > claim.value and not experiment.config.ledger:
-            notes = (*claim.notes, "more was charged than planned")
-            claim = dataclasses.replace(claim, value=used, delta=settings.delta, notes=notes)
-        rows.append(claim.to_json() | {"spent": _number(used)})
+        planned = proven(experiment, plan, unit, relation, notes)
+        used = [epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers]
+        most = max([_charged(plan, charged, settings.delta, unit, relation), *used], key=_value)
+        claim = planned
+        if most.epsilon > planned.value:
+            claim = dataclasses.replace(
+                planned,
+                value=most.epsilon,
+                delta=settings.delta,
+                accountant=most.accountant,
+                notes=(*planned.notes, MORE_NOTE),
+            )
+        row = claim.to_json() | {"planned": _number(planned.value)}
+        rows.append(row | ({"spent": _number(max(map(_value, used)))} if used else {}))
+    reasons = (stage.mechanism.reason for stage in plan.stages if stage.mechanism.reason)
     counted = sum(s.asks * s.queries for s in plan.stages if s.mechanism == mechanism)
     return {
         "mechanism": mechanism.name,
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published_epsilon(mechanism, counted, settings.delta)),
         "proven": rows,
-        "reason": next((s.mechanism.reason for s in plan.stages if s.mechanism.reason), None),
+        "reason": next(reasons, UNCOVERED if uncovered else None),
     }
 
 
-def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -> Epsilon:
+def _value(bound: Bound) -> float:
+    return bound.epsilon
+
+
+def _covers(plan: Plan, charged: Releases) -> bool:
+    """Return whether all that was charged is of the plan's mechanisms, and can be accounted for."""
+    planned = plan.releases
+    return all(
+        name in planned and count <= max(MOST_RELEASES, planned[name])
+        for name, count in charged.items()
+    )
+
+
+def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation) -> Bound:
+    """Bound what the plan and all that was charged besides come to."""
+    if not _covers(plan, charged):
+        return Bound(math.inf, delta, "none")
+    events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.stages}
+    counts = plan.releases | Counter(charged)
+    parts = [SelfComposedDpEvent(events[name], count) for name, count in counts.items()]
+    return epsilon(ComposedDpEvent(parts), delta)
+
+
+def proven(
+    experiment: Experiment,
+    plan: Plan,
+    unit: Unit,
+    relation: Relation,
+    said: tuple[str, ...] = (),
+) -> Epsilon:
     """The proven epsilon of a plan's answers in this experiment, with its caveats."""
     config = experiment.config
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
@@ -88,7 +139,7 @@ def proven(experiment: Experiment, plan: Plan, unit: Unit, relation: Relation) -
         notes.append(TEACHER_NOTE)
     if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:
         notes.append(QUORUM_NOTE.format(experiment.mechanism.quorum.colluding))
-    return prove(plan.stages, config.privacy.delta, unit, relation, tuple(notes))
+    return prove(plan.stages, config.privacy.delta, unit, relation, (*notes, *said))
 
 
 def _number(value: float) -> float | str:

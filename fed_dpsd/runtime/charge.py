@@ -41,6 +41,7 @@ class Entry:
         costs: one release's event for each of UNITS_AND_RELATIONS.
         at: when, an ISO 8601 second in UTC.
         ask: digest of the ask, by which its sender knows it; "" where none led to the charge.
+        run: the coordinator's name of the run that it was charged for; "" in older ledgers.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -56,6 +57,7 @@ class Entry:
     costs: Mapping[tuple[Unit, Relation], DpEvent]
     at: str
     ask: str = ""
+    run: str = ""
 
     def __post_init__(self) -> None:
         if self.queries < 0 or self.releases < 0:

@@ -92,13 +92,35 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was; durable on return."""
+    """Replace `path` by `content`, or leave it as it was; durable on return.
+
+    Its folder is made where there is none.
+    """
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        _sync(path.parent.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+    _sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there; it stays deleted."""
+    path.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, content: bytes) -> str:

@@ -24,11 +24,14 @@ from fed_dpsd.protocol import (
     Total,
     misfit,
 )
+from fed_dpsd.runtime.asks import Asks
+from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.checkpoint import npz_of, write_atomically
 from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.secret import noise_of
 from fed_dpsd.runtime.site import answer, open_site, take_step
 from fed_dpsd.runtime.sums import secure_sum
+from fed_dpsd.runtime.tally import Tally
 from fed_dpsd.runtime.teachers import make_teacher
 from fed_dpsd.streams import Streams
 
@@ -36,7 +39,7 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class HostedFederation(ABC):
-    """What every engine shares: checking and summing answers, and counting what travelled.
+    """What every engine shares: settling asks, checking and summing answers, and counting.
 
     Attributes:
         counted: the last round whose asks were counted before; what a resumed run repeats of it,
@@ -51,7 +54,8 @@ class HostedFederation(ABC):
         self.experiment = experiment
         own = experiment.mechanism.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own else None
-        self._notes = run_folder / "sums"
+        self._notes, self._asks = run_folder / "sums", Asks(run_folder / "asks")
+        self._tally = Tally(run_folder, plan_of(experiment).releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
         self.counted = -1
         self.bytes_to_clients = 0
@@ -72,10 +76,29 @@ class HostedFederation(ABC):
         Teachers that are not trained yet are trained now.
         """
 
+    def settle(self, ask: Ask) -> Ask:
+        """Return the ask to send and to learn from: this one, or what was sent in its place."""
+        return self._asks.settle(ask)
+
+    def prune(self, rounds: int) -> None:
+        """Forget the asks that cannot be sent again, now that so many rounds are saved."""
+        self._asks.prune(rounds)
+
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Every client's checked answer, in the order of the clients."""
+        """Every client's checked answer, in the order of the clients.
+
+        What the answers cost is written down before anybody learns from them.
+
+        Raises:
+            ProtocolError: the run has sent another ask of this id and kind, which was charged.
+        """
+        if self.settle(ask).digest() != ask.digest():
+            raise ProtocolError(
+                f"ask {ask.query_id} ({ask.kind}) is not the one that this run has sent before; "
+                "send and learn from what `settle` returns"
+            )
         answers: dict[int, Answer | Refusal] = {}
-        for client, given in sorted(self._deliver(ask).items()):
+        for client, given in sorted(self._covered(ask).items()):
             new = ask.query_id > self.counted
             self.bytes_to_clients += ask.nbytes * new
             if isinstance(given, Answer):
@@ -83,6 +106,16 @@ class HostedFederation(ABC):
                 answers[client] = self._receive(ask, client, given)
             else:
                 answers[client] = given
+        return answers
+
+    def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
+        """Return every client's answer, once what it costs the client is on the run's card."""
+        answers = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
+        if again := self._tally.take(answers):
+            more = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
+            asked = {client: more[client] for client in again}
+            self._tally.take(asked)
+            answers |= asked
         return answers
 
     def _receive(self, ask: Ask, client: int, given: Answer) -> Answer | Refusal:
@@ -172,7 +205,6 @@ class HostedFederation(ABC):
         values = np.stack([each.values for each in given])
         noisy = self.experiment.mechanism.noise(values, ask.predictions, rng)
         count = sum(each.teachers for each in given)
-        self._notes.mkdir(parents=True, exist_ok=True)
         write_atomically(path, npz_of({"sum": noisy, "count": count}))
         return Total(noisy, count, refused)
 

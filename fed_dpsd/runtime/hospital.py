@@ -20,6 +20,8 @@ from fed_dpsd.privacy.mechanism import Shared, Trust
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.runtime.account import Account, WhenRecordsChange
+from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up
 from fed_dpsd.runtime.ledger import FileLedger
 from fed_dpsd.runtime.secret import name_of, secret_of
@@ -69,6 +71,8 @@ class Hospital:
         colluding: hospitals that may work for the coordinator, in secure sums, or look at their
             results: one that holds against fewer is refused.
         limits: LIMITS, where it has others.
+        when_records_change: during a run: "refuse" what it asks from then on, or "retrain", which
+            is charged.
 
     Raises:
         ValueError: a value is out of its range, or a name is unknown.
@@ -92,6 +96,7 @@ class Hospital:
     keys: tuple[str, ...]
     colluding: int
     limits: Mapping[str, Any]
+    when_records_change: WhenRecordsChange = "refuse"
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
@@ -122,6 +127,11 @@ class Hospital:
             for name in getattr(self, key):
                 if name not in known:
                     raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
+        policies = get_args(WhenRecordsChange)
+        if self.when_records_change not in policies:
+            raise ValueError(
+                f"when_records_change={self.when_records_change!r} must be {' or '.join(policies)}"
+            )
         for key, most in self.limits.items():
             if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
                 raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
@@ -242,6 +252,10 @@ class Hospital:
         self._prune(KEPT + experiment.config.teachers_per_client)
         secret, ledger = secret_of(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
+        account = Account(
+            *(ledger, experiment.config.privacy, plan_of(experiment), run),
+            *(self.queries, self.when_records_change),
+        )
         return Site(
             config=experiment.config,
             mechanism=experiment.mechanism,
@@ -249,11 +263,9 @@ class Hospital:
             records=found.records,
             shard_ids=found.ids if patients is None else patients,
             test=None,
-            ledger=ledger,
+            account=account,
             secret=SecretStreams(secret),
-            most_queries=self.queries,
             summing=party and Summing(party, experiment.mechanism, ledger, run),
-            run=run,
         )
 
     def _prune(self, most: int) -> None:

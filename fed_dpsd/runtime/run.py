@@ -8,6 +8,7 @@ import platform
 import secrets
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -38,6 +39,7 @@ from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up, test_spli
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.metrics import METRICS, confusion
 from fed_dpsd.runtime.site import ledger_of
+from fed_dpsd.runtime.tally import Tally
 from fed_dpsd.streams import Streams
 
 MEANINGFUL_EPSILON = 10.0
@@ -139,6 +141,7 @@ def run(
     torch.set_num_threads(experiment.config.threads_server)
     torch.set_flush_denormal(True)  # a student that large noise saturates is ten times slower else
     summary = _blank_summary(experiment, federation.engine)
+    checkpoint.remove(folder / "summary.json")  # its card is that of an earlier part of the run
     try:
         _run(experiment, federation, folder, progress, summary)
         summary["status"] = "completed"
@@ -192,6 +195,7 @@ def _run(
             file.flush()
             os.fsync(file.fileno())
         checkpoint.save(folder / "checkpoint", finished.state)
+        federation.prune(finished.state.round)
         progress(line)
         _record_round(summary, finished.state, line)
     summary["seconds"]["rounds"] = time.perf_counter() - before
@@ -331,7 +335,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Fill in what the run cost: the plan's guarantee, and what the ledgers say was spent.
+    """Fill in what the run cost: the plan, what clients said, and what simulated ledgers hold.
 
     Hospitals' ledgers stay with them.
     """
@@ -340,10 +344,19 @@ def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) 
     for client in range(config.num_clients if config.federation.simulation else 0):
         ledger = ledger_of(experiment, client, folder)
         with ledger.transaction():
-            ledgers.append(ledger.entries())
+            entries = ledger.entries()
+        if config.ledger:  # of all runs
+            entries = [entry for entry in entries if entry.run == folder.name]
+        ledgers.append(entries)
+    plan = plan_of(experiment)
+    try:
+        tally = Tally(folder, plan.releases)
+        charged, notes = tally.charged, tally.notes()
+    except UserError as error:  # then nobody knows
+        charged, notes = Counter({str(error): 1}), (str(error),)
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
-    summary["privacy"] = privacy_card(experiment, plan_of(experiment), ledgers)
+    summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes)
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import logging
-import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,32 +14,22 @@ from numpy.typing import NDArray
 from fed_dpsd.config import Config, DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
-from fed_dpsd.methods.method import Method, Plan
-from fed_dpsd.privacy.accounting import within_budget
-from fed_dpsd.privacy.mechanism import (
-    UNITS_AND_RELATIONS,
-    Mechanism,
-    NonPrivate,
-    PostProcessing,
-    Shared,
-)
+from fed_dpsd.methods.method import Method
+from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing, Shared
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
-from fed_dpsd.runtime.charge import Entry, EntryKind
+from fed_dpsd.runtime.account import Account, BudgetSpent, RecordsChanged, Unplanned
+from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.ledger import FileLedger, Ledger, LedgerError
+from fed_dpsd.runtime.ledger import FileLedger, LedgerError
 from fed_dpsd.runtime.secret import ledger_folder, name_of, noise_of
 from fed_dpsd.runtime.sums import Summing, simulated_party
 from fed_dpsd.runtime.teachers import Teachers
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
-
-
-class BudgetSpent(Exception):
-    """A charge would pass the client's budget: nothing was charged, trained or drawn."""
 
 
 class Site:
@@ -54,12 +44,9 @@ class Site:
         shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
             record's shard.
         test: the public test split, for diagnostics; None where there are none.
-        ledger: its account.
+        account: of the run that it answers in.
         secret: what noise is drawn from; None is the seeds of `config`.
-        most_queries: images that its ledger may ever hold answers to; a charge for none, such as a
-            training, counts as one.
         summing: its part in secure sums; None where there are none.
-        run: the coordinator's name of the run.
     """
 
     def __init__(
@@ -70,59 +57,50 @@ class Site:
         records: Split,
         shard_ids: NDArray[np.int64],
         test: Split | None,
-        ledger: Ledger,
+        account: Account,
         secret: SecretStreams | None = None,
-        most_queries: float = math.inf,
         summing: Summing | None = None,
-        run: str = "",
     ) -> None:
         self.config = config
         self.client = client
-        self.ledger = ledger
+        self.account, self.ledger = account, account.ledger
         self._mechanism, self.noise_at = mechanism, mechanism.noise_at
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
         self._test = test
-        self._most_queries = most_queries
-        self.summing, self._run = summing, run
+        self.summing = summing
 
     @functools.cached_property
     def mechanism(self) -> Mechanism:
         """What it answers with: its mechanism or, over a paid training, post-processing.
 
         Raises:
-            BudgetSpent: the training is not paid for, and would pass the budget.
+            BudgetSpent: the training is not paid for, and would pass the budget or the plan.
         """
         if not isinstance(self._mechanism, TrainingMechanism):
             return self._mechanism
         digest = self._teachers.identity
         with self.ledger.transaction():
-            if self._charged(digest):
-                logger.info("client %d: entry %.12s paid for its teachers", self.client, digest)
-            else:
-                self.ledger.charge(self._affordable(self._mechanism, digest, "training"))
+            self.account.pay(self._mechanism, digest, "training")
         return PostProcessing(digest)
 
-    def lacking(self, plan: Plan) -> Literal["", "budget", "queries"]:
-        """What does not last for a run, after all that was charged before; "" where all does.
+    def join(self) -> None:
+        """Take part in the run with the records as they are.
+
+        Raises:
+            RecordsChanged: they were others before.
+        """
+        digest = int(self._teachers.records_digest, 16)
+        keyed = self._noise.numpy("records of a run", self.client, digest).random(4)
+        self.account.join(keyed.tobytes().hex())
+
+    def lacking(self) -> Literal["", "budget", "queries"]:
+        """What does not last for the run, after all that was charged before; "" where all does.
 
         The teachers' first training costs nothing again, if it was charged.
         """
-        settings, pair = self.config.privacy, ("record", "add_remove")
         with self.ledger.transaction():
-            charges = [entry.event(*pair) for entry in self.ledger.entries()]
-            trained = self._charged(self._teachers.identity)
-            queries = self._answered() + plan.queries + plan.counts
-        for stage in plan.stages:
-            if trained and isinstance(stage.mechanism, TrainingMechanism):
-                trained = False
-            else:
-                charges.append(stage.event(*pair))
-                queries += isinstance(stage.mechanism, TrainingMechanism)
-        if queries > self._most_queries:
-            return "queries"
-        lasts = settings.budget is None or within_budget(charges, settings.budget, settings.delta)
-        return "" if lasts else "budget"
+            return self.account.lacking(self.account.is_paid(self._teachers.identity))
 
     def check(self, ask: Ask) -> None:
         """Look at an ask before anything private is: whatever is wrong with it is public.
@@ -146,7 +124,7 @@ class Site:
         """Refuse what `release` would refuse, before teachers are trained for it in vain.
 
         Raises:
-            BudgetSpent: the ask was not charged before, and would pass the budget.
+            BudgetSpent: the ask was not charged before, and would pass the budget or the plan.
         """
         if self._teachers.ready:
             return
@@ -158,9 +136,8 @@ class Site:
             mechanism = NonPrivate()
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
-            if not self._charged(digest):
-                more = bool(training) and not self._charged(training)
-                self._affordable(mechanism, digest, ask.kind, ask, more)
+            more = bool(training) and not self.account.is_paid(training)
+            self.account.due(mechanism, digest, ask.kind, ask, more)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The teachers' (n, B, K) probabilities; private until released."""
@@ -191,7 +168,7 @@ class Site:
         mechanism's training is charged first, each anew, and what it yields is post-processing.
 
         Raises:
-            BudgetSpent: the training would pass the budget; nothing was charged or trained.
+            BudgetSpent: the training would pass the budget or the plan; nothing was charged.
             ProtocolError: the weights are of another architecture; nothing was charged.
         """
         mechanism: Mechanism = self._mechanism
@@ -202,8 +179,7 @@ class Site:
         digest = self._retraining(ask)
         if isinstance(mechanism, TrainingMechanism):
             with self.ledger.transaction():
-                if not self._charged(digest):
-                    self.ledger.charge(self._affordable(mechanism, digest, "training", ask))
+                self.account.pay(mechanism, digest, "training", ask)
             mechanism = PostProcessing(digest)
         return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
@@ -217,17 +193,16 @@ class Site:
         sums of the same answers, over other clients, would show what they differ by.
 
         Raises:
-            BudgetSpent: the charge would pass the budget; nothing was charged or drawn.
+            BudgetSpent: the charge would pass the budget or the plan; nothing was drawn.
             LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
         self.check(ask)
         digest = self._digest(mechanism, ask)
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
+            self.account.pay(mechanism, digest, ask.kind, ask)
             values = self.ledger.stored(digest)
             if values is None:
-                if not self._charged(digest):
-                    self.ledger.charge(self._affordable(mechanism, digest, ask.kind, ask))
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
                     values = cut_off(bounded, mechanism.grid).sum(0)
                 else:
@@ -266,71 +241,37 @@ class Site:
         if self.summing:
             asked += f" {self.summing.tag(ask.digest())}"
         elif mechanism.noise_at == "server":  # which draws other noise in another run
-            asked += f" {self._run}"
+            asked += f" {self.account.run}"
         return hashlib.sha256(asked.encode()).hexdigest()
 
     def _retraining(self, ask: Ask) -> str:
         """What a training that starts at the ask's weights is charged under."""
         return hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
 
-    def _charged(self, digest: str) -> bool:
-        return any(entry.digest == digest for entry in self.ledger.entries())
-
-    def _answered(self) -> int:
-        """Queries that were answered; a charge for none, such as a training, counts as one."""
-        return sum(max(entry.queries, 1) for entry in self.ledger.entries())
-
-    def _affordable(
-        self,
-        mechanism: Mechanism,
-        digest: str,
-        kind: EntryKind,
-        ask: Ask | None = None,
-        more: int = 0,
-    ) -> Entry:
-        """A charge that does not pass the budget, nor `more` queries; inside a transaction.
-
-        Raises:
-            BudgetSpent: it would.
-        """
-        queries = ask.queries if ask and kind != "training" else 0
-        entry = Entry.now(
-            digest=digest,
-            kind=kind,
-            query_id=ask.query_id if ask else 0,
-            queries=queries,
-            releases=mechanism.releases(1, queries),
-            mechanism=str(mechanism),
-            trust=mechanism.trust,
-            costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
-            ask=ask.digest() if ask else "",
-        )
-        if self._answered() + max(queries, 1) + more > self._most_queries:
-            raise BudgetSpent("the client has answered as many queries as it ever will")
-        settings = self.config.privacy
-        if settings.budget is not None:
-            charges = [e.event("record", "add_remove") for e in (*self.ledger.entries(), entry)]
-            if not within_budget(charges, settings.budget, settings.delta):
-                raise BudgetSpent("the client's privacy budget is spent")
-        return entry
-
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     """A client's answer; a spent budget and a ledger that cannot be kept are refusals.
 
-    The refusal says nothing of the ledger's content; the cause goes to the client's own log.
+    The refusal says nothing of the ledger's content but what the run has cost; the cause goes to
+    the client's own log.
     """
     try:
-        site.check(ask)
-        site.admit(ask)
-        given = method.client(ask, site)
-        if site.noise_at == "distributed" and isinstance(given, Answer):
-            if site.summing is None:
-                raise ProtocolError("this client takes part in no secure sums")
-            return site.summing.masked(given, ask)
-        return given
-    except BudgetSpent as spent:
-        return Refusal(ask.query_id, str(spent))
+        try:
+            site.check(ask)
+            site.account.hear(ask)
+            site.admit(ask)
+            site.join()
+            given = method.client(ask, site)
+            if site.noise_at == "distributed" and isinstance(given, Answer):
+                if site.summing is None:
+                    raise ProtocolError("this client takes part in no secure sums")
+                given = site.summing.masked(given, ask)
+            return replace(given, statement=site.account.state())
+        except Unplanned as unplanned:
+            statement = site.account.state(unplanned.wanted)
+            return Refusal(ask.query_id, str(unplanned), statement)
+        except (BudgetSpent, RecordsChanged) as refused:
+            return Refusal(ask.query_id, str(refused), site.account.state())
     except LedgerError as error:
         logger.error("client %d: %s", site.client, error)
         return Refusal(ask.query_id, "the client's ledger cannot be read or written")
@@ -393,8 +334,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         records=records,
         shard_ids=share if records.patients is None else records.patients,
         test=data.test,
-        ledger=ledger,
+        account=Account(ledger, config.privacy, plan_of(experiment), run_folder.name),
         secret=noise_of(experiment, run_folder, name_of(client)),
         summing=party and Summing(party, experiment.mechanism, ledger, run_folder.name),
-        run=run_folder.name,
     )

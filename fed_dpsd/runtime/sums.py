@@ -167,7 +167,6 @@ def secure_sum(
         elif len(masked) < threshold:
             raise SumError(f"{len(masked)} clients answered; {threshold} are needed")
         else:
-            notes.mkdir(parents=True, exist_ok=True)
             packed = {str(c): np.frombuffer(_pack(m), np.uint8) for c, m in masked.items()}
             write_atomically(path, npz_of(packed))
         named = tuple(sorted(masked))

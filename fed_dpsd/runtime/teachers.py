@@ -109,6 +109,16 @@ class Teachers:
             digests.append(digest.hexdigest())
         return digests
 
+    @functools.cached_property
+    def records_digest(self) -> str:
+        """Digest the records alone, in their shards, whatever is trained on them."""
+        digest = hashlib.sha256()
+        for records in self._shards:
+            digest.update(f"{records.images.shape}".encode())
+            digest.update(np.ascontiguousarray(records.images).tobytes())
+            digest.update(records.labels.tobytes())
+        return digest.hexdigest()
+
     @property
     def identity(self) -> str:
         """One digest for all of them: what a training is charged under."""

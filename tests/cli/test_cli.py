@@ -163,7 +163,7 @@ def test_plan_gives_the_golden_numbers_of_labels(
 def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
     code, out, _ = fed_dpsd("privacy", "plan", "privacy=non_private")
     assert code == 0
-    proven = [line for line in out if line.startswith("epsilon proven")]
+    proven = [line for line in out if line.startswith("epsilon planned")]
     assert len(proven) == 6
     for line in proven:
         assert "trust nobody, delta 1e-05" in line

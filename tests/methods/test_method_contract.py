@@ -103,7 +103,7 @@ class Refusing:
     """A federation whose clients all refuse from some round on."""
 
     def __init__(self, inner, last):
-        self.inner, self.last = inner, last
+        self.inner, self.last, self.settle = inner, last, inner.settle
 
     def total(self, ask):
         if ask.query_id > self.last:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fed_dpsd.config import UserError
 from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
 from fed_dpsd.protocol import Answer, Refusal, SumStep
+from fed_dpsd.runtime.card import plan_of, privacy_card
 from fed_dpsd.runtime.flower import client
 from fed_dpsd.runtime.flower.codec import (
     ANSWER,
@@ -27,6 +28,7 @@ from fed_dpsd.runtime.flower.codec import (
     unpack_step,
 )
 from fed_dpsd.runtime.hospital import open_file
+from fed_dpsd.runtime.tally import Tally
 from tests.runtime.hospitals import DISTRIBUTED, Hospitals, ask, federate, site_file, summing
 from tests.runtime.test_federation import CLIENT_APP
 
@@ -101,8 +103,8 @@ def mutate_json(draw, text):
     return json.dumps(tree)
 
 
-def mutate(draw, content, text_key):
-    """A message's records with up to three things wrong; its configuration is a text in "meta"."""
+def mutate(draw, content, *text_keys):
+    """A message's records with up to three things wrong; under `text_keys` they hold JSON."""
     for _ in range(draw(st.integers(1, 3))):
         if not content:
             return
@@ -121,7 +123,7 @@ def mutate(draw, content, text_key):
                 del record[key]
             elif isinstance(record, ArrayRecord):
                 record[key] = draw(arrays())
-            elif key == text_key and isinstance(record[key], str) and record[key]:
+            elif key in text_keys and isinstance(record[key], str) and record[key]:
                 record[key] = mutate_json(draw, record[key])
             else:
                 record[key] = draw(RECORDED)
@@ -168,7 +170,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
                 "code": client.code_digest(CLIENT_APP),
             }
         )
-        mutate(data.draw, content, "experiment")
+        mutate(data.draw, content, "experiment", "acknowledged")
         expected = ANSWER if kind == "answers" else STEP
         named = data.draw(st.sampled_from([expected] * 7 + [HELLO, DIAGNOSE, "query.evil"]))
         message = Message(content, dst_node_id=1, message_type=named)
@@ -211,7 +213,8 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
     grid = Hospitals(files)
     federation = federate(experiment, grid)
     question = ask()
-    honest = federation.each(question)
+    federation.each(question)
+    honest = federation.each(question)  # a reply that is sent again says that nothing was charged
     assert all(isinstance(given, Answer) for given in honest.values())
     kept = {
         node: next(
@@ -234,7 +237,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
             records = {name: kept[node].content[name].copy() for name in kept[node].content}
             content = RecordDict(records)
             if node == 101:
-                mutate(data.draw, content, "reasons")
+                mutate(data.draw, content, "reasons", "1")
             return Message(content=content, metadata=metadata)
 
         replies = {}
@@ -266,6 +269,11 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
 
     run(examples, test)
     assert min(outcomes.values()) > examples / 20
+    tally = Tally(federation._run_folder, plan_of(experiment).releases)
+    assert tally.clients[0].charged == {"label": 16}
+    assert len(tally.charged) <= 2
+    card = privacy_card(experiment, plan_of(experiment), (), tally.charged, tally.notes())
+    assert all(float(row["epsilon"]) >= 1_920 for row in card["proven"])
 
 
 class Summers:

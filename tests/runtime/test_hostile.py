@@ -16,7 +16,6 @@ from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.runtime import hospital as hospitals
 from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.federation import LocalFederation
 from fed_dpsd.runtime.flower import codec
 from fed_dpsd.runtime.flower.server import GridFederation
@@ -311,13 +310,12 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "privacy.steps=100"
     wanted = deployed(*settings, "rounds=10")
     experiment = hospital.experiment(wanted.to_json(), 0)
-    plan = plan_of(experiment)
-    assert hospital.open(experiment, "check").lacking(plan) == "budget"
+    assert hospital.open(experiment, "check").lacking() == "budget"
     first = answer(hospital, wanted.to_json(), Ask.without_images("weights", (1, 8, 8), 10))
     assert isinstance(first, Answer)
-    assert hospital.open(experiment, "check").lacking(plan) == "budget"
-    one = plan_of(hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0))
-    assert hospital.open(experiment, "check").lacking(one) == ""
+    assert hospital.open(experiment, "check").lacking() == "budget"
+    one = hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0)
+    assert hospital.open(one, "check").lacking() == ""
 
 
 def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
@@ -325,4 +323,4 @@ def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
     for queries, lacking in ((33, "queries"), (34, "")):  # training and class counts are one each
         hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
         experiment = hospital.experiment(text, 0)
-        assert hospital.open(experiment, "check").lacking(plan_of(experiment)) == lacking
+        assert hospital.open(experiment, "check").lacking() == lacking

@@ -500,3 +500,32 @@ def test_an_error_of_whoever_holds_the_ledger_is_their_own(file):
     with pytest.raises(OSError, match="theirs"), file.transaction():
         raise OSError("theirs")
     charge(file, "a")
+
+
+# --- earlier versions ---
+
+# A ledger as version 0.1.0 wrote it, before entries named their run.
+WITHOUT_RUNS = (
+    '{"format": 1, "data": "digits, client 0 of 5 by Dirichlet(seed=0, alpha=0.5, self_bala'
+    'ncing=False, min_partition_size=10)", "client": 0, "check": "bc5e23894c44385cc5dbaf8a3'
+    'd2d3a2d47acc831280a6818f4d310e3d6583455"}\n{"digest": "2af9738c3ca421b80de372ae0030de8d'
+    '25ba9f9a670fe2d6f599a84bc078b703", "kind": "answers", "query_id": 1, "queries": 256, "'
+    'releases": 256, "mechanism": "TopKRandomizedResponse(num_classes=10, epsilon_per_answe'
+    "r=10.0, k=None, threshold=None, noise_at='client', quorum=None, shards=Shards(teachers"
+    '=1, by=\'record\'))", "trust": "nobody", "costs": {"record add_remove, record replace_on'
+    'e, patient add_remove, patient replace_one, client add_remove, client replace_one": {"'
+    'type": "RandomizedResponseDpEvent", "noise_parameter": 0.0004538138695646172, "num_buc'
+    'kets": 10}}, "at": "2026-11-23T05:40:23Z", "ask": "d365fbb49aed72961b5d4cb2cb250ad48f0'
+    '4332d6aa74ac3c4c6cb31a2d5f945", "check": "02ff9d78b364482e8dc2ecf41ee5cd528112233c0a20'
+    '46c1ca379e78a03e0475"}\n'
+)
+
+
+def test_a_ledger_whose_entries_name_no_run_is_read_and_continued(tmp_path):
+    path = tmp_path / "client_000.jsonl"
+    path.write_text(WITHOUT_RUNS)
+    ledger = FileLedger(tmp_path, 0, header(path)["data"])
+    charge(ledger, "ab" * 32)
+    first, second = read(path)
+    assert (first.run, first.releases, second.digest) == ("", 256, "ab" * 32)
+    assert path.read_text().startswith(WITHOUT_RUNS)

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, PostProcessing
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import DPSGD
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Statement
 from fed_dpsd.runtime import site as sites
+from fed_dpsd.runtime.account import Account
+from fed_dpsd.runtime.card import plan_of
 from fed_dpsd.runtime.charge import spent
 from fed_dpsd.runtime.ledger import LedgerError, MemoryLedger
 from fed_dpsd.runtime.site import Site, load_data, open_site, shares
@@ -28,9 +31,14 @@ def records(small):
 
 
 def make(experiment, records, ledger=None):
+    plan = Plan(plan_of(experiment).stages * 4)  # for what is charged more than once
+    account = Account(
+        *(ledger or MemoryLedger(), experiment.config.privacy, plan, "run"),
+        when_records_change="retrain",
+    )
     site = Site(
         *(experiment.config, experiment.mechanism, 0, records, np.arange(len(records))),
-        *(records, ledger or MemoryLedger()),
+        *(records, account),
     )
     return site, lambda question: sites.answer(experiment.method, question, site)
 
@@ -277,7 +285,7 @@ def test_class_counts_that_no_training_released_are_no_answer(small, records, se
 def test_over_budget_no_class_is_counted(small, records, monkeypatch):
     monkeypatch.setattr(DPSGD, "count", lambda *_: pytest.fail("they were counted"))
     site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
-    assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent")
+    assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent", Statement())
     with pytest.raises(sites.BudgetSpent):  # whatever a method asks the site for first
         site.class_counts()
     assert not site.ledger.entries()

@@ -34,6 +34,7 @@ NOT_SIMULATED = (
     "this node is no simulation's, and a client must not take its budget from a message: start its "
     "SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"
 )
+LONGEST_RUN = 400  # a folder's name, and a secret's
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -107,7 +108,8 @@ def _answer(asked: Ask | SumStep | None, experiment: Experiment, site: Site) -> 
     given = sites.answer(experiment.method, asked, site)
     if isinstance(given, Refusal):
         return given
-    return Reply(given.values, {str(other): box for other, box in given.sealed.items()})
+    boxes = {str(other): box for other, box in given.sealed.items()}
+    return Reply(given.values, boxes, given.statement)
 
 
 def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply | Refusal:
@@ -124,6 +126,8 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
             if meta.get("code") != code:
                 raise NotAllowed("the coordinator runs other code than this site")
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+            if not run or not run.isprintable() or len(run) > LONGEST_RUN:
+                raise NotAllowed("the run's name is empty, too long, or cannot be printed")
             asked = _asked(message, hospital.client)
         images = len(asked.images) if isinstance(asked, Ask) else 0
         experiment = hospital.experiment(text, images)

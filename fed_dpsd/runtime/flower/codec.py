@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, Statement, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
 LONGEST_REASON, NO_REASON = 200, "no reason given"
@@ -39,18 +39,20 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one client replies: an array, and small pieces for other clients, by name."""
+    """One client's reply: an array, small pieces for other clients, and what it was charged."""
 
     values: NDArray[Any] = field(default_factory=lambda: NOTHING)
     boxes: Mapping[str, bytes] = field(default_factory=dict)
+    statement: Statement | None = None
 
 
 def pack_ask(ask: Ask) -> RecordDict:
     """An ask, for any client."""
     arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    about = ConfigRecord({"query_id": ask.query_id, "kind": ask.kind})
-    return RecordDict({"arrays": record, "ask": about})
+    about = {"query_id": ask.query_id, "kind": ask.kind}
+    about |= {"acknowledged": json.dumps(ask.acknowledged)}
+    return RecordDict({"arrays": record, "ask": ConfigRecord(about)})
 
 
 @reading()
@@ -67,7 +69,8 @@ def unpack_ask(content: RecordDict) -> Ask:
     query_id, kind = about["query_id"], about["kind"]
     if not isinstance(query_id, int) or not isinstance(kind, str):
         raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
-    return Ask(query_id, images, predictions, kind, weights)  # type: ignore[arg-type]  # it checks
+    acknowledged = json.loads(str(about["acknowledged"]))
+    return Ask(query_id, images, predictions, kind, weights, acknowledged)  # type: ignore[arg-type]
 
 
 def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
@@ -103,6 +106,8 @@ def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
     refused = {client: each.reason for client, each in replies.items() if isinstance(each, Refusal)}
     content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in given.items()})
     content["refused"] = ConfigRecord({"reasons": json.dumps(refused)})
+    told = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
+    content["statements"] = ConfigRecord(told)
     for client, reply in given.items():
         content[f"boxes {client}"] = _boxes(reply.boxes)
     return content
@@ -117,14 +122,19 @@ def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, R
     """
     refused = dict(json.loads(str(content.config_records["refused"]["reasons"])))
     values = content.array_records["values"]
+    statements = content.config_records["statements"]
     replies: dict[int, Reply | Refusal] = {}
     for client in clients:
+        told = statements.get(str(client))
+        statement = None if told is None else Statement(**json.loads(str(told)))
         if str(client) in refused:
-            replies[client] = Refusal(0, public_line(str(refused[str(client)])))
+            reason = public_line(str(refused[str(client)]))
+            replies[client] = Refusal(0, reason, statement)
         elif str(client) in values:
             boxes = content.config_records[f"boxes {client}"].items()
             found = {str(name): _box(box) for name, box in boxes}
-            replies[client] = Reply(np.asarray(values[str(client)].numpy()), found)
+            array = np.asarray(values[str(client)].numpy())
+            replies[client] = Reply(array, found, statement)
     return replies
 
 

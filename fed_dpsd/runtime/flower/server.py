@@ -202,13 +202,16 @@ class GridFederation(HostedFederation):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
                 }
-                answers[client] = Answer(ask.query_id, reply.values, teachers, sealed)
+                answers[client] = Answer(
+                    ask.query_id, reply.values, teachers, sealed, reply.statement
+                )
             else:
                 answers[client] = reply
         self._log(ask, answers, time.monotonic() - started)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < self._least:
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
+            self._tally.take(answers)
             few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
             raise UserError(f"{few}; {self._way_out}")
         return answers

@@ -1,0 +1,145 @@
+"""Sums of answers and counts: searches for a value that moves one by more than its bound.
+
+Norms and differences are of exact rationals. The control does the same in float32 and is caught.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Shards
+from fed_dpsd.privacy.noise import SecureGenerator, grid_of, noisy_sum
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.votes import NoisyVotes
+
+ASKED = np.full((1, 7), 1 / 7, np.float32)
+
+
+class Silent(np.random.Generator):
+    """Seeded noise of zero, so that a sum can be seen."""
+
+    def __init__(self):
+        super().__init__(np.random.PCG64(0))
+
+    def normal(self, loc, scale, size):
+        return np.zeros(size)
+
+
+@pytest.fixture(params=["seeded", "secure"])
+def silent(request, monkeypatch):
+    monkeypatch.setattr(SecureGenerator, "_gaussian", lambda self, units, count: np.zeros(count))
+    return Silent() if request.param == "seeded" else SecureGenerator(bytes(32))
+
+
+def square(values):
+    return sum(Fraction(float(value)) ** 2 for value in np.ravel(values))
+
+
+def float32(encode):
+    """The control: a mechanism's own bound in float32, without room for its roundings."""
+
+    def control(mechanism, value):
+        value = np.asarray(value, np.float32)
+        length = np.sqrt(np.add.accumulate(np.square(value.ravel()))[-1])
+        return (value * np.float32(mechanism.bound) / length).astype(np.float32)
+
+    return control
+
+
+@pytest.mark.parametrize("normalise", ["sample", "batch"])
+def test_no_gradient_is_longer_than_its_bound(normalise):
+    """Long vectors, equal entries, huge and tiny ones: 400 of them; the bound is of a rational."""
+    longest, beyond = Fraction(0), 0
+    rng = np.random.Generator(np.random.PCG64(0))
+    for _ in range(200):
+        classes = int(rng.integers(2, 300))
+        bound = float(10 ** rng.uniform(-6, 3))
+        mechanism = NormalizedGradient(classes, 1.0, bound, 1e-100, normalise=normalise)
+        for spread in (0.0, 3.0):
+            value = rng.choice([-1, 1], (1, classes)) * 10 ** rng.normal(0, spread, (1, classes))
+            value *= 10 ** rng.uniform(-30, 30)
+            asked = np.full((1, classes), 1 / classes, np.float32)
+            own = square(mechanism.encode(value, asked)) / Fraction(bound) ** 2
+            longest = max(longest, own)
+            assert own <= 1
+            with np.errstate(all="ignore"):
+                control = float32(None)(mechanism, value / np.abs(value).max())
+            beyond += square(control) / Fraction(bound) ** 2 > 1
+    assert longest > 1 - 1e-8  # so the bound is not vacuous
+    assert beyond > 20
+
+
+def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
+    """Any other teachers, any bound: on the noise's grid the difference is exact."""
+    rng = np.random.Generator(np.random.PCG64(1))
+    drifted = 0
+    for _ in range(60):
+        teachers, bound = int(rng.integers(2, 300)), float(10 ** rng.uniform(-4, 1))
+        mechanism = NormalizedGradient(
+            7, float(10 ** rng.uniform(0, 3)), bound, shards=Shards(teachers)
+        )
+        value = rng.normal(size=(teachers, 1, 7)) * 10 ** rng.uniform(-6, 6, (teachers, 1, 1))
+        encoded = np.stack([mechanism.encode(each, ASKED) for each in value])
+        grid = Fraction(grid_of(mechanism.scale))
+        own = [Fraction(int(np.trunc(v / float(grid)))) * grid for v in encoded[0].ravel()]
+        more, less = (_exact(part, mechanism.scale, silent) for part in (encoded, encoded[1:]))
+        assert [a - b for a, b in zip(more, less, strict=True)] == own
+        assert square(encoded[0]) <= Fraction(bound) ** 2
+        single = encoded.astype(np.float32)
+        control = np.add.accumulate(single)[-1] - np.add.accumulate(single[1:])[-1]
+        drifted += (control != single[0]).any()
+    assert drifted > 30
+
+
+def _exact(values, scale, rng):
+    """A sum without noise, undisturbed by how seeded sums are rounded afterwards."""
+    if isinstance(rng, SecureGenerator):
+        total = noisy_sum(values, scale, "gaussian", rng)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)
+            total = noisy_sum(values, scale, "gaussian", rng)
+    return [Fraction(float(value)) for value in total.ravel()]
+
+
+@pytest.mark.parametrize("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])
+def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
+    """A vote that its noise's grid is coarser than is no vote: it moves a count by at most one."""
+    votes = NoisyVotes(7, noise, shards=Shards(200))
+    encoded = np.stack([votes.encode(np.eye(7)[[number % 7]], ASKED) for number in range(200)])
+    more, less = (_exact(part, votes.scale, silent) for part in (encoded, encoded[1:]))
+    moved = [abs(a - b) for a, b in zip(more, less, strict=True)]
+    assert moved in ([1, 0, 0, 0, 0, 0, 0], [0] * 7)
+    assert (noise > 2.0**26) == (not any(moved))
+
+
+@pytest.mark.parametrize("noise", [10.0, 2.0**26, 1e9, 1e12])
+def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
+    """In units of the noise, beside a count that is just below a step of a coarse grid."""
+    mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_share=1.0)
+    mechanism = replace(mechanism, count_share=(mechanism.count_noise / noise) ** 2)
+    *_, charged = mechanism.event("record", "add_remove").events
+    step = max(1, int(grid_of(noise)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)
+        counts = [_counted(patch, mechanism, many, silent) for many in (step - 1, step)]
+    moved = abs(counts[1] - counts[0]) / noise
+    assert moved <= 1 / charged.noise_multiplier * (1 + 1e-12)
+    assert moved > 0
+
+
+def _counted(patch, mechanism, many, rng):
+    """The noiseless count of a class that has so many records."""
+    patch.setattr(np, "bincount", lambda labels, minlength: np.array([many]))
+    return float(mechanism.count(np.zeros(1, np.int64), 1, rng)[0])
+
+
+def test_noise_that_is_too_small_for_an_exact_sum_is_refused():
+    for mechanism in (NormalizedGradient, NoisyVotes):
+        with pytest.raises(ValueError, match="noise_multiplier=1e-07 must be at least 9.54e-07"):
+            mechanism(10, 1e-7)
+        with pytest.raises(ValueError, match="must be at least 9.54e-05 for 100 teachers"):
+            mechanism(10, 1e-5, shards=Shards(100))

@@ -163,3 +163,14 @@ class TopKRandomizedResponse:
         redraw = float(size * self.lie_probability(size))
         response = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
         return response if changed == 1 else SelfComposedDpEvent(response, changed)
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """(n, 1, K) probabilities of the teachers in two worlds that differ in one record.
+
+        The teacher that changes names class 0 or class 1, the others class 0.
+        """
+        first = np.zeros((self.shards.teachers, 1, self.num_classes))
+        first[:, 0, 0] = 1
+        second = first.copy()
+        second[0, 0] = np.eye(self.num_classes)[1]
+        return first, second

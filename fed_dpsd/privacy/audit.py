@@ -273,7 +273,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 
 
 def public_row(num_classes: int) -> NDArray[np.float32]:
-    """A (1, K) prediction that finds the classes of the worst case probable, and no other."""
+    """Make a (1, K) prediction that finds the classes of the worst case probable, and no other."""
     row = np.zeros((1, num_classes), np.float32)
     row[0, :2] = 0.5
     return row
@@ -282,7 +282,7 @@ def public_row(num_classes: int) -> NDArray[np.float32]:
 def _ratios(
     mechanism: Additive | TopKRandomizedResponse, client: Client, queries: int, runs: int
 ) -> NDArray[np.float64]:
-    """(2, runs) log-likelihood ratios, up to constants, of runs in the first and second world."""
+    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants."""
     num_classes = mechanism.num_classes
     row, statistic, worlds = (
         public_row(num_classes),
@@ -310,7 +310,7 @@ def _ratios(
 def _statistic(
     mechanism: Additive | TopKRandomizedResponse,
 ) -> Callable[[Values], NDArray[np.float64]]:
-    """What (B, K) answers say for the first world against the second, (B,)."""
+    """Return the function from (B, K) answers to (B,) log-likelihood ratios, up to constants."""
     row = public_row(mechanism.num_classes)
     worlds = [
         np.stack([mechanism.encode(teacher, row) for teacher in world])

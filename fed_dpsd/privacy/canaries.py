@@ -20,8 +20,8 @@ from fed_dpsd.privacy.noise import Rng, SecretStreams
 from fed_dpsd.privacy.one_run import Guesses
 from fed_dpsd.privacy.training import DPSGD
 
-LOUD = 1e3  # a canary's gradient before clipping, in units of the bound: its bias part is as small
-STILL = 1e-12  # learning rate: weights that hardly move keep every canary's gradient
+LOUD = 1e3  # A canary's feature, in units of the bound; its gradient's part for the bias is 1e-3.
+STILL = 1e-12  # A learning rate at which weights hardly move, so gradients stay as they are.
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def guess_counts(
 
 
 def steps_advantage(mechanism: DPSGD) -> float:
-    """The total variation distance that a training's steps have at most, an added record apart.
+    """Bound the total variation distance of a training's steps, one added record apart.
 
     That is delta at epsilon 0. At rate 1 it is that of one Gaussian mechanism.
     """
@@ -118,7 +118,7 @@ def steps_advantage(mechanism: DPSGD) -> float:
 
 
 def _log_ratio(mechanism: DPSGD, parts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of what a canary, perhaps sampled, adds to a step in units of the bound."""
+    """Compute the log-likelihood ratio of sums, in units of the bound, that may hold a canary."""
     rate, variance = mechanism.sample_rate, mechanism.noise_multiplier**2
     whole = (parts - 0.5) / variance
     if rate == 1:

@@ -59,7 +59,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(event: DpEvent) -> float | None:
-    """The mu of a composition of Gaussian mechanisms, exactly; None where it holds another event.
+    """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
 
     mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3).
     """
@@ -242,7 +242,7 @@ def grid_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
 
 
 def grid_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
-    """The delta of a composition at an epsilon >= 0, both ways round, by the same grid.
+    """Bound the delta of a composition at an epsilon >= 0, both ways round, by the same grid.
 
     At epsilon 0 it bounds the total variation distance.
     """

@@ -17,14 +17,14 @@ from fed_dpsd.privacy.audit import Audit
 # An event of probability y in one of two neighbouring worlds has at least this one in the other.
 Claim = Callable[[float], float]
 
-GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the canaries, the surest first
-LARGEST = 50.0  # epsilon or mu that is looked for
-STAKES = np.linspace(0.05, 0.95, 19)  # of the capital that could be lost
+GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # shares of the canaries, the surest first
+LARGEST = 50.0  # the search for an epsilon or mu ends here
+STAKES = np.linspace(0.05, 0.95, 19)  # shares of the capital at stake
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What an adversary thinks of canaries, and what was so.
+    """Guesses at canaries, beside what was so.
 
     Args:
         included: (R, m) whether a canary was in the data set, fair coins, of R independent runs.
@@ -42,18 +42,18 @@ class Guesses:
 
 
 def gaussian(mu: float) -> Claim:
-    """The claim of mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
+    """Claim mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
     return lambda likely: float(ndtr(ndtri(likely) - mu))
 
 
 def approximate(epsilon: float, delta: float) -> Claim:
-    """The claim of (epsilon, delta) differential privacy, both ways round."""
+    """Claim (epsilon, delta) differential privacy, both ways round."""
     ratio = math.exp(epsilon)
     return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
 
 
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
-    """Whether so many right guesses refute a claim.
+    """Say whether so many right guesses refute a claim.
 
     If the claim holds for a canary that is added or removed, then at least `right` of `made`
     guesses are right with a probability below `failure` wherever this is true (Theorem 11; the
@@ -84,7 +84,7 @@ def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) 
 def strongest(
     family: Callable[[float], Claim], guesses: Guesses, failure: float, tolerance: float = 1e-4
 ) -> float:
-    """The largest parameter of a family of ever weaker claims that the guesses refute; 0 for none.
+    """Find the largest parameter whose claim the guesses refute, in a family of ever weaker ones.
 
     Guesses of several sure shares of the canaries are looked at; each may fail equally often.
 
@@ -92,7 +92,7 @@ def strongest(
         family: claims by a parameter >= 0.
         guesses: of all runs together: runs on canaries of their own are one algorithm.
         failure: in (0, 1), that the result is too large, over coins and noise.
-        tolerance: of the result, which is rounded down.
+        tolerance: of the result, which is rounded down; 0 where nothing is refuted.
     """
     order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
     right = np.cumsum(guesses.right.ravel()[order])
@@ -110,7 +110,7 @@ def strongest(
 
 
 def advantage_at_least(guesses: Guesses, failure: float) -> float:
-    """A lower bound on the total variation distance of two worlds, one canary apart; 0 for none.
+    """Bound the total variation distance of two worlds, one canary apart, from below.
 
     A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
     share of right guesses in a run is no larger either. Runs are independent, and a mean of bounded
@@ -134,7 +134,7 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
 def conclude(
     guesses: Guesses, delta: float, failure: float, queries: int, assumption: str, audited: str
 ) -> Audit:
-    """Lower bounds for a canary that is added or removed.
+    """Bound what a canary that is added or removed may tell, from below.
 
     Epsilon is bounded by Theorem 11, with half of the failure probability. The other half goes to
     the advantage, and to the mu whose advantage it is; of a single run, to mu by Theorem 11.

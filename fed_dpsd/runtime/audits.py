@@ -74,7 +74,7 @@ class Attack:
         return bool(self.proof.contradicted(self.audit))
 
     def verdict(self) -> list[str]:
-        """What is refuted and what is not, in sentences."""
+        """Say what is refuted and what is not, in sentences."""
         sentences = verdict(self.audit, self.proof, self.published, self._published_delta)
         if not self.tests_code and self.audit.lower_bound < self.proof.epsilon.value / 10:
             sentences.append("a bound near zero says little: this attack is weak at these settings")
@@ -87,7 +87,7 @@ class Attack:
         return 0.0 if pure else self.proof.epsilon.delta
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `fed-dpsd privacy audit --json`."""
+        """Return the object of `fed-dpsd privacy audit --json`."""
         proven = self.proof.epsilon.to_json()
         return self.audit.to_json() | {
             "mechanism": str(self.mechanism),
@@ -105,7 +105,7 @@ class Attack:
 
 
 def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
-    """Attacks on the implementation, and one at the run's settings, which comes last.
+    """Attack the implementation, and last the run's own settings.
 
     Args:
         experiment: whose mechanism is claimed.
@@ -244,7 +244,7 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
 
 
 def _close(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
-    """The mechanism with the noise at which it spends CLOSE_EPSILON."""
+    """Calibrate the mechanism's noise so that it spends CLOSE_EPSILON."""
     field = mechanism.calibrated_by
 
     def value_at(setting: float) -> float:
@@ -257,7 +257,7 @@ def _close(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 def _record_epsilon(
     mechanism: Mechanism, queries: int, delta: float, relation: Relation
 ) -> Epsilon:
-    """Of `queries` asks of one query each; a training is one release, whatever is asked."""
+    """Prove an epsilon for `queries` asks of one query each; a training is one release."""
     if isinstance(mechanism, DPSGD):
         return prove([Charge(mechanism, 1, queries)], delta, "record", relation)
     return prove([Charge(mechanism, queries, 1)], delta, "record", relation)

@@ -29,9 +29,9 @@ CANARIES = 300  # asked about
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
-    """The mechanism with half of its noise, or a billionth of it; as it is for None.
+    """Halve a mechanism's noise, or leave a billionth of it; None leaves it as it is.
 
-    A response gets twice its epsilon, or lies twice in a billion times.
+    A response gets twice its epsilon, or lies about twice in a billion times.
     """
     if broken is None:
         return mechanism
@@ -47,12 +47,12 @@ def break_noise(mechanism: Any, broken: Broken | None) -> Any:
 def hospital(
     config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], seeded: bool
 ) -> Client:
-    """A client for `audit`: what a server sees of sites that use a mechanism.
+    """Make a client for `audit` from sites that use a mechanism.
 
     Answers go through `Site.release` and through the bytes of Flower's messages. At every call the
-    sites are new, with ledgers and noise of their own. With a quorum the sum of as many honest
-    sites is seen, the others' teachers without an opinion: masks cancel. Where the server adds the
-    noise, it is added here.
+    sites are new, with ledgers and noise of their own. With a quorum the adversary sees the sum
+    over honest sites, since masks cancel; the other sites' teachers have no opinion. Where the
+    server adds the noise, it is added here.
 
     Args:
         config: the run's; its budget is left aside, and images are tiny.
@@ -133,14 +133,14 @@ def guess_answers(config: Config, mechanism: Mechanism, secret: SecretStreams) -
 
 
 def _unlimited(config: Config) -> Config:
-    """The configuration without a budget, and with teachers of its own."""
+    """Lift the budget, and have teachers trained rather than read."""
     privacy = dataclasses.replace(config.privacy, budget=None)
     teacher = dataclasses.replace(config.teacher, path=None, arch=None)
     return dataclasses.replace(config, privacy=privacy, teacher=teacher)
 
 
 def _sent(answers: Sequence[Values]) -> list[Values]:
-    """What arrives of the clients' answers, packed into one of Flower's messages."""
+    """Send the clients' answers through the bytes of one of Flower's messages."""
     from fed_dpsd.runtime.flower import codec  # Flower takes a second to import
 
     content = codec.pack_replies({c: codec.Reply(each) for c, each in enumerate(answers)})

@@ -96,6 +96,7 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project, mo
     """Audited: the claim holds; with half the sensitivity it is refuted (probability 1 - 1e-6)."""
     script = """
 import dataclasses, sys
+import numpy as np
 from dp_accounting import LaplaceDpEvent
 from fed_dpsd.privacy.accounting import Charge, prove
 from fed_dpsd.privacy.audit import audit
@@ -106,7 +107,14 @@ class TooSmall(LaplaceProbabilities):
 for cls in (LaplaceProbabilities, TooSmall):
     mechanism = cls(4, 1.0)
     claim = prove([Charge(mechanism, 1, 1)], 1e-5, "record", "replace_one")
-    found = audit(mechanism, 1, 40_000, 1e-5, 1e-6, 0)
+    rng = np.random.default_rng(0)
+
+    def client(asks, row):
+        return [
+            mechanism.noise(mechanism.encode(values[0], row)[None], row, rng) for values in asks
+        ]
+
+    found = audit(mechanism, client, 1, 40_000, 1e-5, 1e-6)
     print(found.lower_bound <= claim.value, found.refutes(claim.value, 1e-5, 1))
 """
     done = subprocess.run(

@@ -23,11 +23,11 @@ from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.report import pages
+from fed_dpsd.runtime import audits, simulation
 from fed_dpsd.runtime import card as cards
 from fed_dpsd.runtime import doctor as health
 from fed_dpsd.runtime import ledger as ledgers
 from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime import simulation
 from fed_dpsd.runtime import sweep as sweeps
 from fed_dpsd.runtime.experiment import Experiment, set_up
 from fed_dpsd.runtime.federation import LocalFederation
@@ -41,6 +41,7 @@ app.command()(cli_student.export)
 app.command()(cli_student.predict)
 app.command()(cli_rehearse.rehearse)
 console = Console(stderr=True, highlight=False)
+UNEXPECTED = 3  # exit code of an audit that does not come out as it should
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Hydra overrides, such as rounds=10 data=mnist.")
 ]
@@ -295,23 +296,49 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
         out.print(f"reason: {card['reason']}", soft_wrap=True)
 
 
-@privacy_app.command()
-def audit(overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Attack the mechanism's own noise, and say what of its epsilons is refuted and what is not.
+class Broken(StrEnum):
+    """What an attacked hospital does instead of what it claims."""
 
-    Twice: at settings where an attack comes close to the proof, which tests the implementation; and
-    at the run's settings, which tests the published epsilon.
+    half = "half"
+    none = "none"
+
+
+@privacy_app.command()
+def audit(
+    overrides: Overrides = None,
+    broken: Annotated[
+        Broken | None,
+        typer.Option(help="Attack a hospital with half of the noise it claims, or next to none."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what hospitals run, and say what of its epsilons is refuted and what is not.
+
+    At settings where an attack comes close to the proof, which tests the implementation; and at the
+    run's settings. Exit code 3: a proof is contradicted. With --broken it has to be: then the exit
+    code is 0, and 3 if the implementation's attack misses it.
     """
     experiment = set_up(compose(overrides or []), Path.cwd())
-    close, claim = cards.attacks(experiment)
+    attacks = list(audits.attacks(experiment, broken.value if broken else None, _say))
+    *code, claim = attacks
+    refuted = all(attack.contradicts for attack in code)
+    expected = refuted if broken else not any(attack.contradicts for attack in attacks)
     if as_json:
-        print(json.dumps(claim.to_json() | {"check": close.to_json()}))
-        return
-    out = Console(highlight=False)
-    for title, attack in (("the implementation", close), ("the run's settings", claim)):
-        out.print(f"{title}: {attack.mechanism}", markup=False, soft_wrap=True)
-        for sentence in attack.verdict():
-            out.print(f"  {sentence}", markup=False, soft_wrap=True)
+        named = dict(zip(("check", "counts"), (attack.to_json() for attack in code), strict=False))
+        more = {"broken": broken and broken.value, "as_expected": expected}
+        print(json.dumps(claim.to_json() | named | more))
+    else:
+        out = Console(highlight=False)
+        for attack in attacks:
+            out.print(f"{attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
+            for sentence in attack.verdict():
+                out.print(f"  {sentence}", markup=False, soft_wrap=True)
+        if broken:
+            noise = "half of the noise" if broken is Broken.half else "next to no noise"
+            said = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
+            out.print(f"a hospital with {noise}: {said}", soft_wrap=True)
+    if not expected:
+        raise typer.Exit(UNEXPECTED)
 
 
 @privacy_app.command()

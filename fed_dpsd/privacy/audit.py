@@ -1,11 +1,12 @@
-"""Lower bounds on what a mechanism leaks, measured on the object whose noise is drawn.
+"""Lower bounds on what a mechanism leaks, measured on the answers that leave.
 
 A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
 bug. The adversary knows every answer but a teacher's and guesses which of two worlds, one record
-apart, an answer came from; how well it guesses bounds epsilon (privacy.md, rule 8).
+apart, an answer came from; how well it guesses bounds epsilon (docs/privacy.md, "Audits").
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -19,17 +20,20 @@ from fed_dpsd.privacy.mechanism import (
     Additive,
     Epsilon,
     Mechanism,
-    NonPrivate,
     Relation,
-    Shared,
     Unit,
+    Values,
     vanishes,
 )
-from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
+# A client of the audited mechanism, with noise of its own at every call. It is given (n, B, K)
+# values of its teachers for each of some asks, and the student's predictions, one (1, K) row for
+# all queries. It returns what the adversary sees, (B, K) for each ask.
+Client = Callable[[Sequence[Values], Values], Iterable[Values]]
+
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
-VALUES_AT_ONCE = 2**18  # drawn by one call of `noise`: 2 MiB, so that it stays in the cache
+VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, so that it stays in the cache
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; a quarter between
 CANDIDATES = 100  # thresholds tried on the pilot
 ROUNDING = 1e-9  # of an enumerated ratio
@@ -37,44 +41,56 @@ ROUNDING = 1e-9  # of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """What one audit shows of one record's replacement; it prints with its meaning.
+    """A lower bound on what one changed record tells; it prints with its meaning.
 
     Args:
         lower_bound: no epsilon below it holds at `delta`.
         mu_lower_bound: no Gaussian differential privacy of a mu below it holds. It stays a mu: to
             read an epsilon off it would assume a Gaussian trade-off. None: not looked for.
-        failure_probability: that either bound is wrong, over the audit's own randomness.
+        failure_probability: that any of the bounds is wrong, over the audit's own randomness.
         delta: at which `lower_bound` holds.
-        method: "sampling" or "enumeration".
-        assumption: what the two worlds take for granted.
-        runs: simulated in each world; 0 by enumeration.
+        method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
+            "canaries".
+        assumption: what the worlds take for granted.
+        runs: simulated in each world, or trainings on canaries; 0 by enumeration.
         queries: answers in a run.
         audited: the randomness, in words.
+        relation: how the record changes.
+        advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
+            not looked for.
+        canaries: in a run; None where there are two worlds.
     """
 
     unit: ClassVar[Unit] = "record"
-    relation: ClassVar[Relation] = "replace_one"
     lower_bound: float
     mu_lower_bound: float | None
     failure_probability: float
     delta: float
-    method: Literal["sampling", "enumeration"]
+    method: Literal["sampling", "enumeration", "canaries"]
     assumption: str
     runs: int
     queries: int
     audited: str
+    relation: Relation = "replace_one"
+    advantage_lower_bound: float | None = None
+    canaries: int | None = None
 
     def __str__(self) -> str:
-        mu = "" if self.mu_lower_bound is None else f" and mu at least {_down(self.mu_lower_bound)}"
+        more = ""
+        if self.advantage_lower_bound is not None:
+            more += f" and advantage at least {_down(self.advantage_lower_bound)}"
+        if self.mu_lower_bound is not None:
+            more += f" and mu at least {_down(self.mu_lower_bound)}"
+        canaries = "" if self.canaries is None else f"canaries {self.canaries:,}, "
         return (
-            f"epsilon at least {_down(self.lower_bound)}{mu} ({self.unit}, {self.relation}, lower "
-            f"bound at delta {self.delta:g}, failure probability {self.failure_probability:g}, "
-            f"{self.method} of {self.audited}, {self.runs:,} runs, queries {self.queries:,}, "
-            f"assuming that {self.assumption})"
+            f"epsilon at least {_down(self.lower_bound)}{more} ({self.unit}, {self.relation}, "
+            f"lower bound at delta {self.delta:g}, failure probability "
+            f"{self.failure_probability:g}, {self.method} of {self.audited}, {self.runs:,} runs, "
+            f"{canaries}queries {self.queries:,}, assuming that {self.assumption})"
         )
 
     def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
-        """Whether (epsilon, delta) is no bound for `queries` answers where a record is replaced.
+        """Whether (epsilon, delta) is no bound for `queries` answers where a record changes.
 
         Only a claim of no larger delta, and of all the queries in a run, covers what was audited.
         """
@@ -84,37 +100,68 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """All of it; infinity is the string "inf"."""
         bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
-        return vars(self) | {"lower_bound": bound, "unit": self.unit, "relation": self.relation}
+        return vars(self) | {"lower_bound": bound, "unit": self.unit}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The proven numbers that an audit is held against.
+
+    Args:
+        epsilon: of the audited answers or training.
+        mu: of its Gaussian differential privacy; None where it is no Gaussian mechanism.
+        advantage: the total variation distance that it allows; None where it was not computed.
+    """
+
+    epsilon: Epsilon
+    mu: float | None = None
+    advantage: float | None = None
+
+    def contradicted(self, audit: Audit) -> list[str]:
+        """The proven numbers that are below an audit's lower bounds, in words."""
+        proven = self.epsilon
+        weaker = vanishes(proven.unit, proven.relation)  # a promise to a client that leaves
+        refuted = []
+        if audit.refutes(proven.value, proven.delta, proven.queries) and not weaker:
+            refuted.append(f"epsilon {proven}")
+        for name, bound, limit in (
+            ("mu", audit.mu_lower_bound, self.mu),
+            ("advantage", audit.advantage_lower_bound, self.advantage),
+        ):
+            if bound is not None and limit is not None and bound > limit + ROUNDING:
+                refuted.append(f"{name} {limit:.4g}")
+        return refuted
 
 
 def audit(
     mechanism: Mechanism,
+    client: Client,
     queries: int,
     runs: int,
     delta: float,
     failure_probability: float,
-    seed: int,
     report_mu: bool = True,
 ) -> Audit:
-    """Audit a mechanism: by sampling where it adds noise, by enumeration where it responds.
+    """Audit a mechanism by sampling answers of a client that is said to use it.
 
-    Both worlds of `worst_case` are simulated `runs` times each. A run counts as the first world
+    Both worlds of `worst_case` are lived through `runs` times each. A run counts as the first world
     where its log-likelihood ratio, summed over the queries, reaches a threshold that was fixed on a
-    pilot with a random stream of its own. True and false positives then get Clopper-Pearson bounds,
-    and epsilon >= log((true_low - delta) / false_high). Compare with the proof of
-    `Charge(mechanism, queries, 1)`: with `normalise="batch"` each query is an ask of one row.
+    pilot with draws of its own. True and false positives then get Clopper-Pearson bounds, and
+    epsilon >= log((true_low - delta) / false_high). Compare with the proof of
+    `Charge(mechanism, queries, 1)`.
 
-    Runs share calls of `noise`, whose rows must be independent draws. `encode` runs once a world.
-    What the last bits of a floating-point sum tell is not looked at.
+    A run of two queries and more is spread over two asks and more, and the worlds change places in
+    every other one: who draws one noise for two asks shows it. Runs share asks, whose rows must be
+    independent draws, unless an ask is one release.
 
     Args:
-        mechanism: the object whose own `encode` and `noise` run.
+        mechanism: what is claimed: the worlds and the likelihoods are its own.
+        client: whose answers are looked at.
         queries: in a run, >= 1.
         runs: in each world, >= 1.
-        delta: in [0, 1); an enumeration is at 0.
+        delta: in [0, 1).
         failure_probability: in (0, 1), for all that is reported together: shared evenly by two
             rates, or by four where `report_mu`.
-        seed: of the pilot and the runs.
         report_mu: whether to bound mu as well, at a second threshold, the pilot's median.
 
     Raises:
@@ -127,24 +174,15 @@ def audit(
         raise ValueError(f"delta={delta} must be at least 0 and below 1")
     if not 0 < failure_probability < 1:
         raise ValueError(f"failure_probability={failure_probability} must be between 0 and 1")
-    if isinstance(mechanism, TopKRandomizedResponse):
-        ratio = queries * enumerate_response(mechanism)  # of as many telling responses in a row
-        what = "randomised responses"
-        return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, what)
-    if not isinstance(mechanism, Additive):
-        why = (
-            "all its noise is in the training of its teacher, and audits of trainings are not here"
-        )
-        if isinstance(mechanism, NonPrivate):
-            why = "its answers leave without noise, and no epsilon holds"
+    if not isinstance(mechanism, Additive | TopKRandomizedResponse):
         raise ValueError(
-            f"mechanism={mechanism.name!r} leaves nothing to audit by sampling: {why}; audit "
-            "'gradient', 'votes' or 'label' instead"
+            f"mechanism={mechanism.name!r} leaves nothing to audit: its answers leave without "
+            "noise, and no epsilon holds; audit 'dp_teacher', 'gradient', 'votes' or 'label' "
+            "instead"
         )
     share = failure_probability / (4 if report_mu else 2)
-    pilot_rng, rng = np.random.default_rng(seed).spawn(2)
-    pilot = _ratios(mechanism, queries, int(np.clip(runs // 4, *PILOT)), pilot_rng)
-    ratios = _ratios(mechanism, queries, runs, rng)
+    pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
+    ratios = _ratios(mechanism, client, queries, runs)
     hits = (ratios >= _best_threshold(pilot, share, delta)).sum(axis=1)
     mu = None
     if report_mu:
@@ -160,8 +198,15 @@ def audit(
         PREMISE,
         runs,
         queries,
-        _noise(mechanism),
+        _randomness(mechanism),
     )
+
+
+def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
+    """Audit the encoder of responses without sampling: as many telling ones in a row."""
+    ratio = queries * enumerate_response(mechanism)
+    what = _randomness(mechanism)
+    return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, what)
 
 
 def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
@@ -182,26 +227,31 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     return worst
 
 
-def verdict(audit: Audit, proven: Epsilon, published: float, published_delta: float) -> list[str]:
+def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
     """Sentences on what the audit refutes, and what it does not.
 
     Args:
-        audit: of the mechanism that both numbers are about.
-        proven: what `prove` says of `Charge(mechanism, audit.queries, 1)`.
-        published: the paper's number for `proven`'s queries; `inf` if it claims nothing.
+        audit: of what all numbers are about.
+        proof: what is proven of it.
+        published: the paper's number for as many queries; `inf` if it claims nothing.
         published_delta: the delta that it claims.
     """
     odds = f"(failure probability {audit.failure_probability:g})"
-    weaker = vanishes(proven.unit, proven.relation)  # a promise to a client that leaves altogether
-    if audit.refutes(proven.value, proven.delta, proven.queries) and not weaker:
+    proven = proof.epsilon
+    numbers = "".join(
+        f", {name} {value:.4g}"
+        for name, value in (("mu", proof.mu), ("advantage", proof.advantage))
+        if value is not None
+    )
+    if refuted := proof.contradicted(audit):
         sentences = [
-            f"contradicts the proven epsilon {proven}: the implementation or the proof is wrong "
-            f"{odds}: {audit}"
+            f"contradicts the proven {' and '.join(refuted)}: the implementation or the proof is "
+            f"wrong {odds}: {audit}"
         ]
     elif audit.lower_bound > proven.value + ROUNDING:
         sentences = [f"says nothing of the proven epsilon {proven}, which promises less: {audit}"]
     else:
-        sentences = [f"consistent with the proven epsilon {proven}: {audit}"]
+        sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
         mu = _down(audit.mu_lower_bound)
         sentences.append(f"refuted: Gaussian differential privacy of any mu below {mu} {odds}")
@@ -219,42 +269,73 @@ def verdict(audit: Audit, proven: Epsilon, published: float, published_delta: fl
     return sentences
 
 
-# --- simulation -------------------------------------------------------------------------------
+# --- sampling ---------------------------------------------------------------------------------
 
 
-def _ratios(mechanism: Additive, queries: int, runs: int, rng: Rng) -> NDArray[np.float64]:
-    """(2, runs) log-likelihood ratios, up to constants, of runs in the first and second world."""
+def public_row(num_classes: int) -> NDArray[np.float32]:
+    """Make a (1, K) prediction that finds the classes of the worst case probable, and no other."""
+    row = np.zeros((1, num_classes), np.float32)
+    row[0, :2] = 0.5
+    return row
+
+
+def _ratios(
+    mechanism: Additive | TopKRandomizedResponse, client: Client, queries: int, runs: int
+) -> NDArray[np.float64]:
+    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants."""
     num_classes = mechanism.num_classes
-    predictions = np.linspace(1, 0, num_classes, dtype=np.float32)[None]  # the mask keeps class 0
-    worlds = [
-        np.stack([mechanism.encode(teacher, predictions) for teacher in world])
-        for world in mechanism.worst_case()
-    ]
-    first, second = (world.sum(axis=0) for world in worlds)
-    laplace = mechanism.noise_law == "laplace"
-    quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
-    shares = quorum.honest if quorum else 1
-    middle, reach = (first + second) / 2, np.abs(first - second) / 2
-    weights = np.sign(first - second)[0] if laplace else (first - second)[0]
-    most = max(1, VALUES_AT_ONCE // num_classes)  # rows of a call: parts of a run, or whole runs
-    piece = min(queries, most)
+    row, statistic, worlds = (
+        public_row(num_classes),
+        _statistic(mechanism),
+        mechanism.worst_case(),
+    )
+    alone = mechanism.releases(1, 2) < 2  # an ask is one release, however many rows it has
+    most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
+    piece = min(math.ceil(queries / 2), most)  # of a run, in an ask
+    sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
     ratios = np.zeros((2, runs))
-    for ratio, world in zip(ratios, worlds, strict=True):
+    for world, ratio in enumerate(ratios):
         for part in np.split(ratio, range(most // piece, runs, most // piece)):
-            for done in range(0, queries, piece):
-                rows = len(part) * min(piece, queries - done)
-                asked = np.broadcast_to(predictions, (rows, num_classes))
-                shape = (len(world), rows, num_classes)
-                answers = mechanism.noise(np.broadcast_to(world, shape), asked, rng)
-                for _ in range(shares - 1):  # the other clients' shares of the noise
-                    answers += mechanism.noise(np.zeros((1, *shape[1:])), asked, rng)
-                if laplace:  # half of |answer - second| - |answer - first|, exact where constant
-                    answers = np.clip(answers - middle, -reach, reach)
-                part += (answers @ weights).reshape(len(part), -1).sum(axis=1)
+            asks = [
+                np.broadcast_to(value, (len(value), len(part) * size, num_classes))
+                for number, size in enumerate(sizes)
+                for value in [worlds[(world + number) % 2]]
+            ]
+            for number, answers in enumerate(client(asks, row)):
+                told = statistic(answers).reshape(len(part), -1).sum(axis=1)
+                part += told * (-1) ** number
     return ratios
 
 
-def _noise(mechanism: Additive) -> str:
+def _statistic(
+    mechanism: Additive | TopKRandomizedResponse,
+) -> Callable[[Values], NDArray[np.float64]]:
+    """Return the function from (B, K) answers to (B,) log-likelihood ratios, up to constants."""
+    row = public_row(mechanism.num_classes)
+    worlds = [
+        np.stack([mechanism.encode(teacher, row) for teacher in world])
+        for world in mechanism.worst_case()
+    ]
+    if isinstance(mechanism, TopKRandomizedResponse):
+        laws = [np.where(world[0, 0] > 0, world[0, 0], 1) for world in worlds]  # teacher 0 changes
+        odds = np.log(laws[0] / laws[1])
+        return lambda answers: np.asarray(answers @ odds)
+    first, second = (world.sum(axis=0) for world in worlds)
+    weights = (first - second)[0]
+    if mechanism.noise_law == "gaussian":
+        return lambda answers: np.asarray(answers @ weights)
+    middle, reach = (first + second) / 2, np.abs(first - second) / 2
+
+    def laplace(answers: Values) -> NDArray[np.float64]:
+        """Half of |answer - second| - |answer - first|, exact where it is constant."""
+        return np.asarray(np.clip(answers - middle, -reach, reach) @ np.sign(weights))
+
+    return laplace
+
+
+def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:
+    if isinstance(mechanism, TopKRandomizedResponse):
+        return "randomised responses"
     if isinstance(mechanism, NormalizedGradient):
         return "noise N(0, sigma^2 beta^2)"
     return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"
@@ -287,7 +368,8 @@ def _best_threshold(pilot: NDArray[np.float64], share: float, delta: float) -> f
     runs = pilot.shape[1]
     width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
-    hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
+    with np.errstate(over="ignore"):  # of runs that are all alike
+        hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
     return float(candidates[np.argmax(_log_odds(np.transpose(hits), runs, share, delta))])
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 UNIT = 2.0**-24  # of max_grad_norm: all sums are whole multiples of it
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
+LARGEST_INPUT = 127 / 16  # of a linear layer: one beyond counts as that
 MOST_INPUTS = 2**12  # of a linear layer, so that its weights are not rounded too far
 ROOM = 1 - 2.0**-16  # of the bound: what single roundings may add to a norm
 CANCELLATION = 4  # copies that cancel each other further are clipped by what they cancel

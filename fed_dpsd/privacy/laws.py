@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 from dp_accounting import (
+    ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
     NeighboringRelation,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
+    SelfComposedDpEvent,
 )
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
@@ -54,6 +56,23 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     tolerance = 1e-10 * (1 + largest)
     # The solver's error is added, so that rounding never flatters the result.
     return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
+
+
+def gaussian_mu(event: DpEvent) -> float | None:
+    """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
+
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3).
+    """
+    if isinstance(event, GaussianDpEvent):
+        return 1 / float(event.noise_multiplier)
+    if isinstance(event, SelfComposedDpEvent):
+        inner = gaussian_mu(event.event)
+        return None if inner is None else math.sqrt(event.count) * inner
+    if isinstance(event, ComposedDpEvent):
+        parts = [gaussian_mu(part) for part in event.events]
+        known = [mu for mu in parts if mu is not None]
+        return math.hypot(*known) if len(known) == len(parts) else None
+    return None
 
 
 # --- randomised response ----------------------------------------------------------------------
@@ -218,12 +237,24 @@ def grid_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
     # What is almost nothing counts as pure: it has no place on a grid.
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     parts = [part for part in parts if part not in small]
+    rest = sum(n * pure_epsilon(event) for event, n in small)
+    return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
+
+
+def grid_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
+    """Bound the delta of a composition at an epsilon >= 0, both ways round, by the same grid.
+
+    At epsilon 0 it bounds the total variation distance.
+    """
+    return float(_composed(parts).get_delta_for_epsilon(epsilon))
+
+
+def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     step = _grid_step(parts)
     total = pld.identity(step)
     for event, n in parts:
         total = total.compose(_loss_distribution(event, step).self_compose(n))
-    rest = sum(n * pure_epsilon(event) for event, n in small)
-    return float(total.get_epsilon_for_delta(delta)) + rest
+    return total
 
 
 def _grid_step(parts: list[tuple[DpEvent, int]]) -> float:

@@ -181,3 +181,14 @@ class TopKRandomizedResponse:
         size = self.k or self.num_classes
         off = 2 * (size + 2) * UNIFORM_STEP / float(self.lie_probability(size))
         return FinitePrecisionDpEvent(2 * off)
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """(n, 1, K) probabilities of the teachers in two worlds that differ in one record.
+
+        The teacher that changes names class 0 or class 1, the others class 0.
+        """
+        first = np.zeros((self.shards.teachers, 1, self.num_classes))
+        first[:, 0, 0] = 1
+        second = first.copy()
+        second[0, 0] = np.eye(self.num_classes)[1]
+        return first, second

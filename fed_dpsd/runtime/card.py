@@ -1,13 +1,12 @@
-"""The privacy card: every epsilon of a run, a plan, a ledger or an audit, with its meaning.
+"""The privacy card: every epsilon of a run, a plan or a ledger, with its meaning.
 
-The only module that reads the published formulas, and only to print them: none steers a run.
+It reads the published formulas only to print them: none steers a run.
 """
 
 import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,23 +15,19 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.config import UserError
 from fed_dpsd.methods.method import Plan, World
-from fed_dpsd.privacy.accounting import Bound, Charge, calibrate, epsilon, prove
-from fed_dpsd.privacy.audit import Audit, audit, verdict
+from fed_dpsd.privacy.accounting import Bound, epsilon, prove
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
-    Additive,
     Epsilon,
-    Mechanism,
     Relation,
     Shared,
     Unit,
     weakest,
 )
 from fed_dpsd.privacy.published import published_epsilon
-from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Releases
 from fed_dpsd.runtime.charge import Entry, spent
-from fed_dpsd.runtime.experiment import CALIBRATED_BETWEEN, Experiment
+from fed_dpsd.runtime.experiment import Experiment
 from fed_dpsd.runtime.tally import MOST_RELEASES
 
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
@@ -172,98 +167,3 @@ def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relati
     return Epsilon(
         bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes
     )
-
-
-# --- audits -----------------------------------------------------------------------------------
-
-# Where an attack comes close to the proof: few answers, much of what one may tell.
-CLOSE_EPSILON, CLOSE_DELTA, CLOSE_QUERIES, CLOSE_RUNS, CLOSE_FAILURE = 2.1, 1e-3, 4, 100_000, 0.01
-PURE_DELTA = 1e-12  # so small that one response's bound is pure
-CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
-
-
-@dataclass(frozen=True)
-class Attack:
-    """An audit beside the numbers that it is about.
-
-    Args:
-        mechanism: the very object whose noise was drawn.
-        audit: what it leaks at least.
-        proven: what it leaks at most.
-        published: the paper's number for as many answers; `inf` where none is looked at.
-    """
-
-    mechanism: Mechanism
-    audit: Audit
-    proven: Epsilon
-    published: float
-
-    def verdict(self) -> list[str]:
-        """What is refuted and what is not, in sentences."""
-        return verdict(self.audit, self.proven, self.published, self._published_delta)
-
-    @property
-    def _published_delta(self) -> float:
-        """Theorem 2 claims a pure bound; the others claim the delta that they are asked for."""
-        return 0.0 if isinstance(self.mechanism, TopKRandomizedResponse) else self.proven.delta
-
-    def to_json(self) -> dict[str, Any]:
-        """The object of `fed-dpsd privacy audit --json`."""
-        proven = self.proven.to_json()
-        return self.audit.to_json() | {
-            "epsilon_proven": proven["epsilon"],
-            "proven": proven,
-            "epsilon_published": _number(self.published),
-            "published_refuted": self.audit.refutes(
-                self.published, self._published_delta, self.proven.queries
-            ),
-            "verdict": self.verdict(),
-        }
-
-
-def attacks(experiment: Experiment) -> tuple[Attack, Attack]:
-    """An attack on the implementation, and one on the published number at the run's settings.
-
-    The first gives the mechanism noise at which an attack comes close to the proof.
-
-    Raises:
-        UserError: the mechanism randomises no answer.
-    """
-    mechanism, queries = experiment.mechanism, plan_of(experiment).queries
-    seed, delta = experiment.config.seed, experiment.config.privacy.delta
-    close, close_queries, close_delta = _with_close_attack(mechanism), CLOSE_QUERIES, CLOSE_DELTA
-    if isinstance(mechanism, TopKRandomizedResponse):  # one response is enumerated
-        close, close_queries, close_delta = mechanism, 1, PURE_DELTA
-    try:
-        checked = audit(close, close_queries, CLOSE_RUNS, close_delta, CLOSE_FAILURE, seed)
-        claimed = audit(mechanism, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, seed, report_mu=False)
-    except ValueError as error:
-        raise UserError(f"privacy audit: {error}") from None
-    published = published_epsilon(mechanism, queries, delta)
-    return (
-        Attack(close, checked, _record_epsilon(close, close_queries, close_delta), math.inf),
-        Attack(mechanism, claimed, _record_epsilon(mechanism, queries, delta), published),
-    )
-
-
-def _with_close_attack(mechanism: Any) -> Mechanism:
-    """The mechanism with the noise at which CLOSE_QUERIES answers prove CLOSE_EPSILON.
-
-    One without noise of its own stays as it is: the audit says why it cannot be.
-    """
-    if not isinstance(mechanism, Additive):
-        return mechanism  # type: ignore[no-any-return]
-
-    def with_noise(value: float) -> Mechanism:
-        return dataclasses.replace(mechanism, noise_multiplier=value)  # type: ignore[type-var]
-
-    def spend(value: float) -> float:
-        return _record_epsilon(with_noise(value), CLOSE_QUERIES, CLOSE_DELTA).value
-
-    ends = CALIBRATED_BETWEEN["noise_multiplier"]
-    return with_noise(calibrate(spend, CLOSE_EPSILON, *ends))
-
-
-def _record_epsilon(mechanism: Mechanism, queries: int, delta: float) -> Epsilon:
-    """Of `queries` asks of one query each."""
-    return prove([Charge(mechanism, queries, 1)], delta, "record", "replace_one")

@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fed_dpsd import cli
 from fed_dpsd.config import compose
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.runtime import doctor, simulation
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.experiment import set_up
@@ -271,11 +273,58 @@ def test_audit_says_in_words_what_is_refuted(fed_dpsd):
     assert 0.7 * 2.1 < check["lower_bound"] <= check["epsilon_proven"] <= 2.1
 
 
-def test_audit_of_what_adds_no_noise_to_answers_says_why(fed_dpsd):
-    for privacy in ("non_private", "dp_teacher"):
-        code, _, err = fed_dpsd("privacy", "audit", f"privacy={privacy}")
-        assert code == 1
-        assert "nothing to audit by sampling" in err
+@pytest.mark.parametrize("broken", ["half", "none"])
+def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(fed_dpsd, broken, monkeypatch):
+    """Misses half of the noise in 100,000 runs, and is blind in ten, with probability 1e-6."""
+    small = ("rounds=1", "queries_per_round=64", "privacy=label", "--broken", broken)
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
+    found = json.loads(out[0])
+    assert code == 0
+    assert (found["broken"], found["as_expected"]) == (broken, True)
+    assert found["check"]["contradicts"]
+    assert found["check"]["lower_bound"] > found["check"]["epsilon_proven"]
+    monkeypatch.setattr("fed_dpsd.runtime.audits.CLOSE_RUNS", 10)
+    code, out, _ = fed_dpsd("privacy", "audit", *small)
+    assert code == 3
+    assert "NOT refuted: the audit is blind" in out[-1]
+
+
+def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch):
+    def truthful(self, value, predictions, rng):
+        return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)
+
+    monkeypatch.setattr(TopKRandomizedResponse, "noise", truthful)
+    code, out, _ = fed_dpsd("privacy", "audit", "privacy=label")
+    assert code == 3
+    assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
+
+
+def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
+    """A right training contradicts a proof with probability at most 3 * 0.001."""
+    monkeypatch.setattr("fed_dpsd.runtime.audits.RUNS", (100, 100))
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", "privacy=dp_teacher")
+    assert code == 0
+    claim = json.loads(out[0])
+    for name in ("check", "counts"):
+        found = claim[name]
+        assert (found["method"], found["relation"]) == ("canaries", "add_remove")
+        assert 0 < found["mu_lower_bound"] < found["mu_proven"]
+        assert found["lower_bound"] < found["epsilon_proven"]
+        assert found["failure_probability"] == 0.001
+        assert found["canaries"] >= 100
+    assert 0 < claim["check"]["advantage_lower_bound"] < claim["check"]["advantage_proven"]
+    assert claim["queries"] == 300
+    assert claim["lower_bound"] < claim["epsilon_proven"]
+    assert any("this attack is weak" in sentence for sentence in claim["verdict"])
+    code, out, _ = fed_dpsd("privacy", "audit", "privacy=dp_teacher", "--broken", "half")
+    assert code == 0
+    assert out[-1] == "a hospital with half of the noise: refuted, as it has to be"
+
+
+def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
+    code, _, err = fed_dpsd("privacy", "audit", "privacy=non_private")
+    assert code == 1
+    assert "leaves nothing to audit: its answers leave without noise" in err
 
 
 # --- data and doctor ---

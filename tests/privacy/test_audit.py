@@ -13,7 +13,15 @@ from scipy.stats import binomtest
 
 from fed_dpsd.privacy import audit as audits
 from fed_dpsd.privacy.accounting import Charge, prove
-from fed_dpsd.privacy.audit import Audit, audit, enumerate_response, verdict
+from fed_dpsd.privacy.audit import (
+    Audit,
+    Proof,
+    enumerate_response,
+    enumerated,
+    public_row,
+)
+from fed_dpsd.privacy.audit import audit as sampled
+from fed_dpsd.privacy.audit import verdict as sentences_on
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing, Shards
 from fed_dpsd.privacy.published import published_epsilon
@@ -23,6 +31,30 @@ from fed_dpsd.privacy.votes import NoisyVotes
 DELTA = 1e-3
 MU = 0.719
 GRADIENT = NormalizedGradient(10, 5.563)  # mu = 2 sqrt(4) / 5.563 in four queries
+
+
+def straight(mechanism, seed):
+    """A client that draws from one generator, without a site around it."""
+    rng = np.random.default_rng(seed)
+
+    def client(asks, row):
+        for values in asks:
+            predictions = np.broadcast_to(row, values.shape[1:])
+            bounded = np.stack([mechanism.encode(each, predictions) for each in values])
+            yield mechanism.noise(bounded, predictions, rng)
+
+    return client
+
+
+def audit(mechanism, queries, runs, delta, failure_probability, seed, report_mu=True, claim=None):
+    return sampled(
+        *(claim or mechanism, straight(mechanism, seed), queries, runs, delta),
+        *(failure_probability, report_mu),
+    )
+
+
+def verdict(result, proven, published, published_delta):
+    return sentences_on(result, Proof(proven), published, published_delta)
 
 
 def proof(mechanism, queries, delta=DELTA):
@@ -101,15 +133,60 @@ def test_every_variant_of_the_gradient_leaks_the_same(fields):
     mechanism = dataclasses.replace(GRADIENT, **fields)
     result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0)
     assert 0.5 * 2.10 < result.lower_bound < proof(mechanism, 4).value
-    assert 0.9 * MU < result.mu_lower_bound < MU
+    assert 0.85 * MU < result.mu_lower_bound < MU
 
 
-def test_a_run_longer_than_one_call_is_the_same_run(monkeypatch):
-    """Queries split over calls, rows over runs: with seeds fixed, the same draws and sums."""
-    whole = audit(GRADIENT, 7, 500, DELTA, 0.1, 3)
-    for values in (10, 40, 200):  # one query a call; a run in two calls; two runs a call
+def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
+    """Without noise a run's ratio is known, and so are the rows and asks that it was cut into."""
+    mechanism = NoNoise(10, 5.563)
+    worlds = [mechanism.encode(world[0], public_row(10))[0] for world in mechanism.worst_case()]
+    apart = worlds[0] - worlds[1]
+    for values, most in ((10, 1), (40, 4), (200, 20), (2**18, 26_214)):
         monkeypatch.setattr(audits, "VALUES_AT_ONCE", values)
-        assert audit(GRADIENT, 7, 500, DELTA, 0.1, 3) == whole
+        for queries in (1, 2, 7):
+            rows = []
+
+            def client(asks, row, rows=rows):
+                rows.append([each.shape[1] for each in asks])
+                return straight(mechanism, 0)(asks, row)
+
+            ratios = audits._ratios(mechanism, client, queries, 50)
+            each = apart @ worlds[0] * queries
+            assert ratios == pytest.approx(np.array([[each], [-each]]).repeat(50, 1))
+            assert sum(map(sum, rows)) == 2 * 50 * queries
+            assert max(map(max, rows)) <= most
+            assert min(map(len, rows)) >= min(queries, 2)
+
+
+def test_an_ask_that_is_one_release_has_one_row():
+    rows = []
+
+    def client(asks, row):
+        rows.extend(each.shape[1] for each in asks)
+        return straight(mechanism, 0)(asks, row)
+
+    mechanism = dataclasses.replace(GRADIENT, normalise="batch")
+    audits._ratios(mechanism, client, 3, 2)
+    assert rows == [1] * 2 * 2 * 3
+
+
+def test_one_noise_for_two_asks_is_caught():
+    """The worlds change places in the second ask, so the difference has no noise in it."""
+
+    class Forgetful:
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def __call__(self, asks, row):
+            state = self.rng.bit_generator.state
+            for values in asks:
+                self.rng.bit_generator.state = state
+                predictions = np.broadcast_to(row, values.shape[1:])
+                bounded = np.stack([GRADIENT.encode(each, predictions) for each in values])
+                yield GRADIENT.noise(bounded, predictions, self.rng)
+
+    result = sampled(GRADIENT, Forgetful(), 4, 20_000, DELTA, 0.001, report_mu=False)
+    assert result.lower_bound > 2 * proof(GRADIENT, 4).value
 
 
 # --- the published formula ---
@@ -167,7 +244,7 @@ def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, que
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
 def test_a_response_is_enumerated(k, epsilon):
     mechanism = TopKRandomizedResponse(10, epsilon, k)
-    result = audit(mechanism, 1, 1_000, 1e-5, 0.01, 0)
+    result = enumerated(mechanism, 1)
     assert result.lower_bound == pytest.approx(epsilon, rel=1e-9)
     assert (result.method, result.failure_probability, result.delta) == ("enumeration", 0, 0)
     assert (result.runs, result.queries, result.mu_lower_bound) == (0, 1, None)
@@ -179,7 +256,7 @@ def test_a_response_is_enumerated(k, epsilon):
 def test_the_published_epsilon_of_a_run_of_responses_is_refuted_without_a_doubt():
     """Theorem 2 claims eps0 and no delta, whatever the number of responses: two refute it."""
     mechanism = TopKRandomizedResponse(10, 1.0, 3)
-    result = audit(mechanism, 2, 1, 0.0, 0.5, 0)
+    result = enumerated(mechanism, 2)
     assert result.lower_bound == pytest.approx(2)
     _, refuted, not_shown = verdict(result, proof(mechanism, 2), 1.0, 0.0)
     assert refuted.startswith(
@@ -210,10 +287,28 @@ class NeverOutside(TopKRandomizedResponse):
     ("broken", "bound"), [(TwiceTheEpsilon(10, 1.0, 3), 2.0), (NeverOutside(10, 1.0, 3), math.inf)]
 )
 def test_a_broken_response_exceeds_its_proof(broken, bound):
-    result = audit(broken, 1, 1, 0.0, 0.5, 0)
+    result = enumerated(broken, 1)
     assert result.lower_bound == pytest.approx(bound)
     (sentence,) = verdict(result, proof(broken, 1, 1e-12), math.inf, 0.0)
     assert sentence.startswith("contradicts the proven epsilon 1 ")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}], ids=str
+)
+def test_responses_are_sampled_and_twice_their_epsilon_is_caught(fields):
+    """A right implementation exceeds its proof, 1.9 to 2.2, with probability at most 0.001."""
+    claim = TopKRandomizedResponse(10, 0.65, **fields)
+    proven = proof(claim, 4).value
+    result = audit(claim, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
+    assert (0.3 if fields.get("shards") else 0.6) * proven < result.lower_bound < proven
+    assert (result.method, result.audited) == ("sampling", "randomised responses")
+    for broken in (
+        dataclasses.replace(claim, epsilon_per_answer=1.3),
+        dataclasses.replace(claim, epsilon_per_answer=20.0),
+    ):
+        found = audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
+        assert found.lower_bound > proven or fields.get("shards")
 
 
 def test_a_threshold_is_enumerated_at_every_size():
@@ -263,7 +358,7 @@ def test_an_audit_is_json():
     assert written["lower_bound"] == "inf"
     assert (written["unit"], written["relation"]) == ("record", "replace_one")
     assert (written["runs"], written["queries"], written["delta"]) == (100_000, 4, 1e-3)
-    assert set(written) == {f.name for f in dataclasses.fields(Audit)} | {"unit", "relation"}
+    assert set(written) == {f.name for f in dataclasses.fields(Audit)} | {"unit"}
 
 
 @pytest.mark.parametrize(
@@ -310,10 +405,9 @@ def test_clopper_pearson(hits, share):
 
 
 def test_mechanisms_without_noise_of_their_own_have_no_audit():
-    with pytest.raises(ValueError, match="mechanism='non_private'.*leave without noise.*'votes'"):
-        audit(NonPrivate(), 1, 1, 0.0, 0.5, 0)
-    with pytest.raises(ValueError, match="mechanism='post_processing'.*training of its teacher"):
-        audit(PostProcessing("digest"), 1, 1, 0.0, 0.5, 0)
+    for mechanism in (NonPrivate(), PostProcessing("digest")):
+        with pytest.raises(ValueError, match=f"{mechanism.name}.*leave without noise.*'votes'"):
+            audit(mechanism, 1, 1, 0.0, 0.5, 0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
 from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, Statement, SumStep
@@ -147,3 +149,9 @@ def _box(box: Any) -> bytes:
 
 def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
     return ConfigRecord({str(name): box for name, box in boxes.items()})
+
+
+def over_the_wire(content: RecordDict) -> RecordDict:
+    """Parse the bytes that Flower sends for a message's content, as its receiver does."""
+    sent = recorddict_to_proto(content).SerializeToString()
+    return recorddict_from_proto(ProtoRecordDict.FromString(sent))

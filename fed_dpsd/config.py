@@ -12,7 +12,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -112,8 +112,8 @@ class PrivacyConfig:
     """The part of conf/privacy that every mechanism has; the rest are the mechanism's fields.
 
     `budget` caps the record-level (add_remove) epsilon a client spends, over all that its ledger
-    holds; null means no cap. `target_epsilon` sets the mechanism's noise so that the run spends it
-    (record, add_remove).
+    holds, and with `budget_relation="replace_one"` that of replaced records too; null means no cap.
+    `target_epsilon` sets the mechanism's noise so that the run spends it (record, add_remove).
     """
 
     delta: float
@@ -121,8 +121,13 @@ class PrivacyConfig:
     budget: float | None
     target_epsilon: float | None
     mechanism: Mapping[str, Any]
+    budget_relation: Literal["add_remove", "replace_one"] = "add_remove"
 
     def __post_init__(self) -> None:
+        if self.budget_relation not in ("add_remove", "replace_one"):
+            raise ValueError(
+                f"budget_relation={self.budget_relation!r} must be 'add_remove' or 'replace_one'"
+            )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
         if self.budget is not None and not 0 <= self.budget < float("inf"):

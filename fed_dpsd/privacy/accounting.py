@@ -149,8 +149,8 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     A part of the budget, fixed with it, is for the noise's finite precision.
 
     Args:
-        charges: every charge of the data set's life, the one in question included; for a record
-            that is added or removed.
+        charges: every charge of the data set's life, the one in question included; for one unit and
+            relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
 

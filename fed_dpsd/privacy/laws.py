@@ -25,7 +25,11 @@ from scipy.optimize import brentq
 from scipy.special import gammaln, xlog1py, xlogy
 from scipy.stats import binom, norm
 
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import (
+    FinitePrecisionDpEvent,
+    ReplacedInSampleDpEvent,
+    ShuffledResponseDpEvent,
+)
 
 FINEST_GRID = 1e-4
 SMALL_LOSS = 1e-6  # of all releases of an event together
@@ -61,8 +65,11 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(event: DpEvent) -> float | None:
     """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
 
-    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3).
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is that of ideal noise: what a
+    sampler's finite precision adds is left aside.
     """
+    if isinstance(event, FinitePrecisionDpEvent):
+        return 0.0
     if isinstance(event, GaussianDpEvent):
         return 1 / float(event.noise_multiplier)
     if isinstance(event, SelfComposedDpEvent):

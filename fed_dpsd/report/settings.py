@@ -16,9 +16,10 @@ COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_se
 COSTS += ("seconds_rounds",)
 REASON = "reason"  # why an epsilon is inf; tables of earlier versions do not say
 LEGEND = ("delta", "trust", "commit", "machine")
+CAVEATS = "caveats"  # that travel with epsilons; tables of earlier versions do not say either
 # What a run yields; every other column is part of its setting.
 RESULTS = {
-    *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON),
+    *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),
     *("epsilon_published", "patient_replace_one", "client_replace_one"),
     *("queries_per_client", *COSTS, "seconds", "student_sha256"),
 }

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.settings import ACCURACIES, CLAIMS, LEGEND, REASON, SCORES, Setting, apart
+from fed_dpsd.report.settings import (
+    ACCURACIES,
+    CAVEATS,
+    CLAIMS,
+    LEGEND,
+    REASON,
+    SCORES,
+    Setting,
+    apart,
+)
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
 
@@ -47,10 +56,15 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 def preface(settings: Sequence[Setting]) -> str:
     """What the rows are means of, and what all of them share."""
     costs = OF_COSTS if _costs(settings) else ""
+    runs = (run for setting in settings for run in setting.runs)
+    caveats = dict.fromkeys(note for run in runs for note in run.get(CAVEATS, "").split("; "))
+    said = ", ".join(filter(None, caveats))
+    caveat = f" Caveats of one row or more (record, add_remove): {said}." if said else ""
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs}Epsilons are proven, for one run; delta and "
-        f"trust are those of (record, add_remove). In all rows: {', '.join(_shared(settings))}."
+        f"trust are those of (record, add_remove).{caveat} In all rows: "
+        f"{', '.join(_shared(settings))}."
     )
 
 

@@ -5,13 +5,14 @@ import json
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy.accounting import within_budget
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism
+from fed_dpsd.privacy.accounting import Charge, within_budget
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, Relation
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Ask, Releases, Statement
 from fed_dpsd.runtime.charge import Entry, EntryKind
@@ -172,19 +173,32 @@ class Account:
         Args:
             trained: whether the teachers' first training is paid for.
         """
-        pair = ("record", "add_remove")
-        charges = [entry.event(*pair) for entry in self.ledger.entries()]
+        charges: list[Entry | Charge] = list(self.ledger.entries())
         queries = self._answered() + self._plan.queries + self._plan.counts
         for stage in self._plan.stages:
             if trained and isinstance(stage.mechanism, TrainingMechanism):
                 trained = False
             else:
-                charges.append(stage.event(*pair))
+                charges.append(stage)
                 queries += isinstance(stage.mechanism, TrainingMechanism)
         if queries > self._most_queries:
             return "queries"
-        budget, delta = self._settings.budget, self._settings.delta
-        return "" if budget is None or within_budget(charges, budget, delta) else "budget"
+        return "" if self._lasts(charges) else "budget"
+
+    def _lasts(self, charges: Sequence[Entry | Charge]) -> bool:
+        """Return whether the budget admits these charges, for each relation that it bounds."""
+        settings = self._settings
+        relations: list[Relation] = ["add_remove"]
+        if settings.budget_relation == "replace_one":
+            relations.append("replace_one")
+        return settings.budget is None or all(
+            within_budget(
+                [charge.event("record", relation) for charge in charges],
+                settings.budget,
+                settings.delta,
+            )
+            for relation in relations
+        )
 
     def _affordable(
         self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, more: int
@@ -205,11 +219,8 @@ class Account:
         )
         if self._answered() + max(queries, 1) + more > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
-        budget = self._settings.budget
-        if budget is not None:
-            charges = [e.event("record", "add_remove") for e in (*self.ledger.entries(), entry)]
-            if not within_budget(charges, budget, self._settings.delta):
-                raise BudgetSpent("the client's privacy budget is spent")
+        if not self._lasts((*self.ledger.entries(), entry)):
+            raise BudgetSpent("the client's privacy budget is spent")
         return entry
 
     def _answered(self) -> int:

@@ -36,6 +36,11 @@ SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same 
 PATIENT_NOTE = "a patient known at one client only"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
+TUNING_NOTE = "tuning not covered"
+NOTHING_NOTE = "nothing is released"
+TIME_NOTE = "the time that a client takes tells about how many records it has"
+UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
+RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 
@@ -51,6 +56,7 @@ def privacy_card(
     ledgers: Sequence[Sequence[Entry]] = (),
     charged: Releases = MappingProxyType({}),
     notes: tuple[str, ...] = (),
+    records: int | None = None,
 ) -> dict[str, Any]:
     """The `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
@@ -63,12 +69,13 @@ def privacy_card(
             Empty before a run, and where hospitals keep them.
         charged: releases by mechanism that a client was or may be charged for.
         notes: what else to say of the run.
+        records: of the largest client, where that is public.
     """
     settings, mechanism = experiment.config.privacy, experiment.mechanism
     uncovered = not _covers(plan, charged)
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
-        planned = proven(experiment, plan, unit, relation, notes)
+        planned = proven(experiment, plan, unit, relation, notes, records)
         used = [epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers]
         most = max([_charged(plan, charged, settings.delta, unit, relation), *used], key=_value)
         claim = planned
@@ -122,10 +129,20 @@ def proven(
     unit: Unit,
     relation: Relation,
     said: tuple[str, ...] = (),
+    records: int | None = None,
 ) -> Epsilon:
     """The proven epsilon of a plan's answers in this experiment, with its caveats."""
-    config = experiment.config
+    config, delta = experiment.config, experiment.config.privacy.delta
+    if not plan.stages:
+        return prove((), delta, unit, relation, (NOTHING_NOTE, *said))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
+    notes.append(TUNING_NOTE)
+    if records is None:
+        notes.append(UNKNOWN_RECORDS_NOTE)
+    else:
+        notes.append(RECORDS_NOTE.format("" if delta * records < 1 else "NOT ", records))
+    if not config.federation.simulation:
+        notes.append(TIME_NOTE)
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
@@ -134,7 +151,7 @@ def proven(
         notes.append(TEACHER_NOTE)
     if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:
         notes.append(QUORUM_NOTE.format(experiment.mechanism.quorum.colluding))
-    return prove(plan.stages, config.privacy.delta, unit, relation, (*notes, *said))
+    return prove(plan.stages, delta, unit, relation, (*notes, *said))
 
 
 def _number(value: float) -> float | str:

@@ -197,6 +197,15 @@ def test_split(experiment: Experiment) -> Split | None:
     return datasets.load_test(config.data, Path(config.cache))
 
 
+def evaluated_on(experiment: Experiment, test: Split | None) -> str:
+    """Say what accuracies are measured on; a deployment's test images are its coordinator's own."""
+    if test is None:
+        return "nothing: the coordinator has no test images"
+    simulation = experiment.config.federation.simulation
+    whose = "public, in a simulation" if simulation else "the coordinator's own"
+    return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"
+
+
 def from_json(text: str) -> Experiment:
     """The experiment that `Experiment.to_json` wrote."""
     return set_up(json.loads(text), None, written=True)

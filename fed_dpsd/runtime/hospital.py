@@ -16,7 +16,7 @@ from fed_dpsd.binder import Binder
 from fed_dpsd.config import ConfigError, UserError, conf_folder, require
 from fed_dpsd.data.hospital import HospitalFiles, HospitalRecords, read
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.privacy.mechanism import Shared, Trust
+from fed_dpsd.privacy.mechanism import Relation, Shared, Trust
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
@@ -61,6 +61,7 @@ class Hospital:
         shape: (C, size, size) of the federation's images.
         num_classes: K of the federation.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
+        budget_relation: "replace_one" where the budget bounds replaced records too.
         queries: synthetic images that may ever be answered; a charge for none, such as a training,
             counts as one.
         threads: processor threads for its teachers.
@@ -97,6 +98,7 @@ class Hospital:
     colluding: int
     limits: Mapping[str, Any]
     when_records_change: WhenRecordsChange = "refuse"
+    budget_relation: Relation = "add_remove"
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
@@ -222,7 +224,8 @@ class Hospital:
     def _own(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The experiment with everything that is this site's to say."""
         own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
-        budget = {"budget": self.budget, "delta": self.delta}
+        own_budget = ("budget", "delta", "budget_relation")
+        budget = {key: getattr(self, key) for key in own_budget}
         places = {"out": str(self.folder), "run_folder": "", "ledger": str(self.folder / "ledger")}
         return {
             **raw,

@@ -32,13 +32,19 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.privacy.mechanism import Epsilon
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.runtime import checkpoint
-from fed_dpsd.runtime.card import plan_of, privacy_card
+from fed_dpsd.runtime.card import NOTHING_NOTE, plan_of, privacy_card
 from fed_dpsd.runtime.checkpoint import write_atomically
 from fed_dpsd.runtime.diagnostics import diagnose
-from fed_dpsd.runtime.experiment import Experiment, read_yaml, set_up, test_split
+from fed_dpsd.runtime.experiment import (
+    Experiment,
+    evaluated_on,
+    read_yaml,
+    set_up,
+    test_split,
+)
 from fed_dpsd.runtime.federation import HostedFederation
 from fed_dpsd.runtime.metrics import METRICS, confusion
-from fed_dpsd.runtime.site import ledger_of
+from fed_dpsd.runtime.site import largest_share, ledger_of
 from fed_dpsd.runtime.tally import Tally
 from fed_dpsd.streams import Streams
 
@@ -167,6 +173,7 @@ def _run(
     resume = checkpoint.load(folder / "checkpoint")
     log, lines = _open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = test_split(experiment)
+    summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
     world = World.of(config, experiment.mechanism, test)
 
     before = time.perf_counter()
@@ -298,7 +305,7 @@ def _blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "clients": None,
             "vote": None,
             "answered_vote": None,
-            "evaluated_on": "public test split, simulation only",
+            "evaluated_on": None,
             "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
         },
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
@@ -356,7 +363,8 @@ def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) 
         charged, notes = Counter({str(error): 1}), (str(error),)
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
-    summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes)
+    records = largest_share(experiment)
+    summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes, records)
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
@@ -373,6 +381,8 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     card = summary["privacy"]
     published = card["epsilon_published"]
     published = published if isinstance(published, str) else f"{published:.3g}"
+    if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
+        return " · ".join([*parts, NOTHING_NOTE])
     parts.append(f"published {published} ({card['mechanism']})")
     (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == HEADLINE)
     claim = Epsilon.from_json(row)

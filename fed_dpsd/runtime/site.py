@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import Config, DataConfig
+from fed_dpsd.config import Config, DataConfig, UserError
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.methods.method import Method
@@ -308,6 +308,16 @@ def shares(experiment: Experiment) -> list[NDArray[np.int64]]:
     """Every simulated client's indices into the training split, once a process."""
     config = experiment.config
     return _shares(config.data, config.cache, experiment.partition, config.num_clients)
+
+
+def largest_share(experiment: Experiment) -> int | None:
+    """Return the records of the largest simulated client; None where they are not public."""
+    if not experiment.config.federation.simulation:
+        return None
+    try:
+        return max(map(len, shares(experiment)))
+    except UserError:  # which has ended the run already
+        return None
 
 
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:

@@ -288,6 +288,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "delta": proven["record", "add_remove"]["delta"],
         "trust": proven["record", "add_remove"]["trust"],
         "reason": summary["privacy"]["reason"],  # why epsilons are inf
+        "caveats": "; ".join(proven["record", "add_remove"]["notes"]),
         "queries_per_client": summary["queries"]["answered_per_client"],
         **{name: summary["queries"].get(name) for name in (*runs.ANSWERS, *runs.TRAVELLED)},
         "seconds": round(summary["seconds"]["total"], 1),

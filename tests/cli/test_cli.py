@@ -23,7 +23,7 @@ def test_run_prints_the_folder_last_and_the_result_before(fed_dpsd, tmp_path):
     assert folder.startswith(f"{tmp_path}/runs/")
     assert json.loads((tmp_path / folder / "summary.json").read_text())["status"] == "completed"
     assert "round 3/3 · student" in err
-    assert "published 10 (label) · proven 1,920 (record, replace_one, trust nobody" in err
+    assert "published 10 (label) · proven 1,920.1 (record, replace_one, trust nobody" in err
 
 
 def test_no_command_answers_in_the_place_of_hospitals(fed_dpsd, tmp_path):

@@ -35,7 +35,12 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     assert summary["queries"]["answered_per_client"] is None
     notes = summary["privacy"]["proven"][0]["notes"]
     assert "spent" not in summary["privacy"]["proven"][0]
-    assert notes == ["per run"]
+    assert notes == [
+        *("per run", "tuning not covered"),
+        "delta should be below one over the records of each client",
+        "the time that a client takes tells about how many records it has",
+    ]
+    assert summary["accuracy"]["evaluated_on"] == "360 test images of digits, the coordinator's own"
     assert not (folder / "ledger").exists()
     asked = [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
     assert [line["query_id"] for line in asked] == [1, 2, 3]

@@ -26,7 +26,7 @@ from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.runtime import checkpoint
 from fed_dpsd.runtime import run as runs
 from fed_dpsd.runtime.federation import LocalFederation
-from fed_dpsd.runtime.site import load_data
+from fed_dpsd.runtime.site import load_data, shares
 from fed_dpsd.runtime.teachers import make_teacher
 
 DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
@@ -86,17 +86,40 @@ def test_the_privacy_card_of_a_summary(small):
         ("client", "replace_one"),
     ]
     for row in card["proven"]:
-        assert row["epsilon"] == row["spent"] == 1_920
+        assert row["epsilon"] == row["spent"] == pytest.approx(1_920)
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
-        assert row["notes"][:2] == ["seeded noise", "per run"]
-        assert row["notes"][2:] == (
+        largest = max(map(len, shares(small())))
+        assert row["notes"][:4] == [
+            *("seeded noise", "per run", "tuning not covered"),
+            f"delta is below one over the {largest:,} records of the largest client",
+        ]
+        assert row["notes"][4:] == (
             ["a patient known at one client only"] if row["unit"] == "patient" else []
         )
     line = runs.result_line(small(), summary)
-    assert "published 10 (label) · proven 1,920 (record, replace_one, trust nobody" in line.replace(
-        "1,920.", "1,920"
-    )
+    assert "published 10 (label) · proven 1,920.1 (record, replace_one, trust nobody" in line
     assert line.endswith("no meaningful protection")
+
+
+def test_a_delta_that_is_too_large_is_said(small):
+    _, summary, _ = complete(small("privacy.delta=0.01"))
+    assert any("delta is NOT below one over" in n for n in summary["privacy"]["proven"][0]["notes"])
+
+
+def test_what_accuracies_are_measured_on_is_said(small):
+    _, summary, _ = complete(small())
+    said = summary["accuracy"]["evaluated_on"]
+    assert said == "360 test images of digits, public, in a simulation"
+
+
+def test_a_method_that_releases_nothing_proves_nothing(small):
+    """An epsilon of 0 in the last line would look like the result of a proof."""
+    experiment = small("method=local")
+    _, summary, _ = complete(experiment)
+    assert [row["notes"] for row in summary["privacy"]["proven"]] == [["nothing is released"]] * 6
+    line = runs.result_line(experiment, summary)
+    assert line.endswith("nothing is released")
+    assert "proven" not in line
 
 
 def test_a_summary_without_simulation_tells_no_exact_accuracies(small):

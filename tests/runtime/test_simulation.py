@@ -240,7 +240,7 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
         )
         assert done.returncode == 0, done.stderr
         assert "round 3/3" in done.stderr
-        assert "published 10 (label) · proven 1,920" in done.stderr
+        assert "published 10 (label) · proven 1,920.1" in done.stderr
         found = summary(Path(done.stdout.splitlines()[-1]))
         assert found["engine"] == engine[0]
         hashes.add(found["student_sha256"])

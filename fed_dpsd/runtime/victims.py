@@ -10,10 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import Plan
+from fed_dpsd.methods.method import Plan, to_unit
+from fed_dpsd.models import procedural
 from fed_dpsd.privacy.accounting import Charge
 from fed_dpsd.privacy.audit import Client
 from fed_dpsd.privacy.mechanism import Mechanism, Shared, Values
@@ -24,11 +27,13 @@ from fed_dpsd.protocol import Ask
 from fed_dpsd.runtime.account import Account
 from fed_dpsd.runtime.ledger import MemoryLedger
 from fed_dpsd.runtime.site import Site
+from fed_dpsd.runtime.teachers import make_teacher
 
 Broken = Literal["half", "none"]
 
 ALMOST_NONE = 1e-9  # of the noise
-CANARIES = 300  # asked about
+CANARIES, CANDIDATES = 8, 500  # asked about, and chosen from
+PILOT = 40  # trainings that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
@@ -100,22 +105,53 @@ def hospital(
     return client
 
 
-def guess_answers(config: Config, mechanism: Mechanism, secret: SecretStreams) -> Guesses:
-    """Train a site's teachers on canaries, ask it about them, and guess which were in.
+def guess_answers(
+    config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], runs: int
+) -> Guesses:
+    """Train teachers on canaries, ask a site about them, and guess which were in; `runs` times.
 
-    A canary is a random image with a random label; its score is the logarithm of what the answer
-    gives to that label, less the median of all. One training: (1, m).
+    A canary's score is how far the answer's logarithm for its label lies above those of the other
+    classes, less the median over a pilot: what its own clipped gradients have added there.
 
     Args:
         config: the run's; its budget is left aside, and nothing is kept.
         mechanism: what trains the teachers.
-        secret: what site and coins draw from.
+        secrets: what sites and coins draw from.
+        runs: R, independent ones, besides the pilot.
     """
-    count, num_classes = CANARIES, config.data.num_classes
-    included = secret.numpy("coins").random(count) < 0.5
-    pixels = secret.numpy("images").random((count, *config.data.shape))
-    labels = (secret.numpy("labels").random(count) * num_classes).astype(np.int64)
-    images = (256 * pixels).astype(np.uint8)
+    images, labels = _canaries(config)
+    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(PILOT)]
+    threshold = np.median([score for _, score in asked], axis=0)
+    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(runs)]
+    included, scores = (np.stack(each) for each in zip(*asked, strict=True))
+    return Guesses(included, scores - threshold)
+
+
+def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Choose images whose features are as far from parallel as any here, and a label for each."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    candidates = procedural.areas(CANDIDATES, config.data.shape, rng)
+    with torch.inference_mode():
+        teacher = make_teacher(config, 0, 0)
+        pixels = to_unit(candidates, torch.device("cpu"))
+        features = teacher.features(pixels) if teacher.fixed else pixels.flatten(1) - 0.5
+    directions = torch.nn.functional.normalize(features, dim=1)
+    parallel = (directions @ directions.T).abs()
+    chosen = [0]
+    while len(chosen) < CANARIES:
+        chosen.append(int(parallel[chosen].amax(0).argmin()))
+    return candidates[chosen], np.arange(CANARIES) % config.data.num_classes
+
+
+def _ask_about(
+    config: Config,
+    mechanism: Mechanism,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    secret: SecretStreams,
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Train on the canaries that coins put in; return the coins, and what the answers say."""
+    included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache:
         site = Site(
             config=_unlimited(dataclasses.replace(config, cache=cache)),
@@ -127,12 +163,13 @@ def guess_answers(config: Config, mechanism: Mechanism, secret: SecretStreams) -
             account=_account(config, mechanism),
             secret=secret,
         )
-        uniform = np.full((count, num_classes), 1 / num_classes, np.float32)
-        ask = Ask(1, images, uniform)
+        num_classes = config.data.num_classes
+        ask = Ask(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
         answer = site.release(site.mechanism, site.sensitive_probabilities(images), ask)
     (values,) = _sent([answer.values])
-    told = np.log(np.maximum(values[np.arange(count), labels].astype(np.float64), 1e-30))
-    return Guesses(included[None], (told - np.median(told))[None])
+    told = np.log(np.maximum(values.astype(np.float64), 1e-30))
+    own = told[np.arange(CANARIES), labels]
+    return included, (own - told.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
 def _account(config: Config, mechanism: Mechanism) -> Account:

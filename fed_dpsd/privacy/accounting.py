@@ -45,7 +45,7 @@ LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
 # What of a budget is for the noise's finite precision: a part of it, and no more than that.
 PRECISION_SHARE, PRECISION_MOST = 2.0**-9, 2.0**-5
 # The part of delta for a life whose settings change; the rest is for one whose settings do not.
-CHANGED_SETTINGS_SHARE = 1e-3
+CHANGED_SETTINGS_SHARE = 0.05
 
 
 class UnsupportedEventError(ValueError):

@@ -42,6 +42,9 @@ _KNOWN = (
     ShuffledResponseDpEvent,
 )
 LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
+# Where finite precision says nothing: beyond such losses, and below such deltas, which its proof
+# leaves out (docs/privacy.md, Theorem 8).
+LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
 # What of a budget is for the noise's finite precision: a part of it, and no more than that.
 PRECISION_SHARE, PRECISION_MOST = 2.0**-9, 2.0**-5
 # The part of delta for a life whose settings change; the rest is for one whose settings do not.
@@ -120,6 +123,8 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
     counts, loss = _without_precision(_count_leaves(event))
+    if loss > LARGEST_LOSS or (loss and delta < SMALLEST_DELTA):
+        return Bound(math.inf, delta, "none")
     ideal = _smallest_bound(_parts(counts), delta * math.exp(-loss))
     return Bound(ideal.epsilon + loss, delta if ideal.delta else 0.0, ideal.accountant)
 

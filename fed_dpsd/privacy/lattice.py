@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -166,40 +167,43 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
     unit = _RESIDUAL * _INPUT
     if copies == 1:
         squares = residuals.double().square_().sum(0)
-        norm = squares.mul_(inner[:, 0, 0]).sqrt_().mul_(unit)
+        norm = _root(squares.mul_(inner[:, 0, 0])).mul_(unit)
         return norm.clamp_min_(bound).reciprocal_().mul_(ROOM)
     exact = residuals.T.unflatten(0, (-1, copies)).double()
     products = (exact @ exact.mT) * inner
-    lengths = products.diagonal(dim1=1, dim2=2).sqrt()
+    lengths = _root(products.diagonal(dim1=1, dim2=2))
     # Sums over copies number by number, in an order that is the same for every record.
     total = functools.reduce(torch.add, products.flatten(1).unbind(1))
     length = functools.reduce(torch.add, lengths.unbind(1)) / copies
-    norm = torch.maximum(total.clamp_min(0).sqrt() / copies, length / CANCELLATION) * unit
-    reach = functools.reduce(torch.maximum, inner.diagonal(dim1=1, dim2=2).unbind(1)).sqrt()
+    norm = torch.maximum(_root(total.clamp_min(0)) / copies, length / CANCELLATION) * unit
+    reach = _root(functools.reduce(torch.maximum, inner.diagonal(dim1=1, dim2=2).unbind(1)))
     room = (ROOM - reach * (copies * _INPUT * _RESIDUAL * classes**0.5)).clamp_min(0)
     scale: torch.Tensor = room / (norm.clamp_min(bound) * copies)
     return scale
 
 
+def _root(values: torch.Tensor) -> torch.Tensor:
+    """Take square roots that are correctly rounded; torch's own may be the MKL's, which are not."""
+    return torch.from_numpy(np.sqrt(values.numpy()))
+
+
 # --- networks ---------------------------------------------------------------------------------
 
 
-def clipped_gradients(
-    model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor, bound: float
+def single_gradients(
+    model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Each record's gradient of each parameter under cross-entropy, in multiples of UNIT * `bound`.
+    """Form each record's gradient under cross-entropy, the mean of its copies', and its norm.
 
-    The mean of its A copies' gradients, clipped to L2 norm `bound` in float64 and cut off towards
-    zero. A gradient's number that is not finite counts as zero.
+    A number that is not finite counts as zero.
 
     Args:
         model: whose gradients Opacus forms, record by record.
         inputs: (B, A, ...).
         labels: (B,).
-        bound: > 0.
 
     Returns:
-        (B, ...) float32 whole numbers for each parameter; each record's have norm at most 1 / UNIT.
+        (B, ...) float32 of each parameter, and last the (B,) float64 L2 norms over all of them.
     """
     count, copies = inputs.shape[:2]
     logits = model(inputs.flatten(0, 1))
@@ -214,9 +218,19 @@ def clipped_gradients(
         gradients.append(each.nan_to_num_(0.0, 0.0, 0.0))
     model.zero_grad(set_to_none=True)
     norms = [torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float64) for g in gradients]
-    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return [*gradients, torch.linalg.vector_norm(torch.stack(norms), dim=0)]
+
+
+def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
+    """Clip what `single_gradients` formed to L2 norm `bound`, and cut it off towards zero.
+
+    Returns:
+        (B, ...) float32 whole numbers of each parameter, in multiples of UNIT * `bound`; each
+        record's have norm at most 1 / UNIT.
+    """
+    *parts, norm = gradients
     scale = (ROOM / UNIT / norm.clamp_min(bound)).float()
-    return [g.mul_(scale.view(-1, *[1] * (g.ndim - 1))).trunc_() for g in gradients]
+    return [part.mul_(scale.view(-1, *[1] * (part.ndim - 1))).trunc_() for part in parts]
 
 
 def padded(
@@ -241,10 +255,18 @@ def places_agree(
     """Whether a record's result has the same bits in every place of a part of `size` records.
 
     The order of a kernel's operations follows shapes and places, not values. So random records,
-    moved on by one place, tell: none of them is a client's.
+    moved on by one place, tell: none of them is a client's. What is all zero tells nothing.
+
+    Args:
+        part_of: (B, ...) results of records and labels, unrounded; each is to depend on its record.
+        inputs: of such shapes, but for their number.
+        size: B.
     """
     rng = torch.Generator().manual_seed(0)
     records = torch.rand((size, *inputs.shape[1:]), generator=rng)
-    labels = torch.zeros(size, dtype=torch.long)
-    here, there = part_of(records, labels), part_of(records.roll(1, 0), labels)
-    return all(torch.equal(a.roll(1, 0), b) for a, b in zip(here, there, strict=True))
+    labels = torch.arange(size) % 2
+    here = part_of(records, labels)
+    there = part_of(records.roll(1, 0), labels.roll(1, 0))
+    return all(
+        bool(a.any()) and torch.equal(a.roll(1, 0), b) for a, b in zip(here, there, strict=True)
+    )

@@ -362,9 +362,9 @@ def check_exact(noise_multiplier: float, teachers: int) -> None:
     """Raise ValueError unless the sum of bounded values is exact on the grid of their noise.
 
     A value is at most 2^26 / noise_multiplier grid steps, more by the root of a secure sum's
-    clients; float64 holds 2^53 of them exactly.
+    clients; float64 holds 2^53 of them exactly, of 2,000 clients together.
     """
-    least = teachers * 2.0**-20
+    least = teachers * 2.0**-16
     if noise_multiplier < least:
         raise ValueError(
             f"noise_multiplier={noise_multiplier:g} must be at least {least:.3g} for "

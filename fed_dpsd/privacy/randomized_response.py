@@ -165,7 +165,8 @@ class TopKRandomizedResponse:
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
             responses = min(self.quorum.honest * self.shards.teachers, MOST_COUNTED)
             counted = ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
-            return ComposedDpEvent([counted, self._precision])
+            lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all that count
+            return ComposedDpEvent([counted, lost])
         redraw = float(size * self.lie_probability(size))
         response: DpEvent = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
         if self.epsilon_per_answer > 0:

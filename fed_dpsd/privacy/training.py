@@ -268,12 +268,13 @@ class DPSGD(TrainingMechanism):
         optimiser = torch.optim.Adam(parameters, self.learning_rate)
         size = sum(parameter.numel() for parameter in parameters)
         lattice.check_rows(len(labels))
-        part_of = functools.partial(lattice.clipped_gradients, model, bound=self.max_grad_norm)
-        records = RECORDS_AT_ONCE if lattice.places_agree(part_of, inputs, RECORDS_AT_ONCE) else 1
+        form = functools.partial(lattice.single_gradients, model)
+        records = RECORDS_AT_ONCE if lattice.places_agree(form, inputs, RECORDS_AT_ONCE) else 1
         for _ in range(self.steps):
             totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
             for part in self._sample(len(labels), rng).split(records):
-                gradients = part_of(*lattice.padded(inputs[part], labels[part], records))
+                formed = form(*lattice.padded(inputs[part], labels[part], records))
+                gradients = lattice.clipped(formed, self.max_grad_norm)
                 for total, each in zip(totals, gradients, strict=True):
                     total += each[: len(part)].sum(0, dtype=torch.float64)
             for parameter, total in zip(parameters, totals, strict=True):

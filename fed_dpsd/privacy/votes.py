@@ -134,7 +134,8 @@ class NoisyVotes:
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
             precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)
             return ComposedDpEvent([noise, precision])
-        shift = moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS
+        # The sum is rounded up: beside a large shift the addition would be lost.
+        shift = (moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS) * (1 + 2.0**-50)
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 
     def worst_case(self) -> tuple[Values, Values]:

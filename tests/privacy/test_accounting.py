@@ -593,7 +593,10 @@ def test_finite_precision_adds_to_epsilon_and_to_nothing_else():
     ideal_noise = epsilon(times(gaussian, 7), DELTA * math.exp(-5e-3)).epsilon
     assert both.epsilon == pytest.approx(ideal_noise + 5e-3)
     assert both.epsilon > alone.epsilon + 5e-3
-    assert epsilon(lost, DELTA).epsilon == 1e-3
+    beyond = ComposedDpEvent([gaussian, FinitePrecisionDpEvent(101.0)])
+    assert math.isinf(epsilon(beyond, DELTA).epsilon)
+    assert math.isinf(epsilon(ComposedDpEvent([gaussian, lost]), 1e-101).epsilon)
+    assert math.isfinite(epsilon(gaussian, 1e-101).epsilon)
 
 
 def test_a_budget_reserves_a_part_for_finite_precision():

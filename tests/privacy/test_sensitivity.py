@@ -73,7 +73,7 @@ def test_no_gradient_is_longer_than_its_bound(normalise):
 
 
 def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
-    """Any other teachers, any bound: on the noise's grid the difference is exact."""
+    """Any other teachers, any bound; off the noise's grid, the control, float64 rounds too."""
     rng = np.random.Generator(np.random.PCG64(1))
     drifted = 0
     for _ in range(60):
@@ -88,9 +88,8 @@ def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
         more, less = (_exact(part, mechanism.scale, silent) for part in (encoded, encoded[1:]))
         assert [a - b for a, b in zip(more, less, strict=True)] == own
         assert square(encoded[0]) <= Fraction(bound) ** 2
-        single = encoded.astype(np.float32)
-        control = np.add.accumulate(single)[-1] - np.add.accumulate(single[1:])[-1]
-        drifted += (control != single[0]).any()
+        control = np.add.accumulate(encoded)[-1] - np.add.accumulate(encoded[1:])[-1]
+        drifted += (control != encoded[0]).any()
     assert drifted > 30
 
 
@@ -139,7 +138,7 @@ def _counted(patch, mechanism, many, rng):
 
 def test_noise_that_is_too_small_for_an_exact_sum_is_refused():
     for mechanism in (NormalizedGradient, NoisyVotes):
-        with pytest.raises(ValueError, match="noise_multiplier=1e-07 must be at least 9.54e-07"):
+        with pytest.raises(ValueError, match="noise_multiplier=1e-07 must be at least 1.53e-05"):
             mechanism(10, 1e-7)
-        with pytest.raises(ValueError, match="must be at least 9.54e-05 for 100 teachers"):
+        with pytest.raises(ValueError, match="must be at least 0.00153 for 100 teachers"):
             mechanism(10, 1e-5, shards=Shards(100))

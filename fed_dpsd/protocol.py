@@ -49,6 +49,7 @@ class Ask:
         weights: (P,) float32 of one model, for "train"; else none.
         acknowledged: releases by mechanism that the coordinator's card counts besides its plan. It
             goes with the message and is no part of the digest.
+        heard: by client, what it has said that the run has cost it; not part of the digest either.
     """
 
     query_id: int
@@ -57,6 +58,7 @@ class Ask:
     kind: Kind = "answers"
     weights: NDArray[np.float32] = field(default_factory=lambda: NOTHING)
     acknowledged: Releases = field(default_factory=dict)
+    heard: Mapping[int, Releases] = field(default_factory=dict)
 
     @classmethod
     def without_images(
@@ -109,6 +111,8 @@ class Ask:
         if not np.isfinite(self.predictions).all():
             raise ProtocolError(f"ask {self.query_id}: predictions hold NaN or infinity")
         check_releases(f"ask {self.query_id}: acknowledged", self.acknowledged)
+        for client, releases in self.heard.items():
+            check_releases(f"ask {self.query_id}: heard of client {client}", releases)
 
     @property
     def nbytes(self) -> int:
@@ -139,21 +143,21 @@ class Statement:
     Args:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
             earlier run counts where this run uses what it paid for.
-        before: the same before the ask. It is less than what the client has said in an earlier
-            reply only where its ledger was rolled back.
+        forgotten: those of them that its ledger has lost, because its state was rolled back; it
+            knows from what the ask says was heard of it.
         changed: how many times the client's records have changed since it joined the run.
         wanted: the counts that the coordinator must acknowledge before the ask, which was refused
             as unplanned, is answered; else none.
     """
 
     charged: Releases = field(default_factory=dict)
-    before: Releases = field(default_factory=dict)
+    forgotten: Releases = field(default_factory=dict)
     changed: int = 0
     wanted: Releases = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_releases("charged", self.charged)
-        check_releases("before", self.before)
+        check_releases("forgotten", self.forgotten)
         check_releases("wanted", self.wanted)
         check_releases("changed", {"": self.changed})
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fed_dpsd.config import PrivacyConfig
@@ -51,12 +51,14 @@ class Joined:
     Args:
         records: keyed digest of its records; "" before it joined.
         changed: how many times they changed since.
+        forgotten: releases by mechanism that the coordinator has heard of and the ledger has lost.
         reused: digests of entries of other runs that this run uses too.
     """
 
     records: str = ""
     changed: int = 0
     reused: tuple[str, ...] = ()
+    forgotten: Releases = field(default_factory=dict)
 
 
 class Account:
@@ -83,20 +85,24 @@ class Account:
     ) -> None:
         self.ledger, self.run = ledger, run
         self._acknowledged: Releases = {}
-        self._before: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
         self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
-        self._costs = {
-            mechanism.name: {pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS}
-            for mechanism in (stage.mechanism for stage in plan.stages)
-        }
+        self._names = {str(stage.mechanism): stage.mechanism.name for stage in plan.stages}
 
-    def hear(self, ask: Ask) -> None:
-        """Begin to answer an ask; it says what its coordinator has written down by now."""
+    def hear(self, ask: Ask, client: int) -> None:
+        """Begin to answer an ask; it says what its coordinator has written down by now.
+
+        Where that is more than the ledger holds for the run, an older state was restored. What it
+        has forgotten counts from now on as charged, so a charge is unplanned that would be made
+        for a second time.
+        """
         self._acknowledged = ask.acknowledged
         with self.ledger.transaction():
-            self._before = self._charged()
+            if lost := Counter(ask.heard.get(client, {})) - self._charged():
+                logger.warning("the ledger lacks charges of run %s: an older state?", self.run)
+                joined = self._joined()
+                self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
 
     def join(self, records: str) -> None:
         """Take part in the run with records of this digest.
@@ -118,8 +124,8 @@ class Account:
     def state(self, wanted: Releases | None = None) -> Statement:
         """Return what the coordinator is told with every reply."""
         with self.ledger.transaction():
-            changed = self._joined().changed
-            return Statement(self._charged(), self._before, changed, wanted or {})
+            joined = self._joined()
+            return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
 
     def pay(
         self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
@@ -235,10 +241,9 @@ class Account:
 
     def _charged(self) -> Counter[str]:
         """Count the releases of each mechanism that the run has cost."""
-        found = Counter[str]()
+        found = Counter(self._joined().forgotten)
         for entry in self._own():
-            names = (name for name, costs in self._costs.items() if costs == entry.costs)
-            found[next(names, OTHER)] += entry.releases
+            found[self._names.get(entry.mechanism, OTHER)] += entry.releases
         return +found
 
     def _joined(self) -> Joined:
@@ -247,7 +252,8 @@ class Account:
             return Joined()
         try:
             found = json.loads(noted)
-            return Joined(found["records"], found["changed"], tuple(found["reused"]))
+            found["reused"] = tuple(found["reused"])
+            return Joined(**found)
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"the note of run {self.run} is damaged ({error})") from None
 

@@ -28,7 +28,7 @@ from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.protocol import Releases
 from fed_dpsd.runtime.charge import Entry, spent
 from fed_dpsd.runtime.experiment import Experiment
-from fed_dpsd.runtime.tally import MOST_RELEASES
+from fed_dpsd.runtime.tally import TIMES_PLANNED
 
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
@@ -96,7 +96,7 @@ def privacy_card(
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published_epsilon(mechanism, counted, settings.delta)),
         "proven": rows,
-        "reason": next(reasons, UNCOVERED if uncovered else None),
+        "reason": UNCOVERED if uncovered else next(reasons, None),
     }
 
 
@@ -108,7 +108,7 @@ def _covers(plan: Plan, charged: Releases) -> bool:
     """Return whether all that was charged is of the plan's mechanisms, and can be accounted for."""
     planned = plan.releases
     return all(
-        name in planned and count <= max(MOST_RELEASES, planned[name])
+        name in planned and count <= TIMES_PLANNED * planned[name]
         for name, count in charged.items()
     )
 
@@ -117,6 +117,8 @@ def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: 
     """Bound what the plan and all that was charged besides come to."""
     if not _covers(plan, charged):
         return Bound(math.inf, delta, "none")
+    if not +(Counter(charged) - plan.releases):  # the plan has been accounted for
+        return Bound(0.0, delta, "none")
     events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.stages}
     counts = plan.releases | Counter(charged)
     parts = [SelfComposedDpEvent(events[name], count) for name, count in counts.items()]

@@ -1,17 +1,20 @@
 """The clients as a method sees them, whatever hosts them; and the host that needs no Flower."""
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fed_dpsd.config import UserError
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.protocol import (
@@ -38,6 +41,24 @@ from fed_dpsd.streams import Streams
 logger = logging.getLogger("fed_dpsd")
 
 
+def _locked(run_folder: Path) -> IO[bytes]:
+    """Keep other processes from going on with the run, for as long as this one lives.
+
+    Raises:
+        UserError: one does.
+    """
+    run_folder.mkdir(parents=True, exist_ok=True)
+    lock = (run_folder / "lock").open("wb")
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(
+            f"another process goes on with the run in {run_folder}: stop it, or wait for it"
+        ) from None
+    return lock
+
+
 class HostedFederation(ABC):
     """What every engine shares: settling asks, checking and summing answers, and counting.
 
@@ -54,6 +75,7 @@ class HostedFederation(ABC):
         self.experiment = experiment
         own = experiment.mechanism.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own else None
+        self._lock = _locked(run_folder)
         self._notes, self._asks = run_folder / "sums", Asks(run_folder / "asks")
         self._tally = Tally(run_folder, plan_of(experiment).releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
@@ -110,13 +132,17 @@ class HostedFederation(ABC):
 
     def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
         """Return every client's answer, once what it costs the client is on the run's card."""
-        answers = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
+        answers = self._deliver(self._with_tally(ask))
         if again := self._tally.take(answers):
-            more = self._deliver(replace(ask, acknowledged=dict(self._tally.acknowledged)))
+            more = self._deliver(self._with_tally(ask))
             asked = {client: more[client] for client in again}
             self._tally.take(asked)
             answers |= asked
         return answers
+
+    def _with_tally(self, ask: Ask) -> Ask:
+        """Return the ask with what is written down of the run's charges."""
+        return replace(ask, acknowledged=dict(self._tally.acknowledged), heard=self._tally.heard)
 
     def _receive(self, ask: Ask, client: int, given: Answer) -> Answer | Refusal:
         """What counts of an answer: a bad one, or its bad rows, count as zero, weights as none.

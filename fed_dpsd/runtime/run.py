@@ -348,15 +348,15 @@ def _add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) 
     """
     ledgers = []
     config = experiment.config
-    for client in range(config.num_clients if config.federation.simulation else 0):
-        ledger = ledger_of(experiment, client, folder)
-        with ledger.transaction():
-            entries = ledger.entries()
-        if config.ledger:  # of all runs
-            entries = [entry for entry in entries if entry.run == folder.name]
-        ledgers.append(entries)
     plan = plan_of(experiment)
     try:
+        for client in range(config.num_clients if config.federation.simulation else 0):
+            ledger = ledger_of(experiment, client, folder)
+            with ledger.transaction():
+                entries = ledger.entries()
+            if config.ledger:  # of all runs
+                entries = [entry for entry in entries if entry.run == folder.name]
+            ledgers.append(entries)
         tally = Tally(folder, plan.releases)
         charged, notes = tally.charged, tally.notes()
     except UserError as error:  # then nobody knows

@@ -258,7 +258,7 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     try:
         try:
             site.check(ask)
-            site.account.hear(ask)
+            site.account.hear(ask, site.client)
             site.admit(ask)
             site.join()
             given = method.client(ask, site)

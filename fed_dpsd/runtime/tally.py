@@ -16,7 +16,7 @@ from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Releases, Statemen
 from fed_dpsd.runtime.checkpoint import write_atomically
 
 OTHER = "other"  # mechanisms that are none of the run's
-MOST_RELEASES = 10**8  # more of them are not accounted for: the card says `inf`
+TIMES_PLANNED = 100  # more releases than so many plans are not accounted for: the card says `inf`
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -26,7 +26,7 @@ class Known:
 
     Args:
         charged: releases by mechanism, never fewer than before.
-        forgotten: those of them that its ledger has lost, because its state was rolled back.
+        forgotten: those that its ledger has lost, because its state was rolled back.
         changed: how many times its records changed during the run.
     """
 
@@ -69,6 +69,11 @@ class Tally:
             ) from None
 
     @property
+    def heard(self) -> dict[int, Releases]:
+        """What each client has said that the run has cost it."""
+        return {client: dict(known.charged) for client, known in self.clients.items()}
+
+    @property
     def charged(self) -> Counter[str]:
         """The most that any client was or may be charged for, by mechanism."""
         total = Counter(self.acknowledged)
@@ -104,14 +109,14 @@ class Tally:
 
     def _hear(self, client: int, told: Statement) -> None:
         known = self.clients.setdefault(client, Known())
-        if lost := known.charged - known.forgotten - self._read(told.before):
-            known.forgotten += lost
+        if (forgotten := self._read(told.forgotten)) - known.forgotten:
+            known.forgotten |= forgotten
             logger.warning(
                 "client %d: its ledger lacks charges of this run, so an older state was restored "
                 "there; the card keeps them",
                 client,
             )
-        known.charged |= self._read(told.charged) + known.forgotten
+        known.charged |= self._read(told.charged)
         if told.changed > known.changed:
             known.changed = told.changed
             logger.warning("client %d: its records changed during the run", client)
@@ -120,16 +125,20 @@ class Tally:
         """Return counts of the run's mechanisms, and one of all others together."""
         found = Counter[str]()
         for name, count in releases.items():
-            found[name if name in self._planned else OTHER] += min(count, MOST_RELEASES + 1)
+            found[name if name in self._planned else OTHER] += min(count, self._most(name) + 1)
         return found
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
         """Put charges beyond the plan on the card, if the plan knows their mechanisms."""
-        if not set(wanted) <= set(self._planned) or max(wanted.values()) > MOST_RELEASES:
+        if any(count > self._most(name) for name, count in wanted.items()):
             return False
         logger.warning("client %d: more is charged than planned, which the card says", client)
         self.acknowledged |= Counter(wanted)
         return True
+
+    def _most(self, name: str) -> int:
+        """Return how many releases of a mechanism are accounted for; none of one without a plan."""
+        return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:
         clients = {client: vars(known) for client, known in sorted(self.clients.items())}

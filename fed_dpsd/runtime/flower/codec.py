@@ -53,7 +53,7 @@ def pack_ask(ask: Ask) -> RecordDict:
     arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     about = {"query_id": ask.query_id, "kind": ask.kind}
-    about |= {"acknowledged": json.dumps(ask.acknowledged)}
+    about |= {"acknowledged": json.dumps(ask.acknowledged), "heard": json.dumps(ask.heard)}
     return RecordDict({"arrays": record, "ask": ConfigRecord(about)})
 
 
@@ -72,7 +72,8 @@ def unpack_ask(content: RecordDict) -> Ask:
     if not isinstance(query_id, int) or not isinstance(kind, str):
         raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
     acknowledged = json.loads(str(about["acknowledged"]))
-    return Ask(query_id, images, predictions, kind, weights, acknowledged)  # type: ignore[arg-type]
+    heard = {int(client): told for client, told in json.loads(str(about["heard"])).items()}
+    return Ask(query_id, images, predictions, kind, weights, acknowledged, heard)  # type: ignore[arg-type]
 
 
 def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:

@@ -8,7 +8,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,12 @@ def _print_round(line: Mapping[str, Any]) -> None:
     print(runs.round_text(line), flush=True)
 
 
+def _told(ask: Ask, clients: Collection[int]) -> Ask:
+    """Return the ask with what was heard of these clients, and of no others."""
+    heard = {client: told for client, told in ask.heard.items() if client in clients}
+    return replace(ask, heard=heard)
+
+
 class Absent(Refusal):
     """No answer: nothing came in time, or nothing that can be read."""
 
@@ -192,8 +199,8 @@ class GridFederation(HostedFederation):
         started, timeout = time.monotonic(), self._settings.round_timeout_seconds
         if not self._settings.simulation:
             self._meet()
-        packed = pack_ask(ask)
-        replies = self._exchange(ANSWER, ask.query_id, dict.fromkeys(self._hosts, packed))
+        packed = {node: pack_ask(_told(ask, clients)) for node, clients in self._hosts.items()}
+        replies = self._exchange(ANSWER, ask.query_id, packed)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Answer | Refusal] = {}
         for client in range(self.experiment.config.num_clients):

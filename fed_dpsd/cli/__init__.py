@@ -314,10 +314,9 @@ def audit(
 ) -> None:
     """Attack what hospitals run, and say what of its epsilons is refuted and what is not.
 
-    At settings where an attack comes close to the proof, which tests the implementation; and, of
-    answers that carry noise, at the run's settings. Exit code 3: a proof is contradicted. With
-    --broken it has to be: then the exit code is 0, and 3 if an attack on the implementation misses
-    it.
+    At settings where an attack comes close to the proof, which tests the implementation; and at the
+    run's settings. Exit code 3: a proof is contradicted. With --broken it has to be: then the exit
+    code is 0, and 3 if an attack on the implementation misses it.
     """
     experiment = set_up(compose(overrides or []), Path.cwd())
     attacks = list(audits.attacks(experiment, broken.value if broken else None, _say))
@@ -325,7 +324,8 @@ def audit(
     refuted = all(attack.contradicts for attack in attacks if attack.tests_code)
     expected = refuted if broken else not any(attack.contradicts for attack in attacks)
     if as_json:
-        named = dict(zip(("check", "counts"), (attack.to_json() for attack in code), strict=False))
+        names = ("check", "counts", "answers") if len(code) > 2 else ("check", "answers")
+        named = dict(zip(names, (attack.to_json() for attack in code), strict=False))
         more = {"broken": broken and broken.value, "as_expected": expected}
         print(json.dumps(claim.to_json() | named | more))
     else:

@@ -41,7 +41,7 @@ CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 # Trainings: steps enough that most canaries are sampled, and runs enough for them to be counted.
 TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 20_000, (60, 1_000)
 CANARIES, COUNTED_CANARIES, COUNTED_RUNS = 100, 1_000, 200
-ASKED_RUNS = 500
+ASKED_RUNS, OWN_RUNS = 500, (10, 100)
 TRAINING_FAILURE = 0.001
 
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
@@ -106,7 +106,7 @@ class Attack:
 
 
 def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
-    """Attack the implementation and, with answers that carry noise, last the run's own settings.
+    """Attack the implementation, and last the run's own settings.
 
     Args:
         experiment: whose mechanism is claimed.
@@ -238,6 +238,20 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
             gaussian_mu(close.event("record", "add_remove")),
             steps_advantage(close),
         ),
+    )
+
+    runs = int(np.clip(STEPS_IN_ALL // mechanism.steps, *OWN_RUNS))
+    say(f"the run's settings: {runs} trainings of {mechanism.steps:,} steps, as before")
+    guesses = victims.guess_answers(config, victims.break_noise(mechanism, broken), secrets, runs)
+    yield Attack(
+        "the run's settings: probabilities of trained teachers",
+        mechanism,
+        conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, "released probabilities"),
+        Proof(
+            _record_epsilon(mechanism, queries, delta, "add_remove"),
+            gaussian_mu(mechanism.event("record", "add_remove")),
+        ),
+        tests_code=False,
     )
 
 

@@ -303,9 +303,14 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
     """A right training contradicts a proof with probability at most 3 * 0.001."""
     monkeypatch.setattr("fed_dpsd.runtime.audits.RUNS", (100, 100))
     monkeypatch.setattr("fed_dpsd.runtime.audits.ASKED_RUNS", 150)
-    code, out, _ = fed_dpsd("privacy", "audit", "--json", "privacy=dp_teacher")
+    monkeypatch.setattr("fed_dpsd.runtime.audits.OWN_RUNS", (2, 2))
+    settings = ("privacy=dp_teacher", "privacy.noise_multiplier=1", "privacy.steps=20")
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
     claim = json.loads(out[0])
+    _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
+    planned = json.loads(out[0])["privacy"]["proven"][0]
+    assert claim["epsilon_proven"] == pytest.approx(planned["epsilon"])
     for name in ("check", "counts"):
         found = claim[name]
         assert (found["method"], found["relation"]) == ("canaries", "add_remove")
@@ -313,7 +318,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
         assert found["lower_bound"] < found["epsilon_proven"]
         assert found["failure_probability"] == 0.001
         assert found["canaries"] >= 100
-    for found in (claim["check"], claim):
+    for found in (claim["check"], claim["answers"]):
         assert 0 < found["advantage_lower_bound"] < found["advantage_proven"]
     assert (claim["queries"], claim["canaries"]) == (8, 8)
     assert claim["lower_bound"] < claim["epsilon_proven"]

@@ -284,6 +284,9 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
         target = f"privacy.target_epsilon={settings.target_epsilon:g} (record, add_remove)"
         out.print(f"calibrated to {target}: privacy.{field}={value:.6g}", soft_wrap=True)
     out.print(f"queries per client: {planned.queries:,}")
+    if not planned.stages:
+        out.print(f"{cards.NOTHING_NOTE}: there is nothing to prove")
+        return
     stated = card["epsilon_stated"]
     out.print(f"epsilon stated by the paper: {'none' if stated is None else stated}")
     out.print(f"epsilon published (no guarantee): {card['epsilon_published']}")

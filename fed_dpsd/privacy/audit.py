@@ -260,7 +260,10 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
         mu = _down(audit.mu_lower_bound)
-        sentences.append(f"refuted: Gaussian differential privacy of any mu below {mu} {odds}")
+        sentences.append(
+            f"mu is at least {mu} ({audit.unit}, {audit.relation}, failure probability "
+            f"{audit.failure_probability:g})"
+        )
     if audit.refutes(published, published_delta, proven.queries):
         sentences += [
             f"refuted: the published epsilon {published:.3g} as a bound for {audit.audited}, under "

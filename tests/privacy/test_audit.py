@@ -387,7 +387,7 @@ def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
     assert verdict(result(), leaving, math.inf, DELTA)[0].startswith("consistent")
     sentences = verdict(result(), proven, 2.5, DELTA)
     assert sentences[1:] == [
-        "refuted: Gaussian differential privacy of any mu below 0.700 (failure probability 0.01)",
+        "mu is at least 0.700 (record, replace_one, failure probability 0.01)",
         "not refuted: the published epsilon 2.5, at queries 4 and delta 0.001; that does not prove "
         "it",
     ]

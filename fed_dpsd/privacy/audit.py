@@ -28,12 +28,14 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 # A client of the audited mechanism, with noise of its own at every call. It is given (n, B, K)
-# values of its teachers for each of some asks, and the student's predictions, one (1, K) row for
-# all queries. It returns what the adversary sees, (B, K) for each ask.
+# values of its teachers for each of some asks, and the student's (B, K) predictions for the first
+# ask; a later ask that is smaller has the first of these rows. It returns what the adversary sees,
+# (B, K) for each ask.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
 VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, so that it stays in the cache
+RUNS_AT_ONCE = 1_000  # of an ask: draws that an ask repeats reach no more runs than these
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; a quarter between
 CANDIDATES = 100  # thresholds tried on the pilot
 ROUNDING = 1e-9  # of an enumerated ratio
@@ -150,9 +152,13 @@ def audit(
     epsilon >= log((true_low - delta) / false_high). Compare with the proof of
     `Charge(mechanism, queries, 1)`.
 
-    A run of two queries and more is spread over two asks and more, and the worlds change places in
-    every other one: who draws one noise for two asks shows it. Runs share asks, whose rows must be
-    independent draws, unless an ask is one release.
+    A run of two queries and more is spread over two asks and more. The worlds change places from
+    row to row of an ask, and from ask to ask: noise that rows or asks share cancels in the sum,
+    which then tells the worlds apart. The classes of the worst case are rolled, for each run by
+    another shift, so that noise is tested on every class.
+
+    Runs share asks, unless an ask is one release. The failure probability assumes that the rows of
+    an ask are independent draws, which is part of the claim: code that breaks it is to be found.
 
     Args:
         mechanism: what is claimed: the worlds and the likelihoods are its own.
@@ -254,7 +260,10 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
         sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
     if audit.mu_lower_bound:
         mu = _down(audit.mu_lower_bound)
-        sentences.append(f"refuted: Gaussian differential privacy of any mu below {mu} {odds}")
+        sentences.append(
+            f"mu is at least {mu} ({audit.unit}, {audit.relation}, failure probability "
+            f"{audit.failure_probability:g})"
+        )
     if audit.refutes(published, published_delta, proven.queries):
         sentences += [
             f"refuted: the published epsilon {published:.3g} as a bound for {audit.audited}, under "
@@ -279,58 +288,84 @@ def public_row(num_classes: int) -> NDArray[np.float32]:
     return row
 
 
+def _shifted(values: Values) -> Values:
+    """Roll the classes of (..., K) values by every shift; (K, ..., K)."""
+    return np.stack([np.roll(values, shift, axis=-1) for shift in range(values.shape[-1])])
+
+
 def _ratios(
     mechanism: Additive | TopKRandomizedResponse, client: Client, queries: int, runs: int
 ) -> NDArray[np.float64]:
-    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants."""
+    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants.
+
+    A row of an ask belongs to a slot and a run; the rows of one slot are together.
+    """
     num_classes = mechanism.num_classes
-    row, statistic, worlds = (
-        public_row(num_classes),
-        _statistic(mechanism),
-        mechanism.worst_case(),
-    )
+    public, statistic = _shifted(public_row(num_classes)[0]), _statistic(mechanism)
+    worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])  # (2, K, n, K)
     alone = mechanism.releases(1, 2) < 2  # an ask is one release, however many rows it has
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
-    piece = min(math.ceil(queries / 2), most)  # of a run, in an ask
+    half = math.ceil(queries / 2)
+    piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in an ask
     sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
+    together = min(most // piece, RUNS_AT_ONCE)  # runs that share an ask
     ratios = np.zeros((2, runs))
     for world, ratio in enumerate(ratios):
-        for part in np.split(ratio, range(most // piece, runs, most // piece)):
+        for first in range(0, runs, together):
+            part = ratio[first : first + together]
+            shifts = np.tile((first + np.arange(len(part))) % num_classes, piece)
+            swaps = np.arange(piece).repeat(len(part))
             asks = [
-                np.broadcast_to(value, (len(value), len(part) * size, num_classes))
+                worlds[(world + swaps[:rows] + number) % 2, shifts[:rows]].swapaxes(0, 1)
                 for number, size in enumerate(sizes)
-                for value in [worlds[(world + number) % 2]]
+                for rows in [len(part) * size]
             ]
-            for number, answers in enumerate(client(asks, row)):
-                told = statistic(answers).reshape(len(part), -1).sum(axis=1)
-                part += told * (-1) ** number
+            for number, answers in enumerate(client(asks, public[shifts])):
+                told = statistic(answers, shifts[: len(answers)])
+                told = told * (-1.0) ** (swaps[: len(answers)] + number)
+                part += told.reshape(-1, len(part)).sum(axis=0)
     return ratios
 
 
 def _statistic(
     mechanism: Additive | TopKRandomizedResponse,
-) -> Callable[[Values], NDArray[np.float64]]:
-    """Return the function from (B, K) answers to (B,) log-likelihood ratios, up to constants."""
-    row = public_row(mechanism.num_classes)
+) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
+    """Return the function from (B, K) answers and (B,) shifts to (B,) log-likelihood ratios.
+
+    Ratios are up to constants.
+    """
+    public = _shifted(public_row(mechanism.num_classes))
     worlds = [
-        np.stack([mechanism.encode(teacher, row) for teacher in world])
+        np.array(
+            [
+                [mechanism.encode(teacher[None], row)[0] for teacher in teachers]
+                for teachers, row in zip(_shifted(world[:, 0]), public, strict=True)
+            ]
+        )
         for world in mechanism.worst_case()
-    ]
+    ]  # (K, n, K), each value encoded by itself
     if isinstance(mechanism, TopKRandomizedResponse):
-        laws = [np.where(world[0, 0] > 0, world[0, 0], 1) for world in worlds]  # teacher 0 changes
-        odds = np.log(laws[0] / laws[1])
-        return lambda answers: np.asarray(answers @ odds)
-    first, second = (world.sum(axis=0) for world in worlds)
-    weights = (first - second)[0]
-    if mechanism.noise_law == "gaussian":
-        return lambda answers: np.asarray(answers @ weights)
-    middle, reach = (first + second) / 2, np.abs(first - second) / 2
+        laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # teacher 0 changes
+        weights = np.log(laws[0] / laws[1])
+    else:
+        first, second = (world.sum(axis=1) for world in worlds)
+        weights = first - second
+        if mechanism.noise_law == "laplace":
+            middle, reach = (first + second) / 2, np.abs(weights) / 2
+            signs = np.sign(weights)
 
-    def laplace(answers: Values) -> NDArray[np.float64]:
-        """Half of |answer - second| - |answer - first|, exact where it is constant."""
-        return np.asarray(np.clip(answers - middle, -reach, reach) @ np.sign(weights))
+            def laplace(answers: Values, shifts: NDArray[np.int64]) -> NDArray[np.float64]:
+                """Return half of |answer - second| - |answer - first|, exact where constant."""
+                far = reach[shifts]
+                return _dot(np.clip(answers - middle[shifts], -far, far), signs[shifts])
 
-    return laplace
+            return laplace
+    return lambda answers, shifts: _dot(answers, weights[shifts])
+
+
+def _dot(left: Values, right: Values) -> NDArray[np.float64]:
+    """Multiply (B, K) values row by row; (B,)."""
+    return np.asarray(np.einsum("bk,bk->b", left, right))
 
 
 def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:

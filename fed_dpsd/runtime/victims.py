@@ -72,7 +72,7 @@ def hospital(
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
     config = _unlimited(dataclasses.replace(config, data=tiny))
 
-    def client(asks: Sequence[Values], row: Values) -> Iterator[Values]:
+    def client(asks: Sequence[Values], public: Values) -> Iterator[Values]:
         secret = next(secrets)
         seed = int(secret.identity[:15], 16)
         sites = [
@@ -90,7 +90,7 @@ def hospital(
         ]
         for number, values in enumerate(asks, start=1):
             queries = values.shape[1]
-            predictions = np.broadcast_to(row, (queries, row.shape[1]))
+            predictions = public[:queries]
             ask = Ask(number, np.zeros((queries, *tiny.shape), np.uint8), predictions)
             nothing = np.broadcast_to(np.nan, values.shape)
             answers = [

@@ -37,9 +37,9 @@ def straight(mechanism, seed):
     """A client that draws from one generator, without a site around it."""
     rng = np.random.default_rng(seed)
 
-    def client(asks, row):
+    def client(asks, public):
         for values in asks:
-            predictions = np.broadcast_to(row, values.shape[1:])
+            predictions = public[: values.shape[1]]
             bounded = np.stack([mechanism.encode(each, predictions) for each in values])
             yield mechanism.noise(bounded, predictions, rng)
 
@@ -146,9 +146,9 @@ def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
         for queries in (1, 2, 7):
             rows = []
 
-            def client(asks, row, rows=rows):
+            def client(asks, public, rows=rows):
                 rows.append([each.shape[1] for each in asks])
-                return straight(mechanism, 0)(asks, row)
+                return straight(mechanism, 0)(asks, public)
 
             ratios = audits._ratios(mechanism, client, queries, 50)
             each = apart @ worlds[0] * queries
@@ -161,9 +161,9 @@ def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
 def test_an_ask_that_is_one_release_has_one_row():
     rows = []
 
-    def client(asks, row):
+    def client(asks, public):
         rows.extend(each.shape[1] for each in asks)
-        return straight(mechanism, 0)(asks, row)
+        return straight(mechanism, 0)(asks, public)
 
     mechanism = dataclasses.replace(GRADIENT, normalise="batch")
     audits._ratios(mechanism, client, 3, 2)
@@ -177,11 +177,11 @@ def test_one_noise_for_two_asks_is_caught():
         def __init__(self):
             self.rng = np.random.default_rng(0)
 
-        def __call__(self, asks, row):
+        def __call__(self, asks, public):
             state = self.rng.bit_generator.state
             for values in asks:
                 self.rng.bit_generator.state = state
-                predictions = np.broadcast_to(row, values.shape[1:])
+                predictions = public[: values.shape[1]]
                 bounded = np.stack([GRADIENT.encode(each, predictions) for each in values])
                 yield GRADIENT.noise(bounded, predictions, self.rng)
 
@@ -387,7 +387,7 @@ def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
     assert verdict(result(), leaving, math.inf, DELTA)[0].startswith("consistent")
     sentences = verdict(result(), proven, 2.5, DELTA)
     assert sentences[1:] == [
-        "refuted: Gaussian differential privacy of any mu below 0.700 (failure probability 0.01)",
+        "mu is at least 0.700 (record, replace_one, failure probability 0.01)",
         "not refuted: the published epsilon 2.5, at queries 4 and delta 0.001; that does not prove "
         "it",
     ]

@@ -139,6 +139,49 @@ def asks_share_noise(patch):
     )
 
 
+def rows_share_noise(patch):
+    noisy_sum = SecureGenerator.noisy_sum
+
+    def one_row(self, values, scale, law):
+        return values.sum(0) + noisy_sum(self, np.zeros_like(values[:, :1]), scale, law)
+
+    patch.setattr(SecureGenerator, "noisy_sum", one_row)
+
+
+def rows_share_a_draw(patch):
+    noise = TopKRandomizedResponse.noise
+
+    class Repeats:
+        def __init__(self, rng):
+            self.rng = rng
+
+        def random(self, shape):
+            return np.broadcast_to(self.rng.random((shape[0], 1, 1)), shape)
+
+    patch.setattr(
+        TopKRandomizedResponse,
+        "noise",
+        lambda self, value, predictions, rng: noise(self, value, predictions, Repeats(rng)),
+    )
+
+
+def unnoised(classes):
+    """Leave the noise off some classes."""
+
+    def mutate(patch):
+        noisy_sum = SecureGenerator.noisy_sum
+
+        def some(self, values, *rest):
+            noisy = noisy_sum(self, values, *rest)
+            noisy[..., classes] = values.sum(0)[..., classes]
+            return noisy
+
+        patch.setattr(SecureGenerator, "noisy_sum", some)
+
+    mutate.__name__ = f"unnoised_from_{classes.start}"
+    return mutate
+
+
 def half_scale(patch):
     noisy_sum = SecureGenerator.noisy_sum
     patch.setattr(
@@ -227,6 +270,11 @@ MUTATIONS = [
     (lies_half_as_often, answers(LABEL)),
     (one_key, answers(GRADIENT)),
     (asks_share_noise, answers(GRADIENT)),
+    (rows_share_noise, answers(GRADIENT)),
+    (rows_share_a_draw, answers(LABEL)),
+    (unnoised(slice(2, None)), answers(GRADIENT)),
+    (unnoised(slice(2, None)), answers(LAPLACE)),
+    (unnoised(slice(9, None)), answers(GRADIENT)),
     (half_scale, answers(GRADIENT)),
     (half_scale, answers(VOTES)),
     (half_scale, steps(WHOLE)),

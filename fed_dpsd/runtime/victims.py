@@ -31,13 +31,13 @@ from fed_dpsd.runtime.teachers import make_teacher
 
 Broken = Literal["half", "none"]
 
-ALMOST_NONE = 1e-9  # of the noise
+ALMOST_NONE = 1e-3  # of the noise
 CANARIES, CANDIDATES = 8, 500  # asked about, and chosen from
 PILOT = 40  # trainings that set thresholds
 
 
 def break_noise(mechanism: Any, broken: Broken | None) -> Any:
-    """Halve a mechanism's noise, or leave a billionth of it; None leaves it as it is.
+    """Halve a mechanism's noise, or leave a thousandth of it; None leaves it as it is.
 
     A response gets twice its epsilon, or lies about twice in a billion times.
     """

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri
-from scipy.stats import beta
+from numpy.typing import NDArray
+from scipy.special import ndtri
 
+from fed_dpsd.privacy import rates
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import (
     Additive,
@@ -37,7 +37,6 @@ PREMISE = "one changed record may change its teacher, and so all its answers, ar
 VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, so that it stays in the cache
 RUNS_AT_ONCE = 1_000  # of an ask: draws that an ask repeats reach no more runs than these
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; a quarter between
-CANDIDATES = 100  # thresholds tried on the pilot
 ROUNDING = 1e-9  # of an enumerated ratio
 
 
@@ -189,14 +188,14 @@ def audit(
     share = failure_probability / (4 if report_mu else 2)
     pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
     ratios = _ratios(mechanism, client, queries, runs)
-    hits = (ratios >= _best_threshold(pilot, share, delta)).sum(axis=1)
+    hits = (ratios >= rates.best_threshold(pilot, share, delta)).sum(axis=1)
     mu = None
     if report_mu:
         above = (ratios >= np.median(pilot)).sum(axis=1)
-        low, high = _low(above[0], runs, share), _high(above[1], runs, share)
+        low, high = rates.low(above[0], runs, share), rates.high(above[1], runs, share)
         mu = max(0.0, float(ndtri(low) - ndtri(high)))
     return Audit(
-        max(0.0, float(_log_odds(hits, runs, share, delta))),
+        max(0.0, float(rates.log_odds(hits, runs, share, delta))),
         mu,
         failure_probability,
         delta,
@@ -374,38 +373,6 @@ def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:
     if isinstance(mechanism, NormalizedGradient):
         return "noise N(0, sigma^2 beta^2)"
     return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"
-
-
-# --- bounds -----------------------------------------------------------------------------------
-
-
-def _low(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
-    """Clopper-Pearson: a rate is below this with probability at most `share`."""
-    bound = beta.ppf(share, hits, runs - np.asarray(hits) + 1)
-    return np.where(np.asarray(hits) > 0, bound, 0.0)
-
-
-def _high(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
-    """Clopper-Pearson: a rate is above this with probability at most `share`."""
-    return 1 - _low(runs - np.asarray(hits), runs, share)
-
-
-def _log_odds(hits: NDArray[Any], runs: int, share: float, delta: float) -> NDArray[np.float64]:
-    """The lower bound on epsilon, `-inf` for none, from (2, ...) true and false positives."""
-    above = np.maximum(_low(hits[0], runs, share) - delta, 0)
-    with np.errstate(divide="ignore"):
-        bound: NDArray[np.float64] = np.log(above) - np.log(_high(hits[1], runs, share))
-    return bound
-
-
-def _best_threshold(pilot: NDArray[np.float64], share: float, delta: float) -> float:
-    """The threshold of the pilot's largest bound, its rates smoothed: few runs lie in a tail."""
-    runs = pilot.shape[1]
-    width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
-    candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
-    with np.errstate(over="ignore"):  # of runs that are all alike
-        hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
-    return float(candidates[np.argmax(_log_odds(np.transpose(hits), runs, share, delta))])
 
 
 def _down(bound: float) -> str:

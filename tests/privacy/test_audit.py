@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import binomtest
 
 from fed_dpsd.privacy import audit as audits
+from fed_dpsd.privacy import rates
 from fed_dpsd.privacy.accounting import Charge, prove
 from fed_dpsd.privacy.audit import (
     Audit,
@@ -400,8 +401,8 @@ def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
 @pytest.mark.parametrize("share", [0.05, 1e-3, 5e-7])
 def test_clopper_pearson(hits, share):
     exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
-    assert audits._low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
-    assert audits._high(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)
+    assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
+    assert rates.high(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)
 
 
 def test_mechanisms_without_noise_of_their_own_have_no_audit():

@@ -1,0 +1,43 @@
+"""Bounds on rates, and on the epsilon they come from, by counted hits of a test.
+
+Clopper and Pearson: "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
+Binomial", Biometrika 26, 1934.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+from scipy.stats import beta
+
+CANDIDATES = 100  # thresholds tried on the pilot
+
+
+def low(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
+    """Bound a rate from below; it lies lower with probability at most `share` (Clopper-Pearson)."""
+    bound = beta.ppf(share, hits, runs - np.asarray(hits) + 1)
+    return np.where(np.asarray(hits) > 0, bound, 0.0)
+
+
+def high(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
+    """Bound a rate from above; it lies higher with probability at most `share`."""
+    return 1 - low(runs - np.asarray(hits), runs, share)
+
+
+def log_odds(hits: NDArray[Any], runs: int, share: float, delta: float) -> NDArray[np.float64]:
+    """Bound epsilon from below, `-inf` for none, by (2, ...) true and false positives."""
+    above = np.maximum(low(hits[0], runs, share) - delta, 0)
+    with np.errstate(divide="ignore"):
+        bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, share))
+    return bound
+
+
+def best_threshold(pilot: NDArray[np.float64], share: float, delta: float) -> float:
+    """Choose the threshold of a pilot's largest bound, its rates smoothed for the tail."""
+    runs = pilot.shape[1]
+    width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
+    candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
+    with np.errstate(over="ignore"):  # of runs that are all alike
+        hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
+    return float(candidates[np.argmax(log_odds(np.transpose(hits), runs, share, delta))])

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 UNIT = 2.0**-24  # of max_grad_norm: all sums are whole multiples of it
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
-LARGEST_INPUT = 127 / 16  # of a linear layer: one beyond counts as that
 MOST_INPUTS = 2**12  # of a linear layer, so that its weights are not rounded too far
 ROOM = 1 - 2.0**-16  # of the bound: what single roundings may add to a norm
 CANCELLATION = 4  # copies that cancel each other further are clipped by what they cancel
 
 _HELD = 2**24  # float32 holds every whole number up to it
 _INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and how many of it there are at most
+LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: one beyond counts as that
 _RESIDUAL = 2.0**-20  # the unit of a residual
 _ROWS_AT_ONCE = 128  # whose products of at most 2^10 and 127 add up to less than 2^24
 _HALF = 2**10  # residuals are taken apart into two numbers of at most so much

@@ -1,3 +1,33 @@
-"""FedDPSD: federated data-free distillation with differential privacy, as a Flower app."""
+"""Federated data-free distillation with differential privacy: train, go on, read, plan.
+
+>>> import fed_dpsd
+>>> plan = fed_dpsd.plan("privacy=label", "rounds=2")
+>>> plan.queries_per_client
+512
+>>> print(plan.privacy.epsilon("record", "replace_one"))
+5,120 (record, replace_one, trust nobody, delta 0, rr_exact)
+
+`run` trains, `resume` goes on after a crash, and `load_student` reads an exported student. Nothing
+heavy is imported before one of them is used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["PlannedRun", "Run", "load_student", "plan", "resume", "run"]
+
+if TYPE_CHECKING:
+    from fed_dpsd.api import PlannedRun, Run, load_student, plan, resume, run
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are first used: torch takes seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fed_dpsd' has no attribute {name!r}")
+    from fed_dpsd import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from fed_dpsd.storage import conf_folder
 
 FLAT_KEYS = ("num_clients", "out", "overrides")
 
@@ -34,6 +37,14 @@ class ConfigError(UserError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(problems))
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line: a user's error as it is, any other with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -217,11 +228,19 @@ def require_positive(instance: Any, *names: str) -> None:
             raise ValueError(f"{name}={getattr(instance, name)} must be a finite number > 0")
 
 
-def conf_folder() -> Path:
-    """The folder of YAML files: inside an installed wheel, else beside the package."""
-    package = Path(__file__).resolve().parent
-    installed = package / "_app" / "conf"
-    return installed if installed.is_dir() else package.parent / "conf"
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Raises:
+        ValueError: it cannot be read, or holds none; says why.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
+    if not isinstance(raw, dict):
+        raise ValueError("it is empty")
+    return raw
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import functools
 
 import pytest
+from flwr.supercore.task_identity import TaskIdentity
 
 from fed_dpsd.config import compose
-from fed_dpsd.runtime.experiment import set_up
+from fed_dpsd.experiment import set_up
 
 SMALL = (
     "privacy=label",
@@ -28,7 +29,7 @@ SMALL = (
 
 def pytest_collection_modifyitems(items):
     """Simulations take longest, so they come first: two processes then end together."""
-    items.sort(key=lambda item: item.path.name != "test_simulation.py")
+    items.sort(key=lambda item: item.path.name != "test_superlink.py")
 
 
 @functools.cache
@@ -67,5 +68,20 @@ def small(tmp_path):
     def make(*overrides):
         raw = composed(*small_for(overrides), *overrides)
         return set_up(raw | {"out": raw["out"] or f"{tmp_path}/runs"}, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def deployed(small, monkeypatch):
+    """Sets up an experiment over hospitals, in what says it is a Flower process."""
+    for name in ("task_id", "run_id", "node_id"):  # otherwise no message can be made
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+    def make(*overrides):
+        return small(
+            *("federation=deployment", "federation.node_timeout_seconds=0.5"),
+            *("federation.round_timeout_seconds=1.5", *overrides),
+        )
 
     return make

@@ -7,49 +7,143 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fed_dpsd"
-LOWEST = {"protocol", "config", "streams"}
-ALLOWED = {
-    "protocol": set(),
-    "streams": set(),
-    "config": set(),
-    "binder": {"config"},
+# Each room, and what it may import besides itself: the rooms of its own line and all above it.
+LADDER = (
+    {"storage", "protocol", "streams"},
+    {"config"},
+    {"binder", "losses", "data", "models", "report", "privacy"},
+    {"methods"},
+    {"experiment"},
+    {"accounts"},
+    {"client", "server"},
+    {"simulation"},
+    {"flower"},
+    {"audits"},
+    {"api"},
+    {"cli"},
+)
+APART = {  # rooms that know less than their place on the ladder would let them
     "privacy": {"privacy"},
-    "losses": LOWEST,
-    "data": LOWEST | {"data"},
-    "models": LOWEST | {"models"},
-    "methods": LOWEST | {"methods", "models", "losses", "data", "privacy"},
-    "runtime": LOWEST | {"binder", "runtime", "methods", "models", "losses", "data", "privacy"},
-    "report": LOWEST | {"report"},
-    "cli": LOWEST | {"cli", "runtime", "methods", "models", "losses", "data", "privacy", "report"},
+    "report": {"config", "report", "storage"},
+    "storage": {"storage"},
+    "protocol": {"protocol"},
+    "streams": {"streams"},
 }
+WALL = {"client": "server", "server": "client"}
 FILES = sorted([*PACKAGE.rglob("*.py"), *ROOT.glob("*_app/*.py")])
 
 
-def imports(path):
-    """Absolute names of everything a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(source):
+    """Absolute names of everything that a file's source imports, wherever in it."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"relative import: {ast.unparse(node)}"
             yield node.module
             if node.module.startswith("fed_dpsd"):
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def room(path):
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    return parts[0]
+def room_of(name):
+    """The room of a module fed_dpsd.ROOM..., or of a file's path in the package."""
+    return name.split(".")[1]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
+def allowed(room):
+    below = set()
+    for rung in LADDER:
+        below |= rung
+        if room in rung:
+            below -= rung - {room} if room in WALL else set()
+            return APART.get(room, below)
+    raise AssertionError(f"{room} has no place on the ladder")
+
+
+def strangers(room, source):
+    """What a file of a room imports of rooms that it may not know."""
+    names = {name for name in imports(source) if name.startswith("fed_dpsd.")}
+    return {n for n in names if room_of(n) not in allowed(room) | {"__version__"}}
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+# But for the package itself, whose public names are imported when they are first used.
+MODULES = {
+    module_of(path): path.read_text()
+    for path in FILES
+    if path.parent != ROOT / "fed_dpsd" or path.stem != "__init__"
+}
+
+
+def reached(module, sources=MODULES):
+    """Every module that importing one leads to, at any distance."""
+    found, todo = set(), [module]
+    while todo:
+        name = todo.pop()
+        if name in found or name not in sources:
+            continue
+        found.add(name)
+        todo += imports(sources[name])
+    return found - {module}
+
+
+def crossing(module, sources=MODULES):
+    """The modules beyond the wall that a module leads to; "" where it stands on neither side."""
+    side = {"fed_dpsd.flower.client": "client", "client_app": "client"}
+    side |= {"fed_dpsd.flower.server": "server", "server_app": "server"}
+    own = side.get(module) or (room_of(module) if module.count(".") else "")
+    beyond = WALL.get(own)
+    return {name for name in reached(module, sources) if beyond and room_of(f"{name}.") == beyond}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=module_of)
 def test_rooms_import_only_what_lies_below_them(path):
     if path == PACKAGE / "__init__.py":
-        assert not list(imports(path))
         return
-    used = {name.split(".")[1] for name in imports(path) if name.startswith("fed_dpsd.")}
-    allowed = ALLOWED[room(path)] | {"__version__"}
-    assert used <= allowed, f"{path} imports {used - allowed}"
+    assert not strangers(room_of(module_of(path)), path.read_text())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_neither_side_of_the_wall_leads_to_the_other(module):
+    assert not crossing(module)
+
+
+@pytest.mark.parametrize(
+    ("module", "planted"),
+    [
+        ("fed_dpsd.client.teachers", "from fed_dpsd.server.metrics import accuracy"),
+        ("fed_dpsd.server.metrics", "import fed_dpsd.client.site"),
+        ("fed_dpsd.server.run", "def late():\n    from fed_dpsd.client.teachers import Teachers"),
+        ("fed_dpsd.accounts.card", "from fed_dpsd.client.site import Site"),
+        ("fed_dpsd.privacy.noise", "from fed_dpsd.config import UserError"),
+        ("fed_dpsd.methods.local", "from fed_dpsd import experiment"),
+    ],
+)
+def test_a_planted_import_is_caught(module, planted):
+    source = f"{MODULES[module]}\n{planted}\n"
+    assert strangers(room_of(module), source)
+    if room_of(module) in WALL or module == "fed_dpsd.accounts.card":
+        assert crossing("fed_dpsd.server.run", MODULES | {module: source}) or crossing(
+            "fed_dpsd.client.site", MODULES | {module: source}
+        )
+
+
+def test_no_room_holds_a_fifth_of_the_code():
+    lines = {}
+    for path in PACKAGE.rglob("*.py"):
+        room = room_of(module_of(path)) if path.parent != PACKAGE else path.stem
+        lines[room] = lines.get(room, 0) + len(path.read_text().splitlines())
+    assert max(lines.values()) < 0.2 * sum(lines.values()), lines
+
+
+def test_no_module_leads_back_to_itself():
+    for module in MODULES:
+        direct = set(imports(MODULES[module])) & set(MODULES)
+        assert not [name for name in direct if name != module and module in reached(name)], module
 
 
 @pytest.mark.parametrize(
@@ -58,10 +152,10 @@ def test_rooms_import_only_what_lies_below_them(path):
         (
             "flwr",
             {
-                "fed_dpsd/runtime/flower/client.py",
-                "fed_dpsd/runtime/flower/codec.py",
-                "fed_dpsd/runtime/flower/pinned.py",
-                "fed_dpsd/runtime/flower/server.py",
+                "fed_dpsd/flower/client.py",
+                "fed_dpsd/flower/codec.py",
+                "fed_dpsd/flower/supernode.py",
+                "fed_dpsd/flower/server.py",
                 "client_app/__init__.py",
                 "server_app/__init__.py",
             },
@@ -75,14 +169,14 @@ def test_libraries_are_imported_where_they_belong(library, places):
     users = {
         path.relative_to(ROOT).as_posix()
         for path in FILES
-        if any(name.split(".")[0] == library for name in imports(path))
+        if any(name.split(".")[0] == library for name in imports(path.read_text()))
     }
     assert users == places
 
 
 def test_published_numbers_are_read_only_where_results_are_written():
-    users = [p.stem for p in FILES if "fed_dpsd.privacy.published" in set(imports(p))]
-    assert users == ["audits", "card"]
+    users = [p.stem for p in FILES if "fed_dpsd.privacy.published" in set(imports(p.read_text()))]
+    assert users == ["card", "attacks"]
 
 
 def calls(path):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed_dpsd.config import ConfigError, compose, conf_folder, from_run_config, split_overrides
-from fed_dpsd.runtime.experiment import from_json, set_up
+from fed_dpsd.config import ConfigError, compose, from_run_config, split_overrides
+from fed_dpsd.experiment import from_json, set_up
+from fed_dpsd.storage import conf_folder
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import cli
-from fed_dpsd.privacy.accounting import Charge, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -103,7 +103,7 @@ PRIVACY = (ROOT / "docs" / "privacy.md").read_text()
 def test_numbers_in_the_privacy_text_are_computed(mechanism, queries, printed):
     assert printed in PRIVACY
     *published, proven = (float(n) for n in re.findall(r"[\d.]+", printed.replace(",", "")))
-    claim = prove([Charge(mechanism, 1, queries)], 1e-5, "record", "replace_one")
+    claim = prove([Stage(mechanism, 1, queries)], 1e-5, "record", "replace_one")
     assert proven == pytest.approx(claim.value, rel=2e-4)
     for number in published:
         expected = published_epsilon(mechanism, queries, 1e-5)

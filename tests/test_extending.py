@@ -98,7 +98,7 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project, mo
 import dataclasses, sys
 import numpy as np
 from dp_accounting import LaplaceDpEvent
-from fed_dpsd.privacy.accounting import Charge, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.audit import audit
 from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
 class TooSmall(LaplaceProbabilities):
@@ -106,7 +106,7 @@ class TooSmall(LaplaceProbabilities):
         return LaplaceDpEvent(self.noise_multiplier)
 for cls in (LaplaceProbabilities, TooSmall):
     mechanism = cls(4, 1.0)
-    claim = prove([Charge(mechanism, 1, 1)], 1e-5, "record", "replace_one")
+    claim = prove([Stage(mechanism, 1, 1)], 1e-5, "record", "replace_one")
     rng = np.random.default_rng(0)
 
     def client(asks, row):

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from fed_dpsd.cli.console import console
 from fed_dpsd.config import UserError
-from fed_dpsd.runtime.faults import COMPLETED, PATIENCE, Fault, endure
-from fed_dpsd.runtime.rehearsal import Rehearsal, can_make_hosts
+from fed_dpsd.simulation.faults import COMPLETED, PATIENCE, Fault, endure
+from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
 
-console = Console(stderr=True, highlight=False)
 RETRY = "federation.retry_seconds=20"  # all is near here
 
 

@@ -16,21 +16,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.config import UserError, compose, conf_folder
-from fed_dpsd.data.hospital import HospitalRecords
+from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.client import site as sites
+from fed_dpsd.client.hospital import Hospital, NotAllowed, open_file
+from fed_dpsd.client.records import HospitalRecords
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.config import UserError, compose
+from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.flower import supernode
+from fed_dpsd.models.inference import torch_threads
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Ask, Refusal
-from fed_dpsd.runtime import card as cards
-from fed_dpsd.runtime import site as sites
-from fed_dpsd.runtime.experiment import Experiment, set_up
-from fed_dpsd.runtime.federation import client_threads
-from fed_dpsd.runtime.flower import pinned
-from fed_dpsd.runtime.hospital import Hospital, NotAllowed, open_file
-from fed_dpsd.runtime.secret import secret_of
-from fed_dpsd.runtime.simulation import QUIET
-from fed_dpsd.runtime.sums import exchange_key
-from fed_dpsd.runtime.teachers import Teachers
+from fed_dpsd.simulation.superlink import QUIET
+from fed_dpsd.storage import conf_folder
 
 app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it connects.")
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
@@ -95,7 +95,7 @@ def check(
             "image this site would refuse; agree on more noise, or on fewer images"
         )
     place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)  # holds the secret
-    with client_threads(experiment), place as folder:
+    with torch_threads(experiment.config.threads_client), place as folder:
         out.print(f"a teacher: {_train(hospital, found, experiment, Path(folder))}")
         told = _rehearse(hospital, experiment, Path(folder))
         out.print(f"an answer, rehearsed: {told}", soft_wrap=True)
@@ -211,9 +211,9 @@ def serve(
         *("--port", str(port)),
         *("--node-config", f"site={json.dumps(str(file.absolute()))}"),
     ]
-    settings = pinned.environment(hospital.folder / "commands", {**QUIET, **os.environ})
+    settings = supernode.environment(hospital.folder / "commands", {**QUIET, **os.environ})
     settings.setdefault("FLWR_HOME", str(hospital.folder / "flower"))
-    kept = f"{pinned.importing()}; keep({str(file.absolute())!r})"
+    kept = f"{supernode.importing()}; keep({str(file.absolute())!r})"
     subprocess.Popen([sys.executable, "-c", kept], env=settings)
     while _failed(command, settings):
         told = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"

@@ -6,27 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
-from rich.console import Console
 
+from fed_dpsd.api import load_student
+from fed_dpsd.cli.console import console
+from fed_dpsd.client.records import open_image
 from fed_dpsd.config import UserError
-from fed_dpsd.data.hospital import open_image
-from fed_dpsd.methods.method import predict as probabilities
-from fed_dpsd.runtime import artefact
-
-console = Console(stderr=True, highlight=False)
+from fed_dpsd.server.export import Format
+from fed_dpsd.server.export import export as write_student
 
 
 def export(
     run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
-        artefact.Format, typer.Option("--format", help="For `fed-dpsd predict`, or for anything.")
-    ] = artefact.Format.safetensors,
+        Format, typer.Option("--format", help="For `fed-dpsd predict`, or for anything.")
+    ] = Format.safetensors,
 ) -> None:
     """Write a run's student, with its privacy card inside, and print the file's path."""
-    print(artefact.export(run_folder.absolute(), out.absolute(), form))
+    print(write_student(run_folder.absolute(), out.absolute(), form))
 
 
 def predict(
@@ -37,7 +35,7 @@ def predict(
 
     Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
     """
-    student = artefact.open_student(model)
+    student = load_student(model)
     console.print(student.facts.get("result"), markup=False, soft_wrap=True)
     pixels = []
     for path in images:
@@ -45,7 +43,7 @@ def predict(
             pixels.append(open_image(path, student.network.shape)[1])
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is no image that can be read ({error})") from None
-    scores = probabilities(student.model, np.stack(pixels), torch.device("cpu"))
+    scores = student.predict(np.stack(pixels))
     writer = csv.writer(sys.stdout)
     writer.writerow(["image", "class", *range(student.network.num_classes)])
     for path, row in zip(images, scores, strict=True):

@@ -11,11 +11,7 @@ from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Federation, Plan, Site, World
-from fed_dpsd.methods.white_box import (
-    fetch_teachers,
-    release_weights,
-    weights_charge,
-)
+from fed_dpsd.methods.white_box import fetch_teachers, release_weights, weights_stage
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
@@ -48,7 +44,7 @@ class DPSD(FedDPSD):
         answers = super().plan(world)
         if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
             return answers
-        return Plan((weights_charge(world), *answers.stages), answers.counts)
+        return Plan((weights_stage(world), *answers.stages), answers.counts)
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""

@@ -20,25 +20,17 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import (
-    Bank,
-    Federation,
-    Plan,
-    Round,
-    Site,
-    State,
-    World,
-    below,
-    fetch_class_shares,
-    learner,
-    predict,
+from fed_dpsd.methods.class_counts import (
+    fetch_class_weights,
     release_class_counts,
     releases_class_counts,
     weigh,
 )
+from fed_dpsd.methods.method import Bank, Federation, Plan, Round, Site, State, World, below
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -96,7 +88,7 @@ class FedDPSD:
 
     def plan(self, world: World) -> Plan:
         """One answer for each synthetic query, in one stage; class counts where they are free."""
-        answers = Charge(world.mechanism, world.rounds, world.queries_per_round)
+        answers = Stage(world.mechanism, world.rounds, world.queries_per_round)
         return Plan((answers,), self.class_counts and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
@@ -122,7 +114,7 @@ class FedDPSD:
         """Algorithm 2, with a bank of answered samples and new generators each round."""
         student = world.make_student(streams.torch("student"))
         critic = self.critic(federation, world)
-        shares = fetch_class_shares(federation, world) if self.class_counts else {}
+        shares = fetch_class_weights(federation, world) if self.class_counts else {}
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))

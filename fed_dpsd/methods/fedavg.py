@@ -15,19 +15,9 @@ import numpy as np
 import torch
 
 from fed_dpsd.config import require
-from fed_dpsd.methods.method import (
-    MOST_RECORDS,
-    Federation,
-    Plan,
-    Round,
-    Site,
-    State,
-    World,
-    below,
-    release_class_counts,
-    releases_class_counts,
-)
-from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_charge
+from fed_dpsd.methods.class_counts import MOST_RECORDS, release_class_counts, releases_class_counts
+from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World, below
+from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_stage
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import NonPrivate
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
@@ -53,7 +43,7 @@ class FedAVG(WhiteBox):
 
     def plan(self, world: World) -> Plan:
         """Weights in each round, each after a training; before them the counts of records."""
-        rounds = (weights_charge(world),) * world.rounds
+        rounds = (weights_stage(world),) * world.rounds
         return Plan(rounds, self.weighted and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------

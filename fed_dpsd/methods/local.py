@@ -8,17 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fed_dpsd.methods.method import (
-    Federation,
-    Plan,
-    Round,
-    Site,
-    State,
-    World,
-    release_class_counts,
-    releases_class_counts,
-)
-from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.methods.class_counts import release_class_counts, releases_class_counts
+from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
+from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
@@ -38,7 +30,7 @@ class Local:
         mechanism = world.mechanism
         if not isinstance(mechanism, TrainingMechanism):
             return Plan(())
-        return Plan((Charge(mechanism, 1, 1),), releases_class_counts(mechanism))
+        return Plan((Stage(mechanism, 1, 1),), releases_class_counts(mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Nothing, but the class counts that a private training released."""

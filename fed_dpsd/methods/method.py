@@ -15,16 +15,10 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
-from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
 from fed_dpsd.streams import Streams
-
-# Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
-# fresh pages than on arithmetic.
-IMAGES_AT_ONCE = 128
-MOST_RECORDS = 1e12  # of a class that a client may claim: the sum of all stays finite
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class Plan:
         counts: whether it is asked for its class counts too; see `release_class_counts`.
     """
 
-    stages: tuple[Charge, ...]
+    stages: tuple[Stage, ...]
     counts: bool = False
 
     @property
@@ -223,97 +217,7 @@ class Method(Protocol):
         """A client's answer to one ask."""
 
 
-def releases_class_counts(mechanism: Mechanism) -> bool:
-    """Whether class counts cost nothing more: a training has paid, or all is in the clear."""
-    if isinstance(mechanism, TrainingMechanism):
-        return mechanism.counts_classes
-    return isinstance(mechanism, NonPrivate)
-
-
-def release_class_counts(ask: Ask, site: Site) -> Answer:
-    """A client's answer to an ask for its class counts: noisy ones, or exact ones in the clear."""
-    clear = isinstance(site.mechanism, NonPrivate)
-    counts = site.sensitive_class_counts() if clear else site.class_counts()
-    return site.release(site.mechanism, counts, ask)
-
-
-def fetch_class_shares(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
-    """What part of each class's records a client holds, (K,) in [0, 1], from its class counts.
-
-    Of a class that seems to have no record, each client holds an equal part. Empty where the
-    mechanism releases no counts, or nobody answers.
-    """
-    if not releases_class_counts(world.mechanism):
-        return {}
-    answers = federation.each(world.ask("counts"))
-    given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
-    counts = {client: np.clip(each.values[0], 0, MOST_RECORDS) for client, each in given.items()}
-    total = sum(counts.values(), np.zeros(world.num_classes))
-    known = np.where(total > 0, total, 1)
-    return {
-        client: np.where(total > 0, count / known, 1 / len(counts))
-        for client, count in counts.items()
-    }
-
-
-def weigh(
-    values: Mapping[int, NDArray[np.floating]], shares: Mapping[int, NDArray[np.float64]]
-) -> NDArray[np.float64]:
-    """Clients' (B, K) probabilities as one, each believed about a class as far as it holds it.
-
-    A client that has seen few records of a class is wrong about it, and sure of others instead.
-    Rows sum to 1; a row that nobody says anything about is uniform.
-    """
-    total = sum(shares[client] * each for client, each in values.items())
-    mass = np.sum(total, axis=1, keepdims=True)
-    uniform = 1 / np.shape(total)[1]
-    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)
-
-
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors named PREFIX.REST, by REST."""
     start = f"{prefix}."
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
-
-
-def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Bytes to float pixels in [0, 1] on `device`, channels last."""
-    pixels = torch.tensor(np.asarray(images), device=device).float().div_(255)
-    return pixels.contiguous(memory_format=torch.channels_last)
-
-
-def learner(
-    model: Classifier,
-    images: NDArray[np.uint8],
-    device: torch.device,
-    at_once: int = IMAGES_AT_ONCE,
-) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
-    """What of a classifier learns, and its inputs for any indices into (N, C, H, W) `images`.
-
-    Fixed features are computed once: then only the last layer learns, and they are its inputs.
-    Batches of images all have the same shape, `at_once` of them, by which kernels choose the order
-    of their operations: so an image's features do not depend on how many others there are.
-    """
-    if not model.fixed:
-        return model, lambda chosen: to_unit(images[chosen], device)
-    missing = -len(images) % at_once
-    batches = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-    parts = [
-        model.features(to_unit(batches[start : start + at_once], device))
-        for start in range(0, len(batches), at_once)
-    ]
-    features = torch.cat(parts) if parts else model.features(to_unit(images, device))
-    return model.classifier, features[: len(images)].__getitem__
-
-
-@torch.inference_mode()
-def predict(
-    model: nn.Module, images: NDArray[np.uint8], device: torch.device
-) -> NDArray[np.float32]:
-    """(B, K) float32 softmax probabilities of a classifier on (B, C, H, W) uint8 images."""
-    model.eval()
-    parts = [
-        model(to_unit(images[start : start + IMAGES_AT_ONCE], device)).softmax(1).cpu().numpy()
-        for start in range(0, len(images), IMAGES_AT_ONCE)
-    ]
-    return np.concatenate(parts)

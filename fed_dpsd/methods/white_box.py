@@ -17,23 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import (
-    IMAGES_AT_ONCE,
-    Bank,
-    Federation,
-    Plan,
-    Round,
-    Site,
-    State,
-    World,
-    below,
-    release_class_counts,
-    releases_class_counts,
-    to_unit,
-)
+from fed_dpsd.methods.class_counts import release_class_counts, releases_class_counts
+from fed_dpsd.methods.method import Bank, Federation, Plan, Round, Site, State, World, below
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.privacy.accounting import Charge
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit
+from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
@@ -42,10 +31,10 @@ from fed_dpsd.streams import Streams
 WEIGHTS_LEAVE = NonPrivate("the teachers' own weights leave the clients")
 
 
-def weights_charge(world: World) -> Charge:
+def weights_stage(world: World) -> Stage:
     """What the weights of a client's teachers cost it: for DP teachers, their training."""
     private = isinstance(world.mechanism, TrainingMechanism)
-    return Charge(world.mechanism if private else WEIGHTS_LEAVE, 1, 1)
+    return Stage(world.mechanism if private else WEIGHTS_LEAVE, 1, 1)
 
 
 def release_weights(ask: Ask, site: Site) -> Answer:
@@ -161,7 +150,7 @@ class WhiteBox(ABC):
     def plan(self, world: World) -> Plan:
         """The weights, and the class counts that a private training releases with them."""
         private = isinstance(world.mechanism, TrainingMechanism)
-        return Plan((weights_charge(world),), private and releases_class_counts(world.mechanism))
+        return Plan((weights_stage(world),), private and releases_class_counts(world.mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """The weights, and the class counts that a private training released with them."""

@@ -56,7 +56,7 @@ class UnsupportedEventError(ValueError):
 
 
 @dataclass(frozen=True)
-class Charge:
+class Stage:
     """One stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
 
     mechanism: Mechanism
@@ -70,7 +70,7 @@ class Charge:
 
 
 def prove(
-    stages: Sequence[Charge],
+    stages: Sequence[Stage],
     delta: float,
     unit: Unit,
     relation: Relation,
@@ -241,7 +241,7 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
             exact = laws.response_epsilon(response, releases, delta)
             bounds.append(Bound(exact, delta, "rr_exact"))
     else:
-        bounds.append(Bound(laws.grid_epsilon(ordered, delta), delta, "pld"))
+        bounds.append(Bound(laws.discretised_epsilon(ordered, delta), delta, "pld"))
     best = min(bounds, key=lambda bound: bound.epsilon)
     return pure if best.epsilon >= pure.epsilon * (1 - 1e-6) else best
 

@@ -26,7 +26,7 @@ from fed_dpsd.privacy.mechanism import (
     trust_of,
     vanishes,
 )
-from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, grid_of, noisy_sum
+from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 
 MOST_NUMBERS = 2**20  # of an ask that is normalised as a whole
 ROOM = 1 - 2.0**-30  # of the bound, for the roundings of float64
@@ -114,9 +114,9 @@ class NormalizedGradient:
         return self.noise_multiplier * self.bound / math.sqrt(honest)
 
     @property
-    def grid(self) -> float:
-        """See `grid_of`."""
-        return grid_of(self.scale)
+    def lattice(self) -> float:
+        """See `lattice_spacing`."""
+        return lattice_spacing(self.scale)
 
     def row_norm(self, queries: int) -> float:
         """About the norm of one of `queries` encoded rows of an ask."""

@@ -31,9 +31,9 @@ from fed_dpsd.privacy.events import (
     ShuffledResponseDpEvent,
 )
 
-FINEST_GRID = 1e-4
+FINEST_RESOLUTION = 1e-4
 SMALL_LOSS = 1e-6  # of all releases of an event together
-GRID_POINTS = 2**19  # bounds a grid's memory to 1 GiB and its time to seconds
+MOST_LOSSES = 2**19  # bounds a grid's memory to 1 GiB and its time to seconds
 EXACT_TERMS = 3e7  # of an exact law; about two seconds
 OUTSIDE = 1e-15  # mass that a window of counts may miss
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
@@ -234,7 +234,7 @@ def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
 # --- privacy loss distributions on a grid -----------------------------------------------------
 
 
-def grid_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
+def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
     """The composition of any events here, by the library's pessimistic grid.
 
     Gaussian and Laplace events are accounted as add-or-remove always (our sensitivity is folded
@@ -248,7 +248,7 @@ def grid_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
 
 
-def grid_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
+def discretised_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
     """Bound the delta of a composition at an epsilon >= 0, both ways round, by the same grid.
 
     At epsilon 0 it bounds the total variation distance.
@@ -257,24 +257,24 @@ def grid_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
 
 
 def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
-    step = _grid_step(parts)
+    step = _resolution(parts)
     total = pld.identity(step)
     for event, n in parts:
         total = total.compose(_loss_distribution(event, step).self_compose(n))
     return total
 
 
-def _grid_step(parts: list[tuple[DpEvent, int]]) -> float:
-    """Fine enough, within GRID_POINTS; where there are responses it divides their loss.
+def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
+    """Fine enough, within MOST_LOSSES; where there are responses it divides their loss.
 
     Losses that lie on the grid are not rounded up, which would cost up to a step for each of them.
     """
     spread = sum(n * _concentration(event) for event, n in parts)
     reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # but for about 1e-15 of the mass
-    step = max(FINEST_GRID, 2 * reach / GRID_POINTS)
+    step = max(FINEST_RESOLUTION, 2 * reach / MOST_LOSSES)
     for event, _ in parts:
         if isinstance(event, ShuffledResponseDpEvent):
-            step = max(FINEST_GRID / 10, 2 * reach / GRID_POINTS)
+            step = max(FINEST_RESOLUTION / 10, 2 * reach / MOST_LOSSES)
         if isinstance(event, RandomizedResponseDpEvent) and pure_epsilon(event) > step:
             step = pure_epsilon(event) / math.ceil(pure_epsilon(event) / step)
     return step

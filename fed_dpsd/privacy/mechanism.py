@@ -251,7 +251,7 @@ class Shared(Mechanism, Protocol):
         """Of the secure sum; None where there is none."""
 
     @property
-    def grid(self) -> float:
+    def lattice(self) -> float:
         """What randomised answers are whole multiples of."""
 
 

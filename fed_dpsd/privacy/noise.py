@@ -56,7 +56,7 @@ class SecureGenerator:
         to it, so no norm grows, and whole numbers stay as they are where the scale is below 2^26;
         the noise's scale is rounded up to it. What the grid costs: docs/privacy.md, Theorem 8.
         """
-        grid = grid_of(scale)
+        grid = lattice_spacing(scale)
         units = math.ceil(scale / grid)
         drawn = self._gaussian if law == "gaussian" else self._laplace
         sensitive = np.trunc(np.asarray(values, np.float64) / grid).sum(axis=0)
@@ -176,12 +176,12 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
     """
     if isinstance(rng, SecureGenerator):
         return rng.noisy_sum(values, scale, law)
-    total = cut_off(values, grid_of(scale)).sum(axis=0)
+    total = cut_off(values, lattice_spacing(scale)).sum(axis=0)
     draw = rng.normal if law == "gaussian" else rng.laplace
     return snap(total + draw(0, scale, total.shape), scale)
 
 
-def grid_of(scale: float) -> float:
+def lattice_spacing(scale: float) -> float:
     """The power of two that secret noise of a scale lies on; seeded noise lies on it too."""
     return 2.0 ** (math.ceil(math.log2(scale)) - _UNITS)
 

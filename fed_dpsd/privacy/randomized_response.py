@@ -72,7 +72,7 @@ class TopKRandomizedResponse:
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     calibrated_by: ClassVar[str] = "epsilon_per_answer"
     reason: ClassVar[None] = None
-    grid: ClassVar[float] = 1.0
+    lattice: ClassVar[float] = 1.0
     num_classes: int
     epsilon_per_answer: float
     k: int | None = None

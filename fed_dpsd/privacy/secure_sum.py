@@ -20,6 +20,7 @@ docs/privacy.md. All arithmetic is modulo 2^64.
 
 import hashlib
 import hmac
+import io
 import json
 import os
 from collections.abc import Collection, Mapping
@@ -54,6 +55,20 @@ class Masked:
 
     values: NDArray[np.uint64]
     sealed: Mapping[int, bytes]
+
+    def to_bytes(self) -> bytes:
+        """Return the message as an npz."""
+        boxes = {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
+        content = io.BytesIO()
+        np.savez(content, values=self.values, **boxes)
+        return content.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Masked":
+        """Read what `to_bytes` returned."""
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            boxes = {int(name): arrays[name].tobytes() for name in arrays.files if name != "values"}
+            return cls(arrays["values"], boxes)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,14 @@ from fed_dpsd.privacy.mechanism import (
     trust_of,
     vanishes,
 )
-from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, LAPLACE_LOSS, Rng, grid_of, noisy_sum
+from fed_dpsd.privacy.noise import (
+    FARTHEST,
+    GAUSSIAN_LOSS,
+    LAPLACE_LOSS,
+    Rng,
+    lattice_spacing,
+    noisy_sum,
+)
 
 
 @dataclass(frozen=True)
@@ -94,9 +101,9 @@ class NoisyVotes:
         return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
 
     @property
-    def grid(self) -> float:
-        """See `grid_of`."""
-        return grid_of(self.scale)
+    def lattice(self) -> float:
+        """See `lattice_spacing`."""
+        return lattice_spacing(self.scale)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """A teacher's (B, K) votes: 1 at its class."""

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from fed_dpsd import cli
+from fed_dpsd.cli.console import console
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def fed_dpsd(tmp_path, monkeypatch, capsys):
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fed-dpsd", *arguments])
-        monkeypatch.setattr(cli, "console", cli.Console(stderr=True, highlight=False, width=200))
+        monkeypatch.setattr(console, "_width", 200)
         code = 0
         try:
             cli.main()

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd import cli
+from fed_dpsd import api
 from fed_dpsd.config import compose
+from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.runtime import doctor, simulation
-from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime.experiment import set_up
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation import doctor, superlink
 from tests.conftest import SMALL
 
 
@@ -32,7 +32,7 @@ def test_no_command_answers_in_the_place_of_hospitals(fed_dpsd, tmp_path):
     assert code == 1
     assert "federation=deployment" in err
     assert not (tmp_path / "runs").exists()
-    folder = runs.new_run_folder(set_up(compose(list(deployment)), tmp_path))
+    folder = new_run_folder(set_up(compose(list(deployment)), tmp_path))
     code, _, err = fed_dpsd("resume", str(folder))
     assert code == 1
     assert f"--run-config 'resume=\"{folder}\"'" in err
@@ -52,7 +52,7 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
     def broken(*_):
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(cli.runs, "run", broken)
+    monkeypatch.setattr(api, "run_rounds", broken)
     code, out, err = fed_dpsd("run", *SMALL)
     assert code == 1
     assert out[-1].startswith(f"{tmp_path}/runs/")
@@ -72,8 +72,8 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
         (("partition.alpha=-1",), "error: partition.alpha=-1.0 must be a finite number > 0"),
         (("privacy=label", "privacy.k=99"), "error: privacy.k=99 must be between 2 and"),
         (("out=/dev/null",), "is not writable"),
-        (("--nodes", "2"), "error: --nodes 2: it must be >= 1 and goes with --engine flower"),
-        (("--engine", "flower", "--nodes", "0"), "error: --nodes 0"),
+        (("--nodes", "2"), "error: nodes=2: it must be >= 1 and goes with engine=flower"),
+        (("--engine", "flower", "--nodes", "0"), "error: nodes=0"),
         (("--engine", "flower", "num_clients=900"), "works here"),
     ],
 )
@@ -283,7 +283,7 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(fed_dpsd, broken
     assert (found["broken"], found["as_expected"]) == (broken, True)
     assert found["check"]["contradicts"]
     assert found["check"]["lower_bound"] > found["check"]["epsilon_proven"]
-    monkeypatch.setattr("fed_dpsd.runtime.audits.CLOSE_RUNS", 10)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 10)
     code, out, _ = fed_dpsd("privacy", "audit", *small)
     assert code == 3
     assert "NOT refuted: the audit is blind" in out[-1]
@@ -301,9 +301,9 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch)
 
 def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
     """A right training contradicts a proof with probability at most 3 * 0.001."""
-    monkeypatch.setattr("fed_dpsd.runtime.audits.RUNS", (100, 100))
-    monkeypatch.setattr("fed_dpsd.runtime.audits.ASKED_RUNS", 150)
-    monkeypatch.setattr("fed_dpsd.runtime.audits.OWN_RUNS", (2, 2))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 150)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
     settings = ("privacy=dp_teacher", "privacy.noise_multiplier=1", "privacy.steps=20")
     code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
@@ -361,11 +361,11 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
     import numpy as np
 
-    monkeypatch.setattr(simulation.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(simulation.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(simulation.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(superlink.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(superlink.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(superlink.os, "cpu_count", lambda: 16)
     for nodes in range(1, 17):
-        assert int(1 / float(np.float32(simulation.gpu_share(nodes)))) >= nodes
+        assert int(1 / float(np.float32(superlink.gpu_share(nodes)))) >= nodes
 
 
 # --- sweep and report ---
@@ -412,7 +412,7 @@ def test_a_crash_in_a_cell_is_one_line_and_a_traceback_in_its_folder(
     def broken(*_):
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(cli.runs, "run", broken)
+    monkeypatch.setattr(api, "run_rounds", broken)
     code, _, err = fed_dpsd("sweep", *SMALL, "seed=0,1")
     assert code == 1
     assert err.count("failed: seed=") == 2

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from fed_dpsd.cli import site as cli_site
-from fed_dpsd.runtime.hospital import open_file
-from fed_dpsd.runtime.teachers import Teachers
-from tests.runtime.hospitals import site_file
+from fed_dpsd.client.hospital import open_file
+from fed_dpsd.client.teachers import Teachers
+from tests.hospitals import site_file
 
 SMALL = ("privacy.steps=3", "model.teacher_width=4")
 
@@ -174,7 +174,7 @@ def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
     """Flower's command is a stub, which fails twice and then says what it was given."""
     monkeypatch.setattr("fed_dpsd.cli.site.AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("fed_dpsd.runtime.flower.pinned.importing", lambda: "keep = print")
+    monkeypatch.setattr("fed_dpsd.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")
     for name in ("ca.crt", "key"):
         (tmp_path / name).touch()

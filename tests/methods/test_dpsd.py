@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from fed_dpsd.accounts import card as cards
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.method import World
 from fed_dpsd.protocol import Answer, Ask, ProtocolError
-from fed_dpsd.runtime import card as cards
-from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 DPSD = ("method=dpsd", "num_clients=1")
@@ -41,7 +42,7 @@ def test_it_needs_one_client(small):
 def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
     """The control: with the student as discriminator the same noise has a finite epsilon."""
     experiment = small(*AGAINST_TEACHER, f"privacy={privacy}")
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for row in summary["privacy"]["proven"]:
         assert (row["epsilon"], row["spent"], row["queries"]) == ("inf", "inf", 3 * 64 + 1)
@@ -55,7 +56,7 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
 
 def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
     experiment = small(*AGAINST_TEACHER, "privacy=dp_teacher", "privacy.steps=3")
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     row = summary["privacy"]["proven"][0]
     assert row["epsilon"] == row["spent"] < math.inf

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import World, predict
+from fed_dpsd.methods.method import World
+from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Total
-from fed_dpsd.runtime.federation import LocalFederation
-from fed_dpsd.runtime.site import load_data
+from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 

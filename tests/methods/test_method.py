@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fed_dpsd.methods.method import World, fetch_class_shares, weigh
+from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
+from fed_dpsd.methods.method import World
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
 PRIVATE = ("privacy=dp_teacher", "privacy.steps=1", "data.num_classes=10")
@@ -36,7 +37,7 @@ def world(small):
 def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(world):
     """The middle class: 30 of 40 records, and of the last nobody seems to have one."""
     federation = Counting([10.0, 30.0, -4.0], [90.0, 10.0, 0.0], [-50.0, 0.0, -1.0])
-    shares = fetch_class_shares(federation, world)
+    shares = fetch_class_weights(federation, world)
     assert shares[0] == pytest.approx([0.1, 0.75, 1 / 3])
     assert shares[1] == pytest.approx([0.9, 0.25, 1 / 3])
     assert shares[2] == pytest.approx([0.0, 0.0, 1 / 3])
@@ -46,17 +47,17 @@ def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(world):
 
 
 def test_one_client_has_all_and_a_refusing_one_no_share(world):
-    assert fetch_class_shares(Counting([5.0, 0.0, -1.0]), world)[0].tolist() == [1, 1, 1]
-    shares = fetch_class_shares(Counting([1.0, 1.0, 1.0], None, [3.0, 1.0, 0.0]), world)
+    assert fetch_class_weights(Counting([5.0, 0.0, -1.0]), world)[0].tolist() == [1, 1, 1]
+    shares = fetch_class_weights(Counting([1.0, 1.0, 1.0], None, [3.0, 1.0, 0.0]), world)
     assert list(shares) == [0, 2]
     assert shares[0] == pytest.approx([0.25, 0.5, 1])
-    assert fetch_class_shares(Counting(None, None), world) == {}
+    assert fetch_class_weights(Counting(None, None), world) == {}
 
 
 @pytest.mark.parametrize("lie", [1e300, np.finfo(float).max, np.finfo(float).tiny])
 def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
     """A liar may claim every class; the others' labels must stay probabilities."""
-    shares = fetch_class_shares(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), world)
+    shares = fetch_class_weights(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), world)
     assert all(np.isfinite(share).all() for share in shares.values())
     assert sum(shares.values()) == pytest.approx(np.ones(3))
     rows = {client: np.full((2, 3), 1 / 3) for client in shares}
@@ -68,7 +69,7 @@ def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
     experiment = small(*settings)
     federation = Counting()
     world = World.of(experiment.config, experiment.mechanism)
-    assert fetch_class_shares(federation, world) == {}
+    assert fetch_class_weights(federation, world) == {}
     assert federation.asks == []
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dpsd.config import conf_folder
+from fed_dpsd.accounts.entry import spent
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
-from fed_dpsd.runtime.charge import spent
-from fed_dpsd.runtime.federation import LocalFederation
+from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 

@@ -10,10 +10,11 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import World, predict
+from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import (
     BatchStatistics,
     Ensemble,
@@ -22,11 +23,12 @@ from fed_dpsd.methods.white_box import (
     fetch_teachers,
 )
 from fed_dpsd.models import to_vector
+from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.accounting import prove
 from fed_dpsd.protocol import Ask, ProtocolError
-from fed_dpsd.runtime import run as runs
-from fed_dpsd.runtime.federation import LocalFederation
-from fed_dpsd.runtime.teachers import make_teacher
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 CLEAR = ("privacy=non_private", "teacher.same_start=true")
@@ -103,7 +105,7 @@ def test_central_is_the_one_clients_teacher(small, tmp_path):
 
 def test_locals_private_training_is_charged_and_nothing_else(small):
     experiment = small("method=local", *PRIVATE)
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
     assert all(row["epsilon"] == row["spent"] for row in summary["privacy"]["proven"])
@@ -112,7 +114,7 @@ def test_locals_private_training_is_charged_and_nothing_else(small):
 
 def test_local_sends_nothing_and_spends_nothing(small):
     experiment = small("method=local", "privacy=label")
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
     assert summary["status"] == "completed"
@@ -126,7 +128,7 @@ def test_local_sends_nothing_and_spends_nothing(small):
 def test_a_run_of_private_teachers_weighs_them_by_the_counts_they_released(small, method):
     quick = ("method.generator_steps=2",) if method == "dense" else ()
     experiment = small(*PRIVATE, f"method={method}", *quick, "rounds=1")
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     assert summary["status"] == "completed"
     assert summary["accuracy"]["weighted_ensemble"] is not None
@@ -134,7 +136,7 @@ def test_a_run_of_private_teachers_weighs_them_by_the_counts_they_released(small
 
 def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small):
     experiment = small(*CLEAR, "method=dense", "method.generator_steps=2", "method.latent_size=2")
-    folder = runs.new_run_folder(experiment)
+    folder = new_run_folder(experiment)
     lines = []
 
     def stop_after_two(line):

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.methods.method import learner, predict
 from fed_dpsd.models import initialise, procedural, scattering
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.streams import Streams
 

@@ -20,7 +20,7 @@ from scipy.stats import binom, norm
 
 from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.accounting import (
-    Charge,
+    Stage,
     UnsupportedEventError,
     calibrate,
     epsilon,
@@ -60,7 +60,7 @@ def times(event, count):
 
 
 def proven(mechanism, queries, unit="record", relation="add_remove", asks=1):
-    return prove([Charge(mechanism, asks, queries)], DELTA, unit, relation)
+    return prove([Stage(mechanism, asks, queries)], DELTA, unit, relation)
 
 
 # --- golden numbers ---------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_epsilon_of_delta_of_epsilon_round_trips(event):
 @EVERY
 def test_a_grid_is_an_upper_bound_and_rdp_a_looser_one(event):
     part = [(event, 200)]
-    grid, ours = laws.grid_epsilon(part, DELTA), epsilon(times(event, 200), DELTA).epsilon
+    grid, ours = laws.discretised_epsilon(part, DELTA), epsilon(times(event, 200), DELTA).epsilon
     assert ours <= grid * (1 + 1e-7)
     assert grid <= laws.renyi_epsilon(part, DELTA)
     assert ours >= grid * 0.98  # the grid is not far off
@@ -398,7 +398,7 @@ def test_trap_the_library_ignores_the_count_of_a_composed_response():
     trapped = accountant.get_epsilon(DELTA)
     assert trapped < 1.01  # one response, whatever the count: the trap is still there
     assert epsilon(times(event, 1_000), DELTA).epsilon > 400
-    assert laws.grid_epsilon([(event, 1_000)], DELTA) > 400
+    assert laws.discretised_epsilon([(event, 1_000)], DELTA) > 400
 
 
 def test_trap_the_library_doubles_the_shift_for_replace_one():
@@ -407,7 +407,7 @@ def test_trap_the_library_doubles_the_shift_for_replace_one():
     accountant.compose(event)
     ours = epsilon(event, DELTA).epsilon
     assert accountant.get_epsilon(DELTA) > 1.5 * ours
-    assert laws.grid_epsilon([(event, 1)], DELTA) == pytest.approx(ours, rel=1e-3)
+    assert laws.discretised_epsilon([(event, 1)], DELTA) == pytest.approx(ours, rel=1e-3)
 
 
 # --- edges ------------------------------------------------------------------------------------
@@ -468,15 +468,15 @@ def test_a_patient_is_one_teacher_only_where_shards_are_by_patient():
 )
 def test_two_stages_of_a_mechanism_are_one_of_their_sum(mechanism):
     for unit, relation in UNITS_AND_RELATIONS:
-        stages = [Charge(mechanism, 3, 10), Charge(mechanism, 1, 70)]
+        stages = [Stage(mechanism, 3, 10), Stage(mechanism, 1, 70)]
         together = prove(stages, DELTA, unit, relation, ("note",))
-        assert together == prove([Charge(mechanism, 1, 100)], DELTA, unit, relation, ("note",))
+        assert together == prove([Stage(mechanism, 1, 100)], DELTA, unit, relation, ("note",))
 
 
 def test_one_open_stage_makes_everything_infinite():
     for first in (NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)):
         claim = prove(
-            [Charge(NonPrivate(), 1, 1), Charge(first, 1, 100)], DELTA, "record", "add_remove"
+            [Stage(NonPrivate(), 1, 1), Stage(first, 1, 100)], DELTA, "record", "add_remove"
         )
         assert math.isinf(claim.value)
         assert claim.queries == 101
@@ -484,8 +484,8 @@ def test_one_open_stage_makes_everything_infinite():
 
 def test_one_trusting_stage_makes_the_whole_trusting():
     stages = [
-        Charge(NormalizedGradient(10, 9.0), 1, 1),
-        Charge(NormalizedGradient(10, 9.0, noise_at="server"), 1, 1),
+        Stage(NormalizedGradient(10, 9.0), 1, 1),
+        Stage(NormalizedGradient(10, 9.0, noise_at="server"), 1, 1),
     ]
     assert prove(stages, DELTA, "record", "add_remove").trust == "server"
 
@@ -566,12 +566,12 @@ NOISE = (1e7, 1e-2)
 )
 def test_calibration_never_overshoots_and_wastes_little(make, ends, target):
     def spend(value):
-        stage = Charge(make(value), 20, 64)
+        stage = Stage(make(value), 20, 64)
         return unchanged_epsilon(stage.event("record", "add_remove"), DELTA)
 
     value = calibrate(spend, target, *ends)
     assert 0.98 * target <= spend(value) <= target
-    claim = prove([Charge(make(value), 20, 64)], DELTA, "record", "add_remove")
+    claim = prove([Stage(make(value), 20, 64)], DELTA, "record", "add_remove")
     assert 0.98 * target <= claim.value <= target
 
 

@@ -139,8 +139,8 @@ def test_laplace_noise_has_no_shares():
 def test_shares_lie_on_one_grid():
     """Of a power of two, so that the sum of whole numbers of it is exact."""
     for mechanism in SHARED[:2]:
-        assert math.frexp(mechanism.grid)[0] == 0.5
+        assert math.frexp(mechanism.lattice)[0] == 0.5
         share = mechanism.noise(
             np.zeros((1, 500, 10)), PREDICTIONS, np.random.Generator(np.random.PCG64(0))
         )
-        assert np.array_equal(share % mechanism.grid, np.zeros_like(share))
+        assert np.array_equal(share % mechanism.lattice, np.zeros_like(share))

@@ -13,24 +13,24 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent
 
+from fed_dpsd.accounts.account import Account
+from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.audits import victims
+from fed_dpsd.audits.black_box import Proof, audit
+from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
+from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.client.site import Site
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.accounting import Charge, prove
-from fed_dpsd.privacy.audit import Proof, audit
-from fed_dpsd.privacy.canaries import guess_counts, guess_steps, steps_advantage
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.laws import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
-from fed_dpsd.privacy.one_run import conclude
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
-from fed_dpsd.runtime import victims
-from fed_dpsd.runtime.account import Account
-from fed_dpsd.runtime.ledger import MemoryLedger
-from fed_dpsd.runtime.site import Site
 
 FAILURE, DELTA, QUERIES, RUNS = 1e-3, 1e-3, 4, 5_000
 GRADIENT = NormalizedGradient(10, 5.56)  # all prove an epsilon of about 2.1 in four answers
@@ -65,7 +65,7 @@ def answers(mechanism):
         client = victims.hospital(config, mechanism, secrets(), seeded=False)
         event = mechanism.event("record", "replace_one")
         mu = gaussian_mu(event) and gaussian_mu(event) * QUERIES**0.5
-        proven = prove([Charge(mechanism, QUERIES, 1)], DELTA, "record", "replace_one")
+        proven = prove([Stage(mechanism, QUERIES, 1)], DELTA, "record", "replace_one")
         result = audit(mechanism, client, QUERIES, RUNS, DELTA, FAILURE, mu is not None)
         return bool(Proof(proven, mu).contradicted(result))
 
@@ -99,7 +99,7 @@ def counts(config):
 def charges(config):
     """A site that answers two asks has two charges."""
     nobody = Split(np.zeros((0, *config.data.shape), np.uint8), np.zeros(0, np.int64))
-    ledger, plan = MemoryLedger(), Plan((Charge(GRADIENT, 2, 1),))
+    ledger, plan = MemoryLedger(), Plan((Stage(GRADIENT, 2, 1),))
     account = Account(ledger, config.privacy, plan, "run")
     site = Site(config, GRADIENT, 0, nobody, np.zeros(0, np.int64), None, account)
     images = np.zeros((1, *config.data.shape), np.uint8)

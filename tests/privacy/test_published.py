@@ -4,15 +4,10 @@ import math
 
 import pytest
 
-from fed_dpsd.privacy.accounting import Charge, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import NonPrivate
-from fed_dpsd.privacy.published import (
-    dgd_labels,
-    dpdfd_theorem_3,
-    published_epsilon,
-    theorem_1,
-)
+from fed_dpsd.privacy.published import dgd_labels, dpdfd_theorem_3, published_epsilon, theorem_1
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 
@@ -46,7 +41,7 @@ def test_theorem_2_does_not_depend_on_the_queries():
     "mechanism", [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)]
 )
 def test_published_numbers_are_below_what_can_be_proven(mechanism):
-    proven = prove([Charge(mechanism, 200, 256)], 1e-5, "record", "replace_one").value
+    proven = prove([Stage(mechanism, 200, 256)], 1e-5, "record", "replace_one").value
     assert published_epsilon(mechanism, 51_200, 1e-5) < proven / 100
 
 
@@ -59,7 +54,7 @@ def test_dgds_label_budget_as_printed(queries, expected):
 
 def test_dgds_label_budget_is_valid_but_loose():
     votes = NoisyVotes(10, 40.0, "laplace")
-    proven = prove([Charge(votes, 1, 400)], 1e-5, "record", "replace_one").value
+    proven = prove([Stage(votes, 1, 400)], 1e-5, "record", "replace_one").value
     assert proven < published_epsilon(votes, 400, 1e-5)
 
 

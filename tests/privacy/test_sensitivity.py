@@ -11,7 +11,7 @@ import pytest
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
-from fed_dpsd.privacy.noise import SecureGenerator, grid_of, noisy_sum
+from fed_dpsd.privacy.noise import SecureGenerator, lattice_spacing, noisy_sum
 from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 
@@ -83,7 +83,7 @@ def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
         )
         value = rng.normal(size=(teachers, 1, 7)) * 10 ** rng.uniform(-6, 6, (teachers, 1, 1))
         encoded = np.stack([mechanism.encode(each, ASKED) for each in value])
-        grid = Fraction(grid_of(mechanism.scale))
+        grid = Fraction(lattice_spacing(mechanism.scale))
         own = [Fraction(int(np.trunc(v / float(grid)))) * grid for v in encoded[0].ravel()]
         more, less = (_exact(part, mechanism.scale, silent) for part in (encoded, encoded[1:]))
         assert [a - b for a, b in zip(more, less, strict=True)] == own
@@ -121,7 +121,7 @@ def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
     mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_share=1.0)
     mechanism = replace(mechanism, count_share=(mechanism.count_noise / noise) ** 2)
     *_, charged = mechanism.event("record", "add_remove").events
-    step = max(1, int(grid_of(noise)))
+    step = max(1, int(lattice_spacing(noise)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)
         counts = [_counted(patch, mechanism, many, silent) for many in (step - 1, step)]

@@ -17,7 +17,7 @@ from scipy import stats
 from scipy.optimize import brentq
 from torch import nn
 
-from fed_dpsd.privacy.accounting import Charge, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
@@ -348,7 +348,7 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
         ("replace_one", (4, 2), replace_one),
     ):
         mu = (factors[0] * steps / sigma**2 + factors[1] * histogram) ** 0.5
-        claim = prove([Charge(mechanism, 20, 256)], 1e-5, "record", relation)
+        claim = prove([Stage(mechanism, 20, 256)], 1e-5, "record", relation)
         # Besides, what the finite precision of all draws may tell.
         assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)

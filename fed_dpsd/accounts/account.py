@@ -1,0 +1,261 @@
+"""What a run may still cost a client: its budget, and what its coordinator has written down."""
+
+import hashlib
+import json
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fed_dpsd.accounts.entry import Entry, EntryKind
+from fed_dpsd.accounts.ledger import Ledger, LedgerError
+from fed_dpsd.accounts.tally import OTHER
+from fed_dpsd.config import PrivacyConfig
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.accounting import Stage, within_budget
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, Relation
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.protocol import Ask, Releases, Statement
+
+WhenRecordsChange = Literal["refuse", "retrain"]
+logger = logging.getLogger("fed_dpsd")
+
+
+class BudgetSpent(Exception):
+    """A charge would pass the client's budget: nothing was charged, trained or drawn."""
+
+
+class Unplanned(BudgetSpent):
+    """A charge would pass what the coordinator has written down; nothing was charged or drawn.
+
+    Args:
+        wanted: what it must acknowledge first.
+    """
+
+    def __init__(self, wanted: Releases) -> None:
+        self.wanted = wanted
+        told = ", ".join(f"{count:,} releases of {name}" for name, count in wanted.items())
+        super().__init__(f"unplanned: this run would cost the client {told}")
+
+
+class RecordsChanged(Exception):
+    """The records are not those that the client joined the run with; nothing was charged."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a client notes of a run beside its ledger.
+
+    Args:
+        records: keyed digest of its records; "" before it joined.
+        changed: how many times they changed since.
+        forgotten: releases by mechanism that the coordinator has heard of and the ledger has lost.
+        reused: digests of entries of other runs that this run uses too.
+    """
+
+    records: str = ""
+    changed: int = 0
+    reused: tuple[str, ...] = ()
+    forgotten: Releases = field(default_factory=dict)
+
+
+class Account:
+    """A client's account of one run. `due`, `pay` and the like are called inside a transaction.
+
+    Args:
+        ledger: of the data set, over all runs.
+        settings: budget and delta.
+        plan: of the run.
+        run: the coordinator's name of the run.
+        most_queries: images that the ledger may ever hold answers to; a charge for none, such as a
+            training, counts as one.
+        when_records_change: whether the client goes on with a run in which they do.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: PrivacyConfig,
+        plan: Plan,
+        run: str,
+        most_queries: float = math.inf,
+        when_records_change: WhenRecordsChange = "refuse",
+    ) -> None:
+        self.ledger, self.run = ledger, run
+        self._acknowledged: Releases = {}
+        self._settings, self._plan = settings, plan
+        self._most_queries, self._when_records_change = most_queries, when_records_change
+        self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
+        self._names = {str(stage.mechanism): stage.mechanism.name for stage in plan.stages}
+
+    def hear(self, ask: Ask, client: int) -> None:
+        """Begin to answer an ask; it says what its coordinator has written down by now.
+
+        Where that is more than the ledger holds for the run, an older state was restored. What it
+        has forgotten counts from now on as charged, so a charge is unplanned that would be made
+        for a second time.
+        """
+        self._acknowledged = ask.acknowledged
+        with self.ledger.transaction():
+            if lost := Counter(ask.heard.get(client, {})) - self._charged():
+                logger.warning("the ledger lacks charges of run %s: an older state?", self.run)
+                joined = self._joined()
+                self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
+
+    def join(self, records: str) -> None:
+        """Take part in the run with records of this digest.
+
+        Raises:
+            RecordsChanged: they are others than before, and the client does not go on then.
+        """
+        with self.ledger.transaction():
+            joined = self._joined()
+            if joined.records == records:
+                return
+            if joined.records:
+                logger.warning("the records changed since this client joined run %s", self.run)
+                if self._when_records_change == "refuse":
+                    raise RecordsChanged("the client's records changed since it joined this run")
+                joined = replace(joined, changed=joined.changed + 1)
+            self._keep(replace(joined, records=records))
+
+    def state(self, wanted: Releases | None = None) -> Statement:
+        """Return what the coordinator is told with every reply."""
+        with self.ledger.transaction():
+            joined = self._joined()
+            return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
+
+    def pay(
+        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
+    ) -> None:
+        """Stage the run for a digest, unless it has paid. A charge of another run is reused.
+
+        Raises:
+            BudgetSpent: it would pass the budget or the plan; nothing was charged.
+        """
+        due = self.due(mechanism, digest, kind, ask)
+        if due is None:
+            return
+        if due.run == self.run:
+            self.ledger.charge(due)
+        else:
+            joined = self._joined()
+            self._keep(replace(joined, reused=(*joined.reused, digest)))
+
+    def due(
+        self,
+        mechanism: Mechanism,
+        digest: str,
+        kind: EntryKind,
+        ask: Ask | None = None,
+        more: int = 0,
+    ) -> Entry | None:
+        """Return the entry that the run is still to pay for; None where it has paid.
+
+        Raises:
+            BudgetSpent: it would pass the budget, its queries and `more` the client's number of
+                them, or its releases the plan.
+        """
+        if any(entry.digest == digest for entry in self._own()):
+            return None
+        found = (entry for entry in self.ledger.entries() if entry.digest == digest)
+        due = next(found, None) or self._affordable(mechanism, digest, kind, ask, more)
+        name = mechanism.name
+        most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
+        wanted = self._charged()[name] + due.releases
+        if due.releases and wanted > most:
+            raise Unplanned({name: wanted})
+        return due
+
+    def is_paid(self, digest: str) -> bool:
+        """Return whether the ledger holds a charge under a digest, for whatever run."""
+        return any(entry.digest == digest for entry in self.ledger.entries())
+
+    def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
+        """Name what does not last for the planned run; "" where all does.
+
+        Args:
+            trained: whether the teachers' first training is paid for.
+        """
+        charges: list[Entry | Stage] = list(self.ledger.entries())
+        queries = self._answered() + self._plan.queries + self._plan.counts
+        for stage in self._plan.stages:
+            if trained and isinstance(stage.mechanism, TrainingMechanism):
+                trained = False
+            else:
+                charges.append(stage)
+                queries += isinstance(stage.mechanism, TrainingMechanism)
+        if queries > self._most_queries:
+            return "queries"
+        return "" if self._lasts(charges) else "budget"
+
+    def _lasts(self, charges: Sequence[Entry | Stage]) -> bool:
+        """Return whether the budget admits these charges, for each relation that it bounds."""
+        settings = self._settings
+        relations: list[Relation] = ["add_remove"]
+        if settings.budget_relation == "replace_one":
+            relations.append("replace_one")
+        return settings.budget is None or all(
+            within_budget(
+                [charge.event("record", relation) for charge in charges],
+                settings.budget,
+                settings.delta,
+            )
+            for relation in relations
+        )
+
+    def _affordable(
+        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, more: int
+    ) -> Entry:
+        """Make a new charge that does not pass the budget."""
+        queries = ask.queries if ask and kind != "training" else 0
+        entry = Entry.now(
+            digest=digest,
+            kind=kind,
+            query_id=ask.query_id if ask else 0,
+            queries=queries,
+            releases=mechanism.releases(1, queries),
+            mechanism=str(mechanism),
+            trust=mechanism.trust,
+            costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
+            ask=ask.digest() if ask else "",
+            run=self.run,
+        )
+        if self._answered() + max(queries, 1) + more > self._most_queries:
+            raise BudgetSpent("the client has answered as many queries as it ever will")
+        if not self._lasts((*self.ledger.entries(), entry)):
+            raise BudgetSpent("the client's privacy budget is spent")
+        return entry
+
+    def _answered(self) -> int:
+        """Count answered queries; a charge for none, such as a training, counts as one."""
+        return sum(max(entry.queries, 1) for entry in self.ledger.entries())
+
+    def _own(self) -> list[Entry]:
+        """List the entries that the run was charged for, or reuses."""
+        reused = set(self._joined().reused)
+        entries = self.ledger.entries()
+        return [entry for entry in entries if entry.run == self.run or entry.digest in reused]
+
+    def _charged(self) -> Counter[str]:
+        """Count the releases of each mechanism that the run has cost."""
+        found = Counter(self._joined().forgotten)
+        for entry in self._own():
+            found[self._names.get(entry.mechanism, OTHER)] += entry.releases
+        return +found
+
+    def _joined(self) -> Joined:
+        noted = self.ledger.noted(self._note)
+        if noted is None:
+            return Joined()
+        try:
+            found = json.loads(noted)
+            found["reused"] = tuple(found["reused"])
+            return Joined(**found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError(f"the note of run {self.run} is damaged ({error})") from None
+
+    def _keep(self, joined: Joined) -> None:
+        self.ledger.note(self._note, json.dumps(vars(joined)).encode())

@@ -1,0 +1,305 @@
+"""The front door: what `import fed_dpsd` offers, and all that the command line does with runs."""
+
+import contextlib
+import functools
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
+from fed_dpsd.config import UserError, compose, one_line
+from fed_dpsd.experiment import Experiment, partitions, set_up
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.server.export import Student, open_student, student_of
+from fed_dpsd.server.run import Progress
+from fed_dpsd.server.run import run as run_rounds
+from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.simulation.superlink import simulate
+
+Engine = Literal["local", "flower"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended, as its folder holds it.
+
+    Args:
+        folder: the run folder: configuration, log, checkpoints, samples, summary.
+    """
+
+    folder: Path
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json: accuracies as fractions of 1, queries, seconds, privacy."""
+        return read_summary(self.folder)
+
+    @functools.cached_property
+    def student(self) -> Student:
+        """The trained student.
+
+        Raises:
+            UserError: the run is not completed, or its method has no student of its own.
+        """
+        return student_of(self.folder)
+
+    @property
+    def privacy(self) -> PrivacyCard:
+        """The published epsilon and every proven one, each with its meaning."""
+        return PrivacyCard(self.summary["privacy"])
+
+    def __str__(self) -> str:
+        """Return the result in one line."""
+        return result_line(open_run_folder(self.folder), self.summary)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """What a run would cost one client. Nothing is read or spent.
+
+    Args:
+        experiment: that would run.
+        queries_per_client: synthetic images that each client would answer.
+        privacy: the published epsilon and every proven one.
+    """
+
+    experiment: Experiment
+    queries_per_client: int
+    privacy: PrivacyCard
+
+    def __str__(self) -> str:
+        """Return what `fed-dpsd privacy plan` prints."""
+        mechanism, settings = self.experiment.mechanism, self.experiment.config.privacy
+        lines = [f"{mechanism}"]
+        if settings.target_epsilon is not None:
+            field = str(mechanism.calibrated_by)
+            target = f"privacy.target_epsilon={settings.target_epsilon:g} (record, add_remove)"
+            value = getattr(mechanism, field)
+            lines.append(f"calibrated to {target}: privacy.{field}={value:.6g}")
+        lines.append(f"queries per client: {self.queries_per_client:,}")
+        if self.privacy.covers_nothing:
+            return "\n".join([*lines, f"{NOTHING_NOTE}: there is nothing to prove"])
+        stated = self.privacy.content["epsilon_stated"]
+        published = self.privacy.content["epsilon_published"]
+        lines.append(f"epsilon stated by the paper: {'none' if stated is None else stated}")
+        lines.append(f"epsilon published (no guarantee): {published}")
+        lines += [f"epsilon planned: {epsilon}" for epsilon in self.privacy.proven]
+        notes = dict.fromkeys(note for epsilon in self.privacy.proven for note in epsilon.notes)
+        lines.append(f"notes: {', '.join(notes)}")
+        if self.privacy.content["reason"]:
+            lines.append(f"reason: {self.privacy.content['reason']}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is ready to start, or to go on.
+
+    Args:
+        experiment: of the run.
+        folder: the run folder; with Flower it is made by the server app.
+        work: runs it with a progress callback, and returns its summary.
+    """
+
+    experiment: Experiment
+    folder: Path
+    work: Callable[[Progress], Mapping[str, Any]]
+
+    def run(self, progress: Progress) -> Run:
+        """Run it; what nobody foresaw leaves its traceback in error.log of the run folder.
+
+        Raises:
+            UserError: something that the user can mend.
+        """
+        try:
+            self.work(progress)
+        except (UserError, ProtocolError):
+            raise
+        except Exception as error:
+            (self.folder / "error.log").write_text(traceback.format_exc())
+            note = f"{one_line(error)} (traceback: {self.folder}/error.log)"
+            raise UserError(note) from error
+        return Run(self.folder)
+
+
+def run(
+    *overrides: str,
+    engine: Engine = "local",
+    nodes: int | None = None,
+    progress: bool | Progress = True,
+) -> Run:
+    """Run one experiment, as `fed-dpsd run OVERRIDE...` does.
+
+    >>> import fed_dpsd, numpy as np
+    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "privacy.steps=20", progress=False)
+    >>> images = np.zeros((2, *run.student.network.shape), np.uint8)
+    >>> run.summary["status"], run.student.predict(images).shape
+    ('completed', (2, 10))
+
+    Args:
+        overrides: Hydra overrides of conf/, such as "rounds=10" and "data=mnist"; relative paths
+            start from the working directory.
+        engine: "local", in this process, or "flower", a Flower simulation of its own.
+        nodes: simulated Flower nodes, >= 1; by default one for each client.
+        progress: whether to show a bar on a terminal or in a notebook, and lines elsewhere; or a
+            function that is called with each line of rounds.jsonl.
+
+    Raises:
+        UserError: an override is wrong or the run failed; the message names the remedy. What was
+            on disk stays there, for `resume`.
+    """
+    return _shown(new_job(overrides, engine, nodes), progress)
+
+
+def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
+    """Go on with the run of a folder from its last checkpoint, in this process: same bits.
+
+    >>> import fed_dpsd
+    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "privacy.steps=20", progress=False)
+    >>> again = fed_dpsd.resume(run.folder, progress=False)
+    >>> again.summary["student_sha256"] == run.summary["student_sha256"]
+    True
+
+    Args:
+        folder: a run folder, whatever engine the run started on.
+        progress: as for `run`.
+
+    Raises:
+        UserError: it is no run folder, its clients are hospitals, or the run failed.
+    """
+    return _shown(resumed_job(Path(folder)), progress)
+
+
+def load_student(path: Path | str) -> Student:
+    """Read a student that `fed-dpsd export` wrote as safetensors.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: it is no such file, or it is damaged.
+    """
+    return open_student(Path(path))
+
+
+def plan(*overrides: str) -> PlannedRun:
+    """Say what a run would cost one client, as `fed-dpsd privacy plan` does; nothing is spent.
+
+    Args:
+        overrides: Hydra overrides, as for `run`.
+
+    Raises:
+        UserError: an override is wrong.
+    """
+    experiment = set_up(compose(overrides), Path.cwd())
+    planned = plan_of(experiment)
+    card = PrivacyCard(privacy_card(experiment, planned))
+    return PlannedRun(experiment, planned.queries, card)
+
+
+def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
+    """Make a run ready: what is wrong with it is said before anything is read or started.
+
+    Raises:
+        UserError: an override is wrong, or the run folder cannot be made.
+    """
+    experiment = set_up(compose(overrides), Path.cwd())
+    check_simulated(experiment, "overrides=...")
+    if nodes is not None and (engine == "local" or nodes < 1):
+        raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
+    if engine == "local":
+        return local_job(experiment, new_run_folder(experiment))
+    partitions(experiment)  # what the data does not allow is said before Flower starts
+    folder = name_run_folder(experiment)
+    paths = _absolute_paths(experiment, folder)
+    absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
+    clients = nodes or experiment.config.num_clients
+    return Job(
+        experiment,
+        folder,
+        lambda progress: simulate(experiment, absolute, folder, clients, progress),
+    )
+
+
+def resumed_job(folder: Path) -> Job:
+    """Make the run of a folder ready to go on, in this process.
+
+    Raises:
+        UserError: it is no run folder, or its clients are hospitals.
+    """
+    folder = folder.absolute()
+    experiment = open_run_folder(folder)
+    check_simulated(experiment, f'resume="{folder}"')
+    return local_job(experiment, folder)
+
+
+def local_job(experiment: Experiment, folder: Path) -> Job:
+    """Make a run ready whose clients all live in this process."""
+
+    def work(progress: Progress) -> Mapping[str, Any]:
+        try:
+            federation = LocalFederation(experiment, folder)
+        except UserError as error:
+            write_failure(experiment, folder, LocalFederation.engine, error)
+            raise
+        return run_rounds(experiment, federation, folder, progress)
+
+    return Job(experiment, folder, work)
+
+
+def check_simulated(experiment: Experiment, run_config: str) -> None:
+    """Refuse to let clients of this process answer in the place of hospitals.
+
+    Raises:
+        UserError: the clients are hospitals; it says how to reach them.
+    """
+    if not experiment.config.federation.simulation:
+        raise UserError(
+            "the clients of this run are hospitals (federation=deployment), whom only Flower "
+            f"reaches: flwr run PATH FEDERATION --run-config '{run_config}'"
+        )
+
+
+@contextlib.contextmanager
+def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
+    """Show rounds as they end: a bar on a terminal or in a notebook, plain lines elsewhere."""
+    if not (console.is_terminal or console.is_jupyter):
+        yield lambda line: console.print(round_text(line), soft_wrap=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with ProgressBar(*columns, console=console) as bar:
+        task = bar.add_task("training the teachers", total=experiment.config.rounds)
+
+        def show(line: Mapping[str, Any]) -> None:
+            bar.update(task, completed=line["round"], description=round_text(line))
+
+        yield show
+
+
+def _shown(job: Job, progress: bool | Progress) -> Run:
+    if callable(progress):
+        return job.run(progress)
+    if not progress:
+        return job.run(lambda line: None)
+    console = Console(stderr=True, highlight=False)
+    with shown_progress(job.experiment, console) as show:
+        finished = job.run(show)
+    console.print(str(finished), soft_wrap=True)
+    return finished
+
+
+def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:
+    """Return overrides that make a simulation write and read where this process would."""
+    config = experiment.config
+    paths = {"run_folder": str(folder), "cache": config.cache, "out": config.out}
+    optional = {"ledger": config.ledger, "data.path": config.data.path}
+    optional["teacher.path"] = config.teacher.path
+    return paths | {key: path for key, path in optional.items() if path}

@@ -1,0 +1,293 @@
+"""Audits of what hospitals run: the site, its sampler, its messages, and the trainer.
+
+The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit follow
+the run's seed, so that an audit can be repeated: they protect nothing.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.audits import victims
+from fed_dpsd.audits.black_box import Audit, Proof, audit, enumerated, verdict
+from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
+from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config import Config, UserError
+from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
+from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
+from fed_dpsd.privacy.laws import gaussian_mu
+from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD
+
+Say = Callable[[str], None]
+
+# Settings at which an attack comes close to the proof: few answers, much of what one may tell.
+CLOSE_EPSILON, CLOSE_DELTA, CLOSE_QUERIES, CLOSE_RUNS, CLOSE_FAILURE = 2.1, 1e-3, 4, 100_000, 0.01
+ALONE_RUNS = 2_000  # where each release needs an ask of its own
+CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
+# Trainings: steps enough that most canaries are sampled, and runs enough for them to be counted.
+TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 20_000, (60, 1_000)
+CANARIES, COUNTED_CANARIES, COUNTED_RUNS = 100, 1_000, 200
+ASKED_RUNS, OWN_RUNS = 500, (10, 100)
+TRAINING_FAILURE = 0.001
+
+WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
+COUNTS = "the adversary chooses the records and sees the class counts"
+BLACK_BOX = "the adversary chooses the records and sees the released probabilities only"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An audit beside the numbers that it is about.
+
+    Args:
+        title: what was attacked, in words.
+        mechanism: the claim.
+        audit: what is leaked at least.
+        proof: what is leaked at most, if the claim is true.
+        published: the paper's number for as many answers; `inf` where none is looked at.
+        tests_code: whether the settings are such that a broken implementation must show.
+    """
+
+    title: str
+    mechanism: Mechanism
+    audit: Audit
+    proof: Proof
+    published: float = math.inf
+    tests_code: bool = True
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether a proven number is refuted."""
+        return bool(self.proof.contradicted(self.audit))
+
+    def verdict(self) -> list[str]:
+        """Say what is refuted and what is not, in sentences."""
+        sentences = verdict(self.audit, self.proof, self.published, self._published_delta)
+        if not self.tests_code and self.audit.lower_bound < self.proof.epsilon.value / 10:
+            sentences.append("a bound near zero says little: this attack is weak at these settings")
+        return sentences
+
+    @property
+    def _published_delta(self) -> float:
+        """Theorem 2 claims a pure bound; the others claim the delta that they are asked for."""
+        pure = isinstance(self.mechanism, TopKRandomizedResponse)
+        return 0.0 if pure else self.proof.epsilon.delta
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `fed-dpsd privacy audit --json`."""
+        proven = self.proof.epsilon.to_json()
+        return self.audit.to_json() | {
+            "mechanism": str(self.mechanism),
+            "epsilon_proven": proven["epsilon"],
+            "mu_proven": self.proof.mu,
+            "advantage_proven": self.proof.advantage,
+            "proven": proven,
+            "contradicts": self.contradicts,
+            "epsilon_published": "inf" if math.isinf(self.published) else self.published,
+            "published_refuted": self.audit.refutes(
+                self.published, self._published_delta, self.proof.epsilon.queries
+            ),
+            "verdict": self.verdict(),
+        }
+
+
+def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
+    """Attack the implementation, and last the run's own settings.
+
+    Args:
+        experiment: whose mechanism is claimed.
+        broken: what the attacked hospital does instead: half of the noise, or next to none.
+        say: told what is going on.
+
+    Raises:
+        UserError: the mechanism randomises nothing.
+    """
+    attack = _training if isinstance(experiment.mechanism, DPSGD) else _answers
+    with torch_threads(experiment.config.threads_client):
+        yield from attack(experiment, broken, say)
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
+    mechanism, config = experiment.mechanism, experiment.config
+    if mechanism.calibrated_by is None:
+        raise UserError(
+            f"privacy audit: mechanism={mechanism.name!r} leaves nothing to audit: its answers "
+            "leave without noise, and no epsilon holds; audit dp_teacher, gradient, votes or label"
+        )
+    alone = mechanism.releases(1, 2) < 2
+    plan = plan_of(experiment)
+    queries = sum(stage.asks for stage in plan.stages) if alone else plan.queries
+    secrets, delta = _secrets(config, "answers"), config.privacy.delta
+
+    close = _close(
+        mechanism,
+        lambda trial: _record_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one"),
+    )
+    runs = ALONE_RUNS if alone else CLOSE_RUNS
+    say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
+    client = victims.hospital(config, victims.break_noise(close, broken), secrets, seeded=False)
+    found = audit(
+        close,
+        client,
+        CLOSE_QUERIES,
+        runs,
+        CLOSE_DELTA,
+        CLOSE_FAILURE,
+        report_mu=_answers_mu(close, 1) is not None,
+    )
+    yield Attack("the implementation", close, found, _answers_proof(close, CLOSE_QUERIES, found))
+
+    say(f"the run's settings: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
+    attacked = victims.break_noise(mechanism, broken)
+    if isinstance(attacked, TopKRandomizedResponse):
+        found = enumerated(attacked, queries)
+    else:
+        client = victims.hospital(config, attacked, secrets, experiment.seeded)
+        found = audit(mechanism, client, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, report_mu=False)
+    yield Attack(
+        "the run's settings",
+        mechanism,
+        found,
+        _answers_proof(mechanism, queries, found, delta),
+        published_epsilon(mechanism, plan.queries, delta),
+        tests_code=False,
+    )
+
+
+def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
+    mu = gaussian_mu(mechanism.event("record", "replace_one"))
+    return None if mu is None else mu * math.sqrt(queries)
+
+
+def _answers_proof(
+    mechanism: Mechanism, queries: int, found: Audit, delta: float = CLOSE_DELTA
+) -> Proof:
+    proven = _record_epsilon(mechanism, queries, delta, found.relation)
+    return Proof(proven, _answers_mu(mechanism, queries))
+
+
+# --- trainings --------------------------------------------------------------------------------
+
+
+def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
+    config, mechanism = experiment.config, experiment.mechanism
+    assert isinstance(mechanism, DPSGD)
+    secrets, delta = _secrets(config, "training"), config.privacy.delta
+    most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
+    few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_share=None)
+    close = _close(few, lambda trial: _record_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
+    canaries = math.ceil(CANARIES / math.sqrt(close.copies))
+    linear = make_teacher(config, 0, 0).fixed
+    say(f"the training's steps: {runs:,} trainings of {close.steps:,} steps, {canaries} canaries")
+    guesses = guess_steps(
+        victims.break_noise(close, broken), close, canaries, linear, secrets, runs
+    )
+    what = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
+    yield Attack(
+        "the training's steps (worst-case records, no class counts, weights that stand still)",
+        close,
+        conclude(guesses, delta, TRAINING_FAILURE, 0, WHITE_BOX, what),
+        Proof(
+            _record_epsilon(close, 0, delta, "add_remove"),
+            gaussian_mu(close.event("record", "add_remove")),
+            steps_advantage(close),
+        ),
+    )
+
+    if mechanism.counts_classes:
+        counting = dataclasses.replace(close, count_share=1.0)
+        say(f"the class counts: {COUNTED_RUNS} releases, {COUNTED_CANARIES:,} canaries")
+        guesses = guess_counts(
+            victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
+        )
+        event = GaussianDpEvent(counting.count_noise)
+        yield Attack(
+            "the class counts (one record a class)",
+            counting,
+            conclude(guesses, delta, TRAINING_FAILURE, 0, COUNTS, "class counts"),
+            Proof(_event_epsilon(event, delta, mechanism), gaussian_mu(event)),
+        )
+
+    say(f"released probabilities: {ASKED_RUNS} trainings on up to {victims.CANARIES} images")
+    guesses = victims.guess_answers(config, victims.break_noise(close, broken), secrets, ASKED_RUNS)
+    queries = victims.CANARIES
+    yield Attack(
+        "the probabilities of trained teachers (images that are far from parallel, no others)",
+        close,
+        conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, "released probabilities"),
+        Proof(
+            _record_epsilon(close, queries, delta, "add_remove"),
+            gaussian_mu(close.event("record", "add_remove")),
+            steps_advantage(close),
+        ),
+        tests_code=close.sample_rate == 1,  # sampled, an image moves final weights by little
+    )
+
+    runs = int(np.clip(STEPS_IN_ALL // mechanism.steps, *OWN_RUNS))
+    say(f"the run's settings: {runs} trainings of {mechanism.steps:,} steps, as before")
+    guesses = victims.guess_answers(config, victims.break_noise(mechanism, broken), secrets, runs)
+    yield Attack(
+        "the run's settings: probabilities of trained teachers",
+        mechanism,
+        conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, "released probabilities"),
+        Proof(
+            _record_epsilon(mechanism, queries, delta, "add_remove"),
+            gaussian_mu(mechanism.event("record", "add_remove")),
+        ),
+        tests_code=False,
+    )
+
+
+# --- claims -----------------------------------------------------------------------------------
+
+
+def _close(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
+    """Calibrate the mechanism's noise so that it spends CLOSE_EPSILON."""
+    field = mechanism.calibrated_by
+
+    def value_at(setting: float) -> float:
+        return spend(dataclasses.replace(mechanism, **{field: setting})).value
+
+    setting = calibrate(value_at, CLOSE_EPSILON, *CALIBRATED_BETWEEN[field])
+    return dataclasses.replace(mechanism, **{field: setting})
+
+
+def _record_epsilon(
+    mechanism: Mechanism, queries: int, delta: float, relation: Relation
+) -> Epsilon:
+    """Prove an epsilon for `queries` asks of one query each; a training is one release."""
+    if isinstance(mechanism, DPSGD):
+        return prove([Stage(mechanism, 1, queries)], delta, "record", relation)
+    return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
+
+
+def _event_epsilon(event: DpEvent, delta: float, mechanism: Mechanism) -> Epsilon:
+    bound = epsilon(event, delta)
+    return Epsilon(
+        *(bound.epsilon, bound.delta, "record", "add_remove", mechanism.trust),
+        *(bound.accountant, 0),
+    )
+
+
+def _secrets(config: Config, purpose: str) -> Iterator[SecretStreams]:
+    for number in itertools.count():
+        name = f"audit of {purpose} {config.seed} {number}".encode()
+        yield SecretStreams(hashlib.sha256(name).digest())

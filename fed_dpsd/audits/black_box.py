@@ -1,0 +1,380 @@
+"""Lower bounds on what a mechanism leaks, measured on the answers that leave.
+
+A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
+bug. The adversary knows every answer but a teacher's and guesses which of two worlds, one record
+apart, an answer came from; how well it guesses bounds epsilon (docs/privacy.md, "Audits").
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from fed_dpsd.audits import rates
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import (
+    Additive,
+    Epsilon,
+    Mechanism,
+    Relation,
+    Unit,
+    Values,
+    vanishes,
+)
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+
+# A client of the audited mechanism, with noise of its own at every call. It is given (n, B, K)
+# values of its teachers for each of some asks, and the student's (B, K) predictions for the first
+# ask; a later ask that is smaller has the first of these rows. It returns what the adversary sees,
+# (B, K) for each ask.
+Client = Callable[[Sequence[Values], Values], Iterable[Values]]
+
+PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
+VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, so that it stays in the cache
+RUNS_AT_ONCE = 1_000  # of an ask: draws that an ask repeats reach no more runs than these
+PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; a quarter between
+ROUNDING = 1e-9  # of an enumerated ratio
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A lower bound on what one changed record tells; it prints with its meaning.
+
+    Args:
+        lower_bound: no epsilon below it holds at `delta`.
+        mu_lower_bound: no Gaussian differential privacy of a mu below it holds. It stays a mu: to
+            read an epsilon off it would assume a Gaussian trade-off. None: not looked for.
+        failure_probability: that any of the bounds is wrong, over the audit's own randomness.
+        delta: at which `lower_bound` holds.
+        method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
+            "canaries".
+        assumption: what the worlds take for granted.
+        runs: simulated in each world, or trainings on canaries; 0 by enumeration.
+        queries: answers in a run.
+        audited: the randomness, in words.
+        relation: how the record changes.
+        advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
+            not looked for.
+        canaries: in a run; None where there are two worlds.
+    """
+
+    unit: ClassVar[Unit] = "record"
+    lower_bound: float
+    mu_lower_bound: float | None
+    failure_probability: float
+    delta: float
+    method: Literal["sampling", "enumeration", "canaries"]
+    assumption: str
+    runs: int
+    queries: int
+    audited: str
+    relation: Relation = "replace_one"
+    advantage_lower_bound: float | None = None
+    canaries: int | None = None
+
+    def __str__(self) -> str:
+        more = ""
+        if self.advantage_lower_bound is not None:
+            more += f" and advantage at least {_down(self.advantage_lower_bound)}"
+        if self.mu_lower_bound is not None:
+            more += f" and mu at least {_down(self.mu_lower_bound)}"
+        canaries = "" if self.canaries is None else f"canaries {self.canaries:,}, "
+        return (
+            f"epsilon at least {_down(self.lower_bound)}{more} ({self.unit}, {self.relation}, "
+            f"lower bound at delta {self.delta:g}, failure probability "
+            f"{self.failure_probability:g}, {self.method} of {self.audited}, {self.runs:,} runs, "
+            f"{canaries}queries {self.queries:,}, assuming that {self.assumption})"
+        )
+
+    def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
+        """Whether (epsilon, delta) is no bound for `queries` answers where a record changes.
+
+        Only a claim of no larger delta, and of all the queries in a run, covers what was audited.
+        """
+        covered = delta <= self.delta and self.queries <= queries
+        return covered and self.lower_bound > epsilon + ROUNDING
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; infinity is the string "inf"."""
+        bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
+        return vars(self) | {"lower_bound": bound, "unit": self.unit}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The proven numbers that an audit is held against.
+
+    Args:
+        epsilon: of the audited answers or training.
+        mu: of its Gaussian differential privacy; None where it is no Gaussian mechanism.
+        advantage: the total variation distance that it allows; None where it was not computed.
+    """
+
+    epsilon: Epsilon
+    mu: float | None = None
+    advantage: float | None = None
+
+    def contradicted(self, audit: Audit) -> list[str]:
+        """The proven numbers that are below an audit's lower bounds, in words."""
+        proven = self.epsilon
+        weaker = vanishes(proven.unit, proven.relation)  # a promise to a client that leaves
+        refuted = []
+        if audit.refutes(proven.value, proven.delta, proven.queries) and not weaker:
+            refuted.append(f"epsilon {proven}")
+        for name, bound, limit in (
+            ("mu", audit.mu_lower_bound, self.mu),
+            ("advantage", audit.advantage_lower_bound, self.advantage),
+        ):
+            if bound is not None and limit is not None and bound > limit + ROUNDING:
+                refuted.append(f"{name} {limit:.4g}")
+        return refuted
+
+
+def audit(
+    mechanism: Mechanism,
+    client: Client,
+    queries: int,
+    runs: int,
+    delta: float,
+    failure_probability: float,
+    report_mu: bool = True,
+) -> Audit:
+    """Audit a mechanism by sampling answers of a client that is said to use it.
+
+    Both worlds of `worst_case` are lived through `runs` times each. A run counts as the first world
+    where its log-likelihood ratio, summed over the queries, reaches a threshold that was fixed on a
+    pilot with draws of its own. True and false positives then get Clopper-Pearson bounds, and
+    epsilon >= log((true_low - delta) / false_high). Compare with the proof of
+    `Stage(mechanism, queries, 1)`.
+
+    A run of two queries and more is spread over two asks and more. The worlds change places from
+    row to row of an ask, and from ask to ask: noise that rows or asks share cancels in the sum,
+    which then tells the worlds apart. The classes of the worst case are rolled, for each run by
+    another shift, so that noise is tested on every class.
+
+    Runs share asks, unless an ask is one release. The failure probability assumes that the rows of
+    an ask are independent draws, which is part of the claim: code that breaks it is to be found.
+
+    Args:
+        mechanism: what is claimed: the worlds and the likelihoods are its own.
+        client: whose answers are looked at.
+        queries: in a run, >= 1.
+        runs: in each world, >= 1.
+        delta: in [0, 1).
+        failure_probability: in (0, 1), for all that is reported together: shared evenly by two
+            rates, or by four where `report_mu`.
+        report_mu: whether to bound mu as well, at a second threshold, the pilot's median.
+
+    Raises:
+        ValueError: an argument is out of its range, or the mechanism randomises no answer.
+    """
+    for field, count in (("queries", queries), ("runs", runs)):
+        if count < 1:
+            raise ValueError(f"{field}={count} must be >= 1")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta={delta} must be at least 0 and below 1")
+    if not 0 < failure_probability < 1:
+        raise ValueError(f"failure_probability={failure_probability} must be between 0 and 1")
+    if not isinstance(mechanism, Additive | TopKRandomizedResponse):
+        raise ValueError(
+            f"mechanism={mechanism.name!r} leaves nothing to audit: its answers leave without "
+            "noise, and no epsilon holds; audit 'dp_teacher', 'gradient', 'votes' or 'label' "
+            "instead"
+        )
+    share = failure_probability / (4 if report_mu else 2)
+    pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
+    ratios = _ratios(mechanism, client, queries, runs)
+    hits = (ratios >= rates.best_threshold(pilot, share, delta)).sum(axis=1)
+    mu = None
+    if report_mu:
+        above = (ratios >= np.median(pilot)).sum(axis=1)
+        low, high = rates.low(above[0], runs, share), rates.high(above[1], runs, share)
+        mu = max(0.0, float(ndtri(low) - ndtri(high)))
+    return Audit(
+        max(0.0, float(rates.log_odds(hits, runs, share, delta))),
+        mu,
+        failure_probability,
+        delta,
+        "sampling",
+        PREMISE,
+        runs,
+        queries,
+        _randomness(mechanism),
+    )
+
+
+def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
+    """Audit the encoder of responses without sampling: as many telling ones in a row."""
+    ratio = queries * enumerate_response(mechanism)
+    what = _randomness(mechanism)
+    return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, what)
+
+
+def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
+    """The largest log-ratio of any answer's probabilities under any two teachers.
+
+    Each law is `encode`'s own: of a class inside the student's set, of one outside, and of none
+    (NaN), for students that find 1 to K classes probable, so that a threshold gives every size.
+    """
+    num_classes = mechanism.num_classes
+    teachers = np.vstack([np.eye(num_classes), np.full(num_classes, math.nan)])
+    worst = 0.0
+    for predictions in np.tri(num_classes, dtype=np.float32):
+        laws = mechanism.encode(teachers, np.broadcast_to(predictions, teachers.shape))
+        possible = laws[:, laws.max(axis=0) > 0]
+        with np.errstate(divide="ignore"):
+            ratios = np.log(possible.max(axis=0) / possible.min(axis=0))
+        worst = max(worst, float(ratios.max()))
+    return worst
+
+
+def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
+    """Sentences on what the audit refutes, and what it does not.
+
+    Args:
+        audit: of what all numbers are about.
+        proof: what is proven of it.
+        published: the paper's number for as many queries; `inf` if it claims nothing.
+        published_delta: the delta that it claims.
+    """
+    odds = f"(failure probability {audit.failure_probability:g})"
+    proven = proof.epsilon
+    numbers = "".join(
+        f", {name} {value:.4g}"
+        for name, value in (("mu", proof.mu), ("advantage", proof.advantage))
+        if value is not None
+    )
+    if refuted := proof.contradicted(audit):
+        sentences = [
+            f"contradicts the proven {' and '.join(refuted)}: the implementation or the proof is "
+            f"wrong {odds}: {audit}"
+        ]
+    elif audit.lower_bound > proven.value + ROUNDING:
+        sentences = [f"says nothing of the proven epsilon {proven}, which promises less: {audit}"]
+    else:
+        sentences = [f"consistent with the proven epsilon {proven}{numbers}: {audit}"]
+    if audit.mu_lower_bound:
+        mu = _down(audit.mu_lower_bound)
+        sentences.append(
+            f"mu is at least {mu} ({audit.unit}, {audit.relation}, failure probability "
+            f"{audit.failure_probability:g})"
+        )
+    if audit.refutes(published, published_delta, proven.queries):
+        sentences += [
+            f"refuted: the published epsilon {published:.3g} as a bound for {audit.audited}, under "
+            f"the paper's own premise that {PREMISE} {odds}",
+            "not shown: that a particular trained teacher leaks this much",
+        ]
+    elif math.isfinite(published):
+        sentences.append(
+            f"not refuted: the published epsilon {published:.3g}, at queries {audit.queries:,} and "
+            f"delta {audit.delta:g}; that does not prove it"
+        )
+    return sentences
+
+
+# --- sampling ---------------------------------------------------------------------------------
+
+
+def public_row(num_classes: int) -> NDArray[np.float32]:
+    """Make a (1, K) prediction that finds the classes of the worst case probable, and no other."""
+    row = np.zeros((1, num_classes), np.float32)
+    row[0, :2] = 0.5
+    return row
+
+
+def _shifted(values: Values) -> Values:
+    """Roll the classes of (..., K) values by every shift; (K, ..., K)."""
+    return np.stack([np.roll(values, shift, axis=-1) for shift in range(values.shape[-1])])
+
+
+def _ratios(
+    mechanism: Additive | TopKRandomizedResponse, client: Client, queries: int, runs: int
+) -> NDArray[np.float64]:
+    """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants.
+
+    A row of an ask belongs to a slot and a run; the rows of one slot are together.
+    """
+    num_classes = mechanism.num_classes
+    public, statistic = _shifted(public_row(num_classes)[0]), _statistic(mechanism)
+    worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])  # (2, K, n, K)
+    alone = mechanism.releases(1, 2) < 2  # an ask is one release, however many rows it has
+    most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
+    half = math.ceil(queries / 2)
+    piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in an ask
+    sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
+    together = min(most // piece, RUNS_AT_ONCE)  # runs that share an ask
+    ratios = np.zeros((2, runs))
+    for world, ratio in enumerate(ratios):
+        for first in range(0, runs, together):
+            part = ratio[first : first + together]
+            shifts = np.tile((first + np.arange(len(part))) % num_classes, piece)
+            swaps = np.arange(piece).repeat(len(part))
+            asks = [
+                worlds[(world + swaps[:rows] + number) % 2, shifts[:rows]].swapaxes(0, 1)
+                for number, size in enumerate(sizes)
+                for rows in [len(part) * size]
+            ]
+            for number, answers in enumerate(client(asks, public[shifts])):
+                told = statistic(answers, shifts[: len(answers)])
+                told = told * (-1.0) ** (swaps[: len(answers)] + number)
+                part += told.reshape(-1, len(part)).sum(axis=0)
+    return ratios
+
+
+def _statistic(
+    mechanism: Additive | TopKRandomizedResponse,
+) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
+    """Return the function from (B, K) answers and (B,) shifts to (B,) log-likelihood ratios.
+
+    Ratios are up to constants.
+    """
+    public = _shifted(public_row(mechanism.num_classes))
+    worlds = [
+        np.array(
+            [
+                [mechanism.encode(teacher[None], row)[0] for teacher in teachers]
+                for teachers, row in zip(_shifted(world[:, 0]), public, strict=True)
+            ]
+        )
+        for world in mechanism.worst_case()
+    ]  # (K, n, K), each value encoded by itself
+    if isinstance(mechanism, TopKRandomizedResponse):
+        laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # teacher 0 changes
+        weights = np.log(laws[0] / laws[1])
+    else:
+        first, second = (world.sum(axis=1) for world in worlds)
+        weights = first - second
+        if mechanism.noise_law == "laplace":
+            middle, reach = (first + second) / 2, np.abs(weights) / 2
+            signs = np.sign(weights)
+
+            def laplace(answers: Values, shifts: NDArray[np.int64]) -> NDArray[np.float64]:
+                """Return half of |answer - second| - |answer - first|, exact where constant."""
+                far = reach[shifts]
+                return _dot(np.clip(answers - middle[shifts], -far, far), signs[shifts])
+
+            return laplace
+    return lambda answers, shifts: _dot(answers, weights[shifts])
+
+
+def _dot(left: Values, right: Values) -> NDArray[np.float64]:
+    """Multiply (B, K) values row by row; (B,)."""
+    return np.asarray(np.einsum("bk,bk->b", left, right))
+
+
+def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:
+    if isinstance(mechanism, TopKRandomizedResponse):
+        return "randomised responses"
+    if isinstance(mechanism, NormalizedGradient):
+        return "noise N(0, sigma^2 beta^2)"
+    return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"
+
+
+def _down(bound: float) -> str:
+    """A lower bound, rounded down."""
+    return f"{math.floor(bound * 1e3) / 1e3:.3f}" if math.isfinite(bound) else "inf"

@@ -1,0 +1,171 @@
+"""Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
+
+Every bound here holds for whatever the audited algorithm does with the canaries, however they
+disturb each other (docs/privacy.md, Theorems 11 and 12).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from fed_dpsd.audits.black_box import Audit
+
+# An event of probability y in one of two neighbouring worlds has at least this one in the other.
+Claim = Callable[[float], float]
+
+GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # shares of the canaries, the surest first
+LARGEST = 50.0  # the search for an epsilon or mu ends here
+STAKES = np.linspace(0.05, 0.95, 19)  # shares of the capital at stake
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Guesses at canaries, beside what was so.
+
+    Args:
+        included: (R, m) whether a canary was in the data set, fair coins, of R independent runs.
+        scores: (R, m) log-likelihood ratios, or anything whose sign is the guess (positive: it was
+            included) and whose size says how sure it is.
+    """
+
+    included: NDArray[np.bool_]
+    scores: NDArray[np.float64]
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """(R, m) whether a guess is right."""
+        return np.asarray((self.scores > 0) == self.included)
+
+
+def gaussian(mu: float) -> Claim:
+    """Claim mu-Gaussian differential privacy (arXiv 1905.02383v3, Definition 2.6)."""
+    return lambda likely: float(ndtr(ndtri(likely) - mu))
+
+
+def approximate(epsilon: float, delta: float) -> Claim:
+    """Claim (epsilon, delta) differential privacy, both ways round."""
+    ratio = math.exp(epsilon)
+    return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
+
+
+def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
+    """Say whether so many right guesses refute a claim.
+
+    If the claim holds for a canary that is added or removed, then at least `right` of `made`
+    guesses are right with a probability below `failure` wherever this is true (Theorem 12; the
+    recursion is that of Mahloujifar, Melis, Chaudhuri: "Auditing f-Differential Privacy in One
+    Run", arXiv 2410.22235v1).
+
+    Args:
+        claim: symmetric, increasing and convex.
+        canaries: m, each included by a fair coin of its own.
+        made: guesses, 1..m; the adversary may choose which canaries it guesses at.
+        right: right guesses, 0..made.
+        failure: in (0, 1).
+    """
+    # Probabilities, over a canary drawn uniformly, that it is guessed at, rightly or wrongly, and
+    # that at least `least_right` guesses are right in all.
+    hit, missed = failure * right / canaries, failure * (made - right) / canaries
+    for least_right in range(right, 0, -1):
+        needed = claim(hit)
+        if needed <= missed:
+            break
+        hit += (least_right - 1) / (made - least_right + 1) * (needed - missed)
+        missed = needed
+        if hit + missed > made / canaries:
+            break
+    return hit + missed > made / canaries
+
+
+def strongest(
+    family: Callable[[float], Claim], guesses: Guesses, failure: float, tolerance: float = 1e-4
+) -> float:
+    """Find the largest parameter whose claim the guesses refute, in a family of ever weaker ones.
+
+    Guesses of several sure shares of the canaries are looked at; each may fail equally often.
+
+    Args:
+        family: claims by a parameter >= 0.
+        guesses: of all runs together: runs on canaries of their own are one algorithm.
+        failure: in (0, 1), that the result is too large, over coins and noise.
+        tolerance: of the result, which is rounded down; 0 where nothing is refuted.
+    """
+    order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
+    right = np.cumsum(guesses.right.ravel()[order])
+    best = 0.0
+    for share in GUESSED:
+        made = math.ceil(share * len(order))
+        found = (len(order), made, int(right[made - 1]), failure / len(GUESSED))
+        if refutes(family(best + tolerance), *found):
+            low, high = best + tolerance, LARGEST
+            while high - low > tolerance:
+                middle = (low + high) / 2
+                low, high = (middle, high) if refutes(family(middle), *found) else (low, middle)
+            best = low
+    return best
+
+
+def advantage_at_least(guesses: Guesses, failure: float) -> float:
+    """Bound the total variation distance of two worlds, one canary apart, from below.
+
+    A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
+    share of right guesses in a run is no larger either. Runs are independent, and a mean of bounded
+    variables is bounded from below by betting on it (Waudby-Smith, Ramdas, arXiv 2010.09686,
+    Section 4; Theorem 13). All canaries are guessed at.
+
+    Args:
+        guesses: of R runs.
+        failure: in (0, 1), that the result is too large.
+    """
+    shares = guesses.right.mean(axis=1)
+    low, high = 0.5, 1.0
+    for _ in range(40):
+        mean = (low + high) / 2
+        capital = np.log1p(STAKES[:, None] * (shares / mean - 1)).sum(axis=1)
+        wins = float(np.logaddexp.reduce(capital)) - math.log(len(STAKES)) > -math.log(failure)
+        low, high = (mean, high) if wins else (low, mean)
+    return 2 * low - 1
+
+
+def conclude(
+    guesses: Guesses, delta: float, failure: float, queries: int, assumption: str, audited: str
+) -> Audit:
+    """Bound what a canary that is added or removed may tell, from below.
+
+    Epsilon is bounded by Theorem 12, with half of the failure probability. The other half goes to
+    the advantage, and to the mu whose advantage it is; of a single run, to mu by Theorem 12.
+
+    Args:
+        guesses: of R runs.
+        delta: in [0, 1), at which epsilon is bounded.
+        failure: in (0, 1), of all bounds together.
+        queries: answers that the adversary saw in a run; 0 where it saw a training.
+        assumption: what the adversary could see and do.
+        audited: the randomness, in words.
+    """
+    runs, canaries = guesses.scores.shape
+    epsilon = strongest(lambda value: approximate(value, delta), guesses, failure / 2)
+    advantage = None
+    if runs > 1:
+        advantage = advantage_at_least(guesses, failure / 2)
+        mu = float(2 * ndtri((1 + advantage) / 2))
+    else:
+        mu = strongest(gaussian, guesses, failure / 2)
+    return Audit(
+        epsilon,
+        mu,
+        failure,
+        delta,
+        "canaries",
+        assumption,
+        runs,
+        queries,
+        audited,
+        "add_remove",
+        advantage,
+        canaries,
+    )

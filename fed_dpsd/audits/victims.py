@@ -1,0 +1,195 @@
+"""Hospitals to attack: what they would release, by the code that releases it.
+
+Sites, their sampler, ledgers and messages are those of a deployment; a victim may be given less
+noise than its claim says.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fed_dpsd.accounts.account import Account
+from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.audits.black_box import Client
+from fed_dpsd.audits.one_run import Guesses
+from fed_dpsd.client.site import Site
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config import Config
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.models import procedural
+from fed_dpsd.models.inference import to_unit
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.mechanism import Mechanism, Shared, Values
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
+from fed_dpsd.protocol import Ask
+
+Broken = Literal["half", "none"]
+
+ALMOST_NONE = 1e-3  # of the noise
+CANARIES, CANDIDATES = 8, 500  # asked about, and chosen from
+PILOT = 40  # trainings that set thresholds
+
+
+def break_noise(mechanism: Any, broken: Broken | None) -> Any:
+    """Halve a mechanism's noise, or leave a thousandth of it; None leaves it as it is.
+
+    A response gets twice its epsilon, or lies about twice in a billion times.
+    """
+    if broken is None:
+        return mechanism
+    field = mechanism.calibrated_by
+    value = getattr(mechanism, field)
+    if field == "epsilon_per_answer":
+        changed = min(2 * value, LARGEST_EPSILON) if broken == "half" else LARGEST_EPSILON
+    else:
+        changed = value * (0.5 if broken == "half" else ALMOST_NONE)
+    return dataclasses.replace(mechanism, **{field: changed})
+
+
+def hospital(
+    config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], seeded: bool
+) -> Client:
+    """Make a client for `audit` from sites that use a mechanism.
+
+    Answers go through `Site.release` and through the bytes of Flower's messages. At every call the
+    sites are new, with ledgers and noise of their own. With a quorum the adversary sees the sum
+    over honest sites, since masks cancel; the other sites' teachers have no opinion. Where the
+    server adds the noise, it is added here.
+
+    Args:
+        config: the run's; its budget is left aside, and images are tiny.
+        mechanism: what the sites use.
+        secrets: what they draw from.
+        seeded: whether they draw from seeds instead, as in a simulation.
+    """
+    honest = mechanism.quorum.honest if isinstance(mechanism, Shared) and mechanism.quorum else 1
+    tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
+    config = _unlimited(dataclasses.replace(config, data=tiny))
+
+    def client(asks: Sequence[Values], public: Values) -> Iterator[Values]:
+        secret = next(secrets)
+        seed = int(secret.identity[:15], 16)
+        sites = [
+            Site(
+                config=dataclasses.replace(config, seed=seed),
+                mechanism=mechanism,
+                client=number,
+                records=Split(np.zeros((0, *tiny.shape), np.uint8), np.zeros(0, np.int64)),
+                shard_ids=np.zeros(0, np.int64),
+                test=None,
+                account=_account(config, mechanism),
+                secret=None if seeded else secret,
+            )
+            for number in range(honest)
+        ]
+        for number, values in enumerate(asks, start=1):
+            queries = values.shape[1]
+            predictions = public[:queries]
+            ask = Ask(number, np.zeros((queries, *tiny.shape), np.uint8), predictions)
+            nothing = np.broadcast_to(np.nan, values.shape)
+            answers = [
+                site.release(mechanism, nothing if site.client else values, ask) for site in sites
+            ]
+            arrived = np.stack(_sent([answer.values for answer in answers]))
+            if mechanism.noise_at == "server":
+                yield mechanism.noise(arrived, predictions, secret.numpy("server noise", 0, number))
+            else:
+                yield arrived.sum(axis=0)
+
+    return client
+
+
+def guess_answers(
+    config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], runs: int
+) -> Guesses:
+    """Train teachers on canaries, ask a site about them, and guess which were in; `runs` times.
+
+    A canary's score is how far the answer's logarithm for its label lies above those of the other
+    classes, less the median over a pilot: what its own clipped gradients have added there.
+
+    Args:
+        config: the run's; its budget is left aside, and nothing is kept.
+        mechanism: what trains the teachers.
+        secrets: what sites and coins draw from.
+        runs: R, independent ones, besides the pilot.
+    """
+    images, labels = _canaries(config)
+    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(PILOT)]
+    threshold = np.median([score for _, score in asked], axis=0)
+    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(runs)]
+    included, scores = (np.stack(each) for each in zip(*asked, strict=True))
+    return Guesses(included, scores - threshold)
+
+
+def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Choose images whose features are as far from parallel as any here, and a label for each."""
+    rng = np.random.Generator(np.random.PCG64(0))
+    candidates = procedural.areas(CANDIDATES, config.data.shape, rng)
+    with torch.inference_mode():
+        teacher = make_teacher(config, 0, 0)
+        pixels = to_unit(candidates, torch.device("cpu"))
+        features = teacher.features(pixels) if teacher.fixed else pixels.flatten(1) - 0.5
+    directions = torch.nn.functional.normalize(features, dim=1)
+    parallel = (directions @ directions.T).abs()
+    chosen = [0]
+    while len(chosen) < CANARIES:
+        chosen.append(int(parallel[chosen].amax(0).argmin()))
+    return candidates[chosen], np.arange(CANARIES) % config.data.num_classes
+
+
+def _ask_about(
+    config: Config,
+    mechanism: Mechanism,
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    secret: SecretStreams,
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Train on the canaries that coins put in; return the coins, and what the answers say."""
+    included = secret.numpy("coins").random(CANARIES) < 0.5
+    with tempfile.TemporaryDirectory() as cache:
+        site = Site(
+            config=_unlimited(dataclasses.replace(config, cache=cache)),
+            mechanism=mechanism,
+            client=0,
+            records=Split(images[included], labels[included]),
+            shard_ids=np.flatnonzero(included),
+            test=None,
+            account=_account(config, mechanism),
+            secret=secret,
+        )
+        num_classes = config.data.num_classes
+        ask = Ask(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
+        answer = site.release(site.mechanism, site.sensitive_probabilities(images), ask)
+    (values,) = _sent([answer.values])
+    told = np.log(np.maximum(values.astype(np.float64), 1e-30))
+    own = told[np.arange(CANARIES), labels]
+    return included, (own - told.mean(axis=1)) * num_classes / (num_classes - 1)
+
+
+def _account(config: Config, mechanism: Mechanism) -> Account:
+    """Open a new account that pays for as many answers as an audit asks for."""
+    plan = Plan((Stage(mechanism, asks=10**12, queries=1),))
+    return Account(MemoryLedger(), config.privacy, plan, run="audit")
+
+
+def _unlimited(config: Config) -> Config:
+    """Lift the budget, and have teachers trained rather than read."""
+    privacy = dataclasses.replace(config.privacy, budget=None)
+    teacher = dataclasses.replace(config.teacher, path=None, arch=None)
+    return dataclasses.replace(config, privacy=privacy, teacher=teacher)
+
+
+def _sent(answers: Sequence[Values]) -> list[Values]:
+    """Send the clients' answers through the bytes of one of Flower's messages."""
+    from fed_dpsd.flower import codec
+
+    content = codec.pack_replies({c: codec.Reply(each) for c, each in enumerate(answers)})
+    replies = codec.unpack_replies(codec.over_the_wire(content), range(len(answers)))
+    return [reply.values for reply in replies.values() if isinstance(reply, codec.Reply)]

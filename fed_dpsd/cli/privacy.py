@@ -1,0 +1,116 @@
+"""`fed-dpsd privacy`: what a run would cost, what it did cost, and attacks on both claims."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fed_dpsd import api
+from fed_dpsd.accounts.card import account, ledger_files
+from fed_dpsd.accounts.ledger import read
+from fed_dpsd.audits.attacks import attacks
+from fed_dpsd.cli.console import AsJson, Overrides, say
+from fed_dpsd.config import compose
+from fed_dpsd.experiment import set_up
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+
+app = typer.Typer(no_args_is_help=True, help="What a run would cost, before it is spent.")
+UNEXPECTED = 3  # exit code of an audit that does not come out as it should
+
+
+@app.command()
+def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print noise, number of queries, the published epsilon and every proven one."""
+    planned = api.plan(*(overrides or ()))
+    if as_json:
+        queries, card = planned.queries_per_client, planned.privacy.content
+        print(json.dumps({"queries_per_client": queries, "privacy": card}))
+        return
+    Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
+
+
+class Broken(StrEnum):
+    """What an attacked hospital does instead of what it claims."""
+
+    half = "half"
+    none = "none"
+
+
+@app.command()
+def audit(
+    overrides: Overrides = None,
+    broken: Annotated[
+        Broken | None,
+        typer.Option(help="Attack a hospital with half of the noise it claims, or next to none."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Attack what hospitals run, and say what of its epsilons is refuted and what is not.
+
+    At settings where an attack comes close to the proof, which tests the implementation; and at the
+    run's settings. Exit code 3: a proof is contradicted. With --broken it has to be: then the exit
+    code is 0, and 3 if an attack on the implementation misses it.
+    """
+    experiment = set_up(compose(overrides or []), Path.cwd())
+    found = list(attacks(experiment, broken.value if broken else None, say))
+    *code, claim = found
+    refuted = all(attack.contradicts for attack in found if attack.tests_code)
+    expected = refuted if broken else not any(attack.contradicts for attack in found)
+    if as_json:
+        names = ("check", "counts", "answers") if len(code) > 2 else ("check", "answers")
+        named = dict(zip(names, (attack.to_json() for attack in code), strict=False))
+        more = {"broken": broken and broken.value, "as_expected": expected}
+        print(json.dumps(claim.to_json() | named | more))
+    else:
+        out = Console(highlight=False)
+        for attack in found:
+            out.print(f"{attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
+            for sentence in attack.verdict():
+                out.print(f"  {sentence}", markup=False, soft_wrap=True)
+        if broken:
+            noise = "half of the noise" if broken is Broken.half else "next to no noise"
+            said = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
+            out.print(f"a hospital with {noise}: {said}", soft_wrap=True)
+    if not expected:
+        raise typer.Exit(UNEXPECTED)
+
+
+@app.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
+    delta: Annotated[float, typer.Option(help="Failure probability of the epsilons.")] = 1e-5,
+    as_json: AsJson = False,
+) -> None:
+    """Print what clients have spent, charge by charge. Nothing is written."""
+    accounts = {file: read(file) for file in ledger_files(path)}
+    totals = {
+        file: [account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS]
+        for file, entries in accounts.items()
+    }
+    if as_json:
+        listed = {
+            str(file): {
+                "entries": [json.loads(entry.to_json()) for entry in entries],
+                "spent": [epsilon.to_json() for epsilon in totals[file]],
+            }
+            for file, entries in accounts.items()
+        }
+        print(json.dumps(listed))
+        return
+    out = Console(highlight=False)
+    for file, entries in accounts.items():
+        out.print(str(file), markup=False, soft_wrap=True)
+        for number, entry in enumerate(entries, start=1):
+            ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
+            so_far = account(entries[:number], delta, "record", "add_remove")
+            out.print(
+                f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
+                f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
+                markup=False,
+                soft_wrap=True,
+            )
+        for epsilon in totals[file]:
+            out.print(f"spent: {epsilon}; {', '.join(epsilon.notes)}", soft_wrap=True)

@@ -1,0 +1,54 @@
+"""`fed-dpsd sweep` and `fed-dpsd report`: grids of runs, and the tables and figures of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fed_dpsd import api
+from fed_dpsd.cli.console import Overrides, say, say_failed
+from fed_dpsd.cli.run import show
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.report import pages
+from fed_dpsd.simulation import sweep as sweeps
+
+
+def sweep(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Parent of the run folders.")] = Path("runs/sweep"),
+    table: Annotated[
+        Path | None, typer.Option("--csv", help="The table. Default: results.csv in --out.")
+    ] = None,
+) -> None:
+    """Run a grid, such as seed=0,1,2 privacy=label,votes. Again: go on where it stopped.
+
+    The last line of stdout is the table's path.
+    """
+    folder = out.absolute()
+    path = (table or folder / "results.csv").absolute()
+    cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
+    failed = sweeps.run(cells, _run_cell, path, say)
+    print(path, flush=True)
+    for cell, error in failed.items():
+        say_failed(f"failed: {cell}: {error}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def report(
+    tables: Annotated[list[Path], typer.Argument(help="Tables of sweeps.", metavar="CSV...")],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to. Default: beside the first table.")
+    ] = None,
+) -> None:
+    """Write tables of means over seeds, figures, and a page of both; print the path of each.
+
+    Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
+    """
+    for path in pages.write(tables, (out or tables[0].parent).absolute()):
+        print(path)
+
+
+def _run_cell(experiment: Experiment, folder: Path) -> None:
+    api.check_simulated(experiment, "overrides=...")
+    show(api.local_job(experiment, folder))

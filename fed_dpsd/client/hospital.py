@@ -1,0 +1,341 @@
+"""A hospital: its own file says what it answers, with what, and how much; a message never does.
+
+The file is YAML with the keys of `Hospital`; `fed-dpsd site init` writes one with a line on each.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fed_dpsd.accounts.account import Account, WhenRecordsChange
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.ledger import FileLedger
+from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.binder import Binder
+from fed_dpsd.client.records import HospitalFiles, HospitalRecords, read
+from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.site import Site
+from fed_dpsd.config import ConfigError, UserError, read_yaml, require
+from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.privacy.mechanism import Relation, Shared, Trust
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.secure_sum import Party
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.storage import client_name, conf_folder
+
+logger = logging.getLogger("fed_dpsd")
+
+# What a message may ask for at most, by the key of conf/; a hospital's file may say otherwise.
+LIMITS = {
+    "teachers_per_client": 100,
+    "queries_per_round": 10_000,
+    "model.teacher_width": 64,
+    "teacher.epochs": 300,
+    "teacher.min_steps": 10_000,
+    "teacher.batch_size": 1_024,
+    "privacy.steps": 10_000,
+    "privacy.copies": 5,
+}
+KEPT = 400  # teachers on disk besides a run's own; others are trained again, to the same bits
+_REMEDY = "`fed-dpsd site init` writes one"
+
+
+class NotAllowed(ProtocolError):
+    """A message asks for what this hospital does not do; the reason is public."""
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One hospital's side of a federation.
+
+    Args:
+        name: of this data set: a budget is per data set, for life, and the ledger bears the name.
+        client: its number among the federation's `num_clients`, from 0.
+        state: folder of the ledger, the teachers and the secret that noise is drawn from.
+        files: its records.
+        shape: (C, size, size) of the federation's images.
+        num_classes: K of the federation.
+        budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
+        budget_relation: "replace_one" where the budget bounds replaced records too.
+        queries: synthetic images that may ever be answered; a charge for none, such as a training,
+            counts as one.
+        threads: processor threads for its teachers.
+        methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
+        trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
+            "server", which then sees answers without noise.
+        keys: of secure sums, all hospitals' in their order, each from its own `fed-dpsd site key`.
+        colluding: hospitals that may work for the coordinator, in secure sums, or look at their
+            results: one that holds against fewer is refused.
+        limits: LIMITS, where it has others.
+        when_records_change: during a run: "refuse" what it asks from then on, or "retrain", which
+            is charged.
+
+    Raises:
+        ValueError: a value is out of its range, or a name is unknown.
+    """
+
+    name: str
+    client: int
+    num_clients: int
+    state: str
+    files: HospitalFiles
+    shape: tuple[int, ...]
+    num_classes: int
+    budget: float
+    delta: float
+    queries: int
+    threads: int
+    methods: tuple[str, ...]
+    privacy: tuple[str, ...]
+    models: tuple[str, ...]
+    trust: tuple[Trust, ...]
+    keys: tuple[str, ...]
+    colluding: int
+    limits: Mapping[str, Any]
+    when_records_change: WhenRecordsChange = "refuse"
+    budget_relation: Relation = "add_remove"
+
+    def __post_init__(self) -> None:
+        require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
+        require(self, colluding=0)
+        if (
+            len(self.shape) != 3
+            or self.shape[0] not in (1, 3)
+            or not 0 < self.shape[1] == self.shape[2]
+        ):
+            raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
+        if self.keys and len(self.keys) != self.num_clients:
+            raise ValueError(f"keys: {len(self.keys)} of num_clients={self.num_clients}")
+        if self.client >= self.num_clients:
+            raise ValueError(
+                f"client={self.client} must be below num_clients={self.num_clients}: the first is 0"
+            )
+        if not 0 <= self.budget < float("inf"):
+            raise ValueError(f"budget={self.budget} must be finite and >= 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        known_names: dict[str, Collection[str]] = {
+            "methods": _choices("method"),
+            "privacy": _choices("privacy"),
+            "models": CLASSIFIERS,
+            "trust": get_args(Trust),
+        }
+        for key, known in known_names.items():
+            for name in getattr(self, key):
+                if name not in known:
+                    raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
+        policies = get_args(WhenRecordsChange)
+        if self.when_records_change not in policies:
+            raise ValueError(
+                f"when_records_change={self.when_records_change!r} must be {' or '.join(policies)}"
+            )
+        for key, most in self.limits.items():
+            if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
+                raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
+
+    @property
+    def folder(self) -> Path:
+        """`state`, as a path."""
+        return Path(self.state)
+
+    @property
+    def ledger(self) -> FileLedger:
+        """Its account.
+
+        Raises:
+            UserError: what was spent stands in the account of another number.
+        """
+        folder, own = self.folder / "ledger", client_name(self.client)
+        others = {path.stem for path in folder.glob("client_*.jsonl")} - {own}
+        if others:
+            raise UserError(
+                f"client={self.client}: {folder} holds the account of {min(others)}; a hospital "
+                "keeps its number for as long as it keeps its data"
+            )
+        with contextlib.suppress(OSError):  # the ledger will say what is wrong
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return FileLedger(folder, self.client, self.name)
+
+    def read(self) -> HospitalRecords:
+        """Its records.
+
+        Raises:
+            UserError: they are not as `files` says.
+        """
+        return read(self.files, self.shape, self.num_classes)
+
+    def experiment(self, text: str, images: int) -> Experiment:
+        """What a coordinator's experiment comes to here: budget, data and places are this file's.
+
+        Args:
+            text: `Experiment.to_json` of the coordinator.
+            images: that it now asks about.
+
+        Raises:
+            NotAllowed: it asks for what the file does not allow, or it is malformed.
+        """
+        try:
+            raw = json.loads(text)
+            self._check(raw)
+            found = set_up(self._own(raw), None, written=True)
+        except ConfigError as error:
+            raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise NotAllowed("the experiment is malformed") from None
+        if images > found.config.queries_per_round:
+            raise NotAllowed(
+                f"{images} images in one ask; queries_per_round={found.config.queries_per_round}"
+            )
+        if found.mechanism.trust not in self.trust:
+            raise NotAllowed(f"this site does not trust the {found.mechanism.trust}")
+        return found
+
+    def _check(self, raw: Mapping[str, Any]) -> None:
+        """Refuse what is not allowed, before any class of it is looked up."""
+        for key, group, names in (
+            ("method", "method", self.methods),
+            ("privacy", "privacy", self.privacy),
+        ):
+            classes = [_choices(group)[name] for name in names]
+            if raw[key]["_class_"] not in classes:
+                raise NotAllowed(f"this site answers {key}={' or '.join(names)} only")
+        for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
+            if model not in self.models:
+                raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
+        facts: dict[str, Any] = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
+        facts["data.num_classes"] = self.num_classes
+        for key, fact in facts.items():
+            if _at(raw, key) != fact:
+                raise NotAllowed(f"{key} is {fact} at this site")
+        for key, most in {**LIMITS, **self.limits}.items():
+            value = _at(raw, key, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
+                raise NotAllowed(f"{key} is at most {most} at this site")
+        if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
+            raise NotAllowed("this site knows no patients: data.patient_column must be null")
+        if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
+            raise NotAllowed("this site trains its own teachers: teacher.path must be null")
+
+    def _own(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The experiment with everything that is this site's to say."""
+        own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
+        own_budget = ("budget", "delta", "budget_relation")
+        budget = {key: getattr(self, key) for key in own_budget}
+        places = {"out": str(self.folder), "run_folder": "", "ledger": str(self.folder / "ledger")}
+        return {
+            **raw,
+            **places,
+            "cache": str(self.folder / "cache"),
+            "threads_client": self.threads,
+            "noise": "secure",
+            "data": {**raw["data"], **own},
+            "privacy": {**raw["privacy"], **budget},
+            "federation": {**raw["federation"], "simulation": False},
+        }
+
+    def open(self, experiment: Experiment, run: str) -> Site:
+        """The client that answers for this hospital in `experiment`, its records read anew.
+
+        Args:
+            experiment: as `experiment` has it.
+            run: the coordinator's name of the run.
+
+        Raises:
+            UserError: the records cannot be read, or the secret cannot.
+        """
+        found = self.read()
+        if found.unreadable:
+            logger.warning("%d images cannot be read and are left out", len(found.unreadable))
+        patients = found.records.patients
+        self._prune(KEPT + experiment.config.teachers_per_client)
+        secret, ledger = secret_of(self.folder / "secret"), self.ledger
+        party = self._party(experiment, secret)
+        account = Account(
+            *(ledger, experiment.config.privacy, plan_of(experiment), run),
+            *(self.queries, self.when_records_change),
+        )
+        return Site(
+            config=experiment.config,
+            mechanism=experiment.mechanism,
+            client=self.client,
+            records=found.records,
+            shard_ids=found.ids if patients is None else patients,
+            test=None,
+            account=account,
+            secret=SecretStreams(secret),
+            summing=party and Summing(party, experiment.mechanism, ledger, run),
+        )
+
+    def _prune(self, most: int) -> None:
+        """Delete the teachers that were not used for longest: messages may ask for any number."""
+        paths = (self.folder / "cache" / "teachers").glob("*")
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[most:]:
+                path.unlink(missing_ok=True)
+
+    def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
+        """Its part in secure sums; None where there are none.
+
+        Raises:
+            NotAllowed: it holds against fewer colluding clients than the file says.
+            UserError: the file's keys are not those of all hospitals, its own in its place.
+        """
+        mechanism = experiment.mechanism
+        quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+        if quorum is None:
+            return None
+        if quorum.colluding < self.colluding:
+            raise NotAllowed(f"this site's sums hold against {self.colluding} colluding clients")
+        try:
+            keys = {number: bytes.fromhex(key) for number, key in enumerate(self.keys)}
+            return Party(self.client, exchange_key(secret), keys, quorum.threshold)
+        except ValueError as error:
+            raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
+
+
+def open_file(path: Path) -> Hospital:
+    """The hospital of a site's file; relative paths in it start from the file.
+
+    Raises:
+        UserError: the file cannot be read, or is not as `Hospital` says.
+    """
+    try:
+        raw = read_yaml(path)
+    except ValueError as error:
+        raise UserError(f"{path} is no site's file: {error}; {_REMEDY}") from None
+    binder = Binder()
+    hospital = binder.bind(Hospital, raw, "site.")
+    binder.finish()
+    assert hospital is not None
+    return _anchored(hospital, path.parent.absolute())
+
+
+def _anchored(hospital: Hospital, folder: Path) -> Hospital:
+    """With absolute paths; what is relative starts from `folder`."""
+
+    def absolute(path: str) -> str:
+        return str(folder / Path(path).expanduser())
+
+    files = replace(hospital.files, path=absolute(hospital.files.path))
+    return replace(hospital, state=absolute(hospital.state), files=files)
+
+
+@functools.cache
+def _choices(group: str) -> dict[str, str]:
+    """The names of a group of conf/, with the class of each."""
+    files = sorted((conf_folder() / group).glob("*.yaml"))
+    return {file.stem: read_yaml(file)["_class_"] for file in files}
+
+
+def _at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of a dotted key, or the default where there is none."""
+    *groups, last = key.split(".")
+    for group in groups:
+        tree = tree[group]
+    return tree.get(last, default)

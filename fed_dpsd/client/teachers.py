@@ -1,0 +1,354 @@
+"""A client's teachers: each trained on a shard of its own of the client's records, and cached.
+
+One changed record touches one shard, so it changes one teacher: nothing here is shared between
+shards, neither random streams nor hold-outs nor statistics. A training mechanism's teachers see
+nothing but through it; what they cost is charged by the site.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import __version__
+from fed_dpsd.config import Config, UserError
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
+from fed_dpsd.privacy.lattice import places_agree
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.noise import Noise, SecretStreams
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.streams import Streams
+
+# Down and right, in pixels, of the copies of an image.
+MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+
+
+def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
+    """Each record's shard, in 0..shards-1: a keyed hash of its own, or its patient's, id alone.
+
+    So adding, removing or changing a record leaves every other record where it was.
+    """
+    secret = key.to_bytes(16, "little")
+
+    def shard(record: int) -> int:
+        name = record.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(name, key=secret, digest_size=8).digest()
+        return int.from_bytes(digest, "little") % shards
+
+    return np.array([shard(int(record)) for record in shard_ids], np.int64)
+
+
+class Teachers:
+    """A client's n = teachers_per_client teachers.
+
+    Args:
+        config: the site's configuration.
+        mechanism: if it trains, it trains these.
+        client: the client's number.
+        records: its private records.
+        shard_ids: (len(records),) each record's lasting id, or its patient's.
+        secret: what a training mechanism draws from; None is `teacher.seed`.
+
+    Raises:
+        UserError: teacher.path does not hold weights of this client's architecture.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mechanism: Mechanism,
+        client: int,
+        records: Split,
+        shard_ids: NDArray[np.int64],
+        secret: SecretStreams | None = None,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._secret = secret
+        self._noise: Noise = secret or Streams(config.teacher.seed)
+        self._training = mechanism if isinstance(mechanism, TrainingMechanism) else None
+        self._read = config.teacher.path and read_teacher(config, client)
+        keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
+        self._shards = [
+            records.take(np.flatnonzero(keys == shard))
+            for shard in range(config.teachers_per_client)
+        ]
+
+    @property
+    def settings(self) -> str:
+        """Every public setting that makes the teachers."""
+        config = self._config
+        settings = [config.architecture(self._client), config.model.teacher_width]
+        settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
+        settings += [str(self._training), self._client, __version__, torch.__version__]
+        settings += [torch.backends.cpu.get_cpu_capability()]  # another one rounds otherwise
+        settings += [config.teachers_per_client]
+        settings += [self._secret.identity] if self._secret else []
+        return json.dumps(settings, sort_keys=True)
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Of what makes each teacher: its records and every setting. They stay at the client."""
+        digests = []
+        for shard, records in enumerate(self._shards):
+            digest = hashlib.sha256(f"{self.settings} {shard}".encode())
+            digest.update(f"{records.images.shape}".encode())
+            digest.update(np.ascontiguousarray(records.images).tobytes())
+            digest.update(records.labels.tobytes())
+            digests.append(digest.hexdigest())
+        return digests
+
+    @functools.cached_property
+    def records_digest(self) -> str:
+        """Digest the records alone, in their shards, whatever is trained on them."""
+        digest = hashlib.sha256()
+        for records in self._shards:
+            digest.update(f"{records.images.shape}".encode())
+            digest.update(np.ascontiguousarray(records.images).tobytes())
+            digest.update(records.labels.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def identity(self) -> str:
+        """One digest for all of them: what a training is charged under."""
+        return hashlib.sha256("".join(self.digests).encode()).hexdigest()
+
+    @property
+    def ready(self) -> bool:
+        """Whether `models` are in memory."""
+        return "models" in vars(self)
+
+    @functools.cached_property
+    def models(self) -> list[Classifier | None]:
+        """The trained teachers; None for an empty shard.
+
+        A training mechanism trains on an empty shard too: else it would tell that it is empty.
+        """
+        if self._read:
+            return [self._read]
+        return [
+            self._load_or_train(shard, records) if len(records) or self._training else None
+            for shard, records in enumerate(self._shards)
+        ]
+
+    def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(n, B, K) probabilities; NaN where a teacher's shard is empty, so it has no opinion.
+
+        All teachers answer in one pass over the images.
+        """
+        known = {i: teacher.eval() for i, teacher in enumerate(self.models) if teacher}
+        shape = (len(self.models), len(images), self._config.data.num_classes)
+        sensitive = np.full(shape, np.nan, np.float32)
+        with torch.inference_mode():
+            for start in range(0, len(images) if known else 0, IMAGES_AT_ONCE):
+                batch = slice(start, start + IMAGES_AT_ONCE)
+                inputs = to_unit(images[batch], torch.device("cpu"))
+                first = next(iter(known.values()))
+                if first.fixed:  # then it is the features of all
+                    inputs = first.features(inputs)
+                for i, teacher in known.items():
+                    logits = teacher.classifier(inputs) if first.fixed else teacher(inputs)
+                    sensitive[i, batch] = logits.softmax(1).numpy()
+        return sensitive
+
+    @property
+    def class_counts(self) -> NDArray[np.float64]:
+        """(n, 1, K) noisy class counts of the shards, the same at every call.
+
+        Their noise follows the records and every setting, as that of the training.
+        """
+        assert self._training
+        num_classes = self._config.data.num_classes
+        counts = []
+        for digest, records in zip(self.digests, self._shards, strict=True):
+            rng = self._noise.numpy("class counts", self._client, int(digest, 16))
+            counts.append(self._training.count(records.labels, num_classes, rng))
+        return np.stack(counts)[:, None]
+
+    def sensitive_weights(self) -> NDArray[np.float32]:
+        """(1, n * P, 1), teacher after teacher (`to_vector`); untrained ones for an empty shard."""
+        vectors = [
+            to_vector(teacher or make_teacher(self._config, self._client, shard))
+            for shard, teacher in enumerate(self.models)
+        ]
+        return torch.cat(vectors).numpy()[None, :, None]
+
+    def sensitive_class_counts(self) -> NDArray[np.float64]:
+        """(1, 1, K) exact class counts of all records."""
+        labels = np.concatenate([records.labels for records in self._shards])
+        counts = np.bincount(labels, minlength=self._config.data.num_classes)
+        return counts.astype(np.float64)[None, None]
+
+    def check_weights(self, weights: NDArray[np.float32]) -> None:
+        """Refuse weights that no training could start from.
+
+        Raises:
+            ValueError: they are of another architecture.
+        """
+        load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
+
+    def sensitive_retrained(
+        self, weights: NDArray[np.float32], digest: str, epochs: int
+    ) -> NDArray[np.float32]:
+        """(1, n * P, 1) weights after each teacher's training on its shard, all from `weights`.
+
+        Args:
+            weights: (P,), where they start (`to_vector`); see `check_weights`.
+            digest: hexadecimal, of the whole ask; all randomness follows it.
+            epochs: over a shard, unless a training mechanism says how it trains.
+        """
+        settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
+        config = dataclasses.replace(self._config, teacher=settings)
+        vectors = []
+        for shard, records in enumerate(self._shards):
+            teacher = make_teacher(config, self._client, shard)
+            load_vector(teacher, torch.from_numpy(weights))
+            if len(records) or self._training:
+                self._train(teacher, records, config, f"retraining {shard}", int(digest, 16))
+            vectors.append(to_vector(teacher))
+        return torch.cat(vectors).numpy()[None, :, None]
+
+    def _load_or_train(self, shard: int, records: Split) -> Classifier:
+        """A shard's teacher, from the cache or trained now."""
+        config, digest = self._config, self.digests[shard]
+        path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
+        teacher = make_teacher(config, self._client, shard)
+        if path.exists():
+            try:
+                teacher.load_state_dict(read_weights(path))
+                with contextlib.suppress(OSError):  # when it was used last; not ours to change
+                    os.utime(path)
+                return teacher
+            except (ValueError, RuntimeError):
+                path.unlink(missing_ok=True)  # what is damaged is trained again, to the same bits
+        # The noise of a private training follows the records too, as it must not be drawn twice.
+        purpose = (
+            ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)
+        )
+        self._train(teacher, records, config, *purpose)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        write_weights(teacher, temporary)
+        os.replace(temporary, path)
+        return teacher
+
+    def _train(
+        self, teacher: Classifier, records: Split, config: Config, purpose: str, number: int
+    ) -> None:
+        """Train on one shard, privately where the mechanism says so."""
+        if not self._training:
+            streams = Streams(config.teacher.seed)
+            train(teacher, records, config, streams.torch(purpose, self._client, number))
+            return
+        labels = torch.from_numpy(records.labels)
+        copies = shifted(records.images, self._training.copies)
+        images = copies.reshape(-1, *records.images.shape[1:])
+        model, take = learner(teacher, images, torch.device("cpu"), _safe_batch(teacher, images))
+        inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+        rng = self._noise.numpy(purpose, self._client, number)
+        self._training.train(model, inputs, labels, rng)
+        teacher.to(memory_format=torch.channels_last)
+
+
+def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
+    """How many images at once have features that are each image's own, to the last bit."""
+
+    def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+        batch = to_unit((255 * pixels).byte().numpy(), torch.device("cpu"))
+        return [teacher.features(batch)]
+
+    if not teacher.fixed or places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE):
+        return IMAGES_AT_ONCE
+    return 1
+
+
+def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
+    """(N, C, H, W) images to (N, A, C, H, W) copies: itself, then moved by a pixel each way.
+
+    What comes in at a border is what was there.
+    """
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    moved = [
+        padded[:, :, 1 + down :, 1 + right :][:, :, :height, :width]
+        for down, right in MOVES[:copies]
+    ]
+    return np.stack(moved, axis=1)
+
+
+def make_teacher(config: Config, client: int, shard: int) -> Classifier:
+    """An untrained teacher of the client's architecture."""
+    build = functools.partial(
+        CLASSIFIERS[config.architecture(client)],
+        config.data.shape,
+        config.data.num_classes,
+        config.model.teacher_width,
+    )
+    drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
+    rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
+    return initialise(build, rng)
+
+
+def read_teacher(config: Config, client: int) -> Classifier:
+    """The teacher in teacher.path, where {client} stands for the client's number.
+
+    Raises:
+        UserError: the file is missing, is no safetensors file, or holds another architecture.
+    """
+    teacher = make_teacher(config, client, 0)
+    path = str(config.teacher.path).replace("{client}", str(client))
+    try:
+        weights = read_weights(Path(path))
+        problem = misfit(teacher, weights)
+    except ValueError as error:
+        raise UserError(f"teacher.path={error}") from None
+    if problem:
+        raise UserError(
+            f"teacher.path={path} does not fit teacher.arch={config.architecture(client)} "
+            f"(model.teacher_width={config.model.teacher_width}, data {config.data.name}): "
+            f"{problem}; give the architecture and width that it was trained with"
+        )
+    teacher.load_state_dict(weights)
+    return teacher
+
+
+def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
+    """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
+
+    Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
+    takes them all in each step. Any number of records and classes works.
+    """
+    settings = config.teacher
+    size = min(settings.batch_size, len(records))
+    batches = len(records) // size
+    steps = max(settings.epochs * batches, settings.min_steps)
+    model, take = learner(teacher, records.images, torch.device("cpu"))
+    inputs = take(slice(None))
+    labels = torch.from_numpy(records.labels)
+    optimiser: torch.optim.Optimizer
+    if settings.momentum is None:
+        optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate, foreach=True)
+    else:
+        optimiser = torch.optim.SGD(
+            model.parameters(), settings.learning_rate, settings.momentum, foreach=True
+        )
+    teacher.train()
+    for step in range(steps):
+        if step % batches == 0:
+            order = torch.randperm(len(records), generator=rng)
+        chosen = order[step % batches * size :][:size]
+        loss = nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()

@@ -1,0 +1,285 @@
+"""From composed configuration to the objects of an experiment, with every problem in one error."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import ComposedDpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.binder import Binder
+from fed_dpsd.config import Config, DataConfig, UserError, split_privacy, to_json
+from fed_dpsd.data import datasets, partition
+from fed_dpsd.data.datasets import Dataset, Split
+from fed_dpsd.data.partition import PARTITIONS, Partition
+from fed_dpsd.methods.method import Method, World
+from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
+from fed_dpsd.privacy.mechanism import Mechanism, Shared
+from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.storage import home
+
+# Of each field that a mechanism may be calibrated by: what spends least, and what spends most.
+CALIBRATED_BETWEEN = {
+    "noise_multiplier": (1e7, 1e-2),
+    "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration, and the method, mechanism and partition that it names."""
+
+    config: Config
+    method: Method
+    mechanism: Mechanism
+    partition: Partition
+
+    @property
+    def seeded(self) -> bool:
+        """Whether noise follows the seeds, which everybody knows; in a deployment none does."""
+        return self.config.noise == "seeded" and self.config.federation.simulation
+
+    @property
+    def method_name(self) -> str:
+        """The name of the method's file."""
+        return type(self.method).__module__.rsplit(".", 1)[-1]
+
+    def to_json(self) -> str:
+        """The configuration, for `from_json` on another machine."""
+        return to_json(self.config)
+
+
+def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
+    """Bind what Hydra composed; `privacy.target_epsilon` sets the mechanism's noise.
+
+    Args:
+        raw: the composed configuration.
+        base: folder that relative paths start from; None where the working directory is not the
+            user's, and relative paths are errors.
+        written: `raw` was written by an experiment, so its noise is set already.
+
+    Raises:
+        ConfigError: every problem found, one a line. No data has been read.
+    """
+    binder = Binder()
+    privacy = dict(raw["privacy"])
+    values = {**raw, "privacy": split_privacy(privacy)}
+    config = binder.bind(Config, values)
+    data = raw["data"] if isinstance(raw["data"], Mapping) else {}
+
+    method = _bind_class(binder, "fed_dpsd.methods", raw["method"], "method", {})
+    mechanism = _bind_class(
+        binder,
+        "fed_dpsd.privacy",
+        values["privacy"]["mechanism"],
+        "privacy",
+        {"num_classes": data.get("num_classes"), "shards": _shards(raw, data)},
+    )
+    partition = _bind_partition(binder, raw["partition"])
+    if config is not None:
+        model = config.model
+        named = {"model.teacher": [model.teacher], "model.student": [model.student]}
+        named |= {"model.teachers": model.teachers, "teacher.arch": [config.teacher.arch or "cnn"]}
+        for key, names in named.items():
+            for name in set(names) - set(CLASSIFIERS):
+                known = ", ".join(CLASSIFIERS)
+                binder.problems.append(f"{key}={name!r} is unknown; choose one of: {known}")
+        needed = method.num_clients if method else None
+        if needed not in (None, config.num_clients):
+            binder.problems.append(
+                f"num_clients={config.num_clients}: method "
+                f"{type(method).__name__} needs num_clients={needed}"
+            )
+        if method and mechanism and mechanism.name not in (method.mechanisms or (mechanism.name,)):
+            binder.problems.append(
+                f"privacy={mechanism.name}: method {type(method).__name__} has the teachers' own "
+                f"weights leave, so it needs privacy={' or '.join(method.mechanisms)}"
+            )
+        if config.teacher.path is not None and isinstance(mechanism, TrainingMechanism):
+            binder.problems.append(
+                f"teacher.path={config.teacher.path}: privacy={mechanism.name} trains its teachers "
+                "itself; use teacher.path=null"
+            )
+        architectures = set(map(config.architecture, range(config.num_clients)))
+        if isinstance(mechanism, TrainingMechanism):
+            for name in architectures & set(NO_DP_SGD):
+                binder.problems.append(
+                    f"model.teacher={name}: privacy={mechanism.name} must bound each record's "
+                    "part, and its layers mix records or cannot be taken apart; use "
+                    "model.teacher=cnn"
+                )
+        if method and method.averages and config.teacher.path is None:
+            if len(architectures) > 1:
+                binder.problems.append(
+                    f"model.teachers={list(model.teachers)}: method {type(method).__name__} "
+                    "averages weights of one architecture; use model.teachers=[]"
+                )
+            if not config.teacher.same_start:
+                binder.problems.append(
+                    f"teacher.same_start=false: method {type(method).__name__} averages weights, "
+                    "which is noise where they start apart; use teacher.same_start=true"
+                )
+        quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+        if quorum is not None:
+            try:
+                quorum.check(config.num_clients)
+            except ValueError as error:
+                binder.problems.append(f"privacy.quorum.{error}")
+        config = _resolve_paths(binder, config, base)
+    binder.finish()
+    assert config is not None
+    if config.privacy.target_epsilon is not None and not written:
+        mechanism, config = _calibrate(binder, method, mechanism, config)
+        binder.finish()
+    return Experiment(config, method, mechanism, partition)
+
+
+def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of privacy.mechanism.Shards: teachers at a client, and what decides their shards."""
+    by = "record" if data.get("patient_column") is None else "patient"
+    return {"teachers": raw["teachers_per_client"], "by": by}
+
+
+def _calibrate(
+    binder: Binder, method: Method, mechanism: Mechanism, config: Config
+) -> tuple[Mechanism, Config]:
+    """The mechanism whose planned run spends target_epsilon on a record, and its configuration."""
+    settings, field = config.privacy, mechanism.calibrated_by
+    if field is None:
+        binder.problems.append(
+            f"privacy.target_epsilon={settings.target_epsilon}: privacy={mechanism.name} has no "
+            "noise to set; choose another mechanism, or target_epsilon=null"
+        )
+        return mechanism, config
+
+    def spend(value: float) -> float:
+        trial = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
+        stages = method.plan(World.of(config, trial)).stages
+        event = ComposedDpEvent([stage.event("record", "add_remove") for stage in stages])
+        return unchanged_epsilon(event, settings.delta)
+
+    try:
+        value = calibrate(spend, settings.target_epsilon, *CALIBRATED_BETWEEN[field])
+    except ValueError as error:
+        binder.problems.append(f"privacy.{error}")
+        return mechanism, config
+    mechanism = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
+    settings = dataclasses.replace(settings, mechanism={**settings.mechanism, field: value})
+    return mechanism, dataclasses.replace(config, privacy=settings)
+
+
+def test_split(experiment: Experiment) -> Split | None:
+    """What the server tests its student on; a deployment may have none."""
+    config = experiment.config
+    nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
+    if nothing and not config.federation.simulation:
+        return None
+    return datasets.load_test(config.data, Path(config.cache))
+
+
+def evaluated_on(experiment: Experiment, test: Split | None) -> str:
+    """Say what accuracies are measured on; a deployment's test images are its coordinator's own."""
+    if test is None:
+        return "nothing: the coordinator has no test images"
+    simulation = experiment.config.federation.simulation
+    whose = "public, in a simulation" if simulation else "the coordinator's own"
+    return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"
+
+
+def from_json(text: str) -> Experiment:
+    """The experiment that `Experiment.to_json` wrote."""
+    return set_up(json.loads(text), None, written=True)
+
+
+def _bind_class(
+    binder: Binder, package: str, values: Mapping[str, Any], where: str, public: dict[str, Any]
+) -> Any:
+    """An instance of the class that `_class_` names, from its keys and public facts."""
+    cls = binder.locate(package, values.get("_class_"), f"{where}._class_")
+    if cls is None:
+        return None
+    names = {field.name for field in dataclasses.fields(cls)}
+    arguments = {key: value for key, value in values.items() if key != "_class_"}
+    arguments |= {key: value for key, value in public.items() if key in names}
+    return binder.bind(cls, arguments, f"{where}.")
+
+
+def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
+    name = values.get("name")
+    if name not in PARTITIONS:
+        binder.problems.append(f"partition.name={name!r} is not one of {', '.join(PARTITIONS)}")
+        return None
+    arguments = {key: value for key, value in values.items() if key != "name"}
+    return binder.bind(PARTITIONS[name], arguments, "partition.")
+
+
+def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
+    """Absolute paths, with their defaults; the data folder must be there."""
+
+    def absolute(key: str, value: str) -> str:
+        path = Path(value).expanduser()
+        if not path.is_absolute() and base is None:
+            binder.problems.append(
+                f"{key}={value} must be an absolute path under `flwr run`, "
+                "whose working directory is not yours"
+            )
+        return str(path if base is None else base / path)
+
+    default_out = home() / "runs" if base is None else base / "runs"
+    changes: dict[str, Any] = {
+        "out": absolute("out", config.out) if config.out else str(default_out),
+        "cache": absolute("cache", config.cache) if config.cache else str(home() / "cache"),
+    }
+    for key in ("run_folder", "ledger"):
+        if getattr(config, key):
+            changes[key] = absolute(key, getattr(config, key))
+    if config.data.path is not None:
+        path = absolute("data.path", config.data.path)
+        if not Path(path).is_dir():
+            binder.problems.append(
+                f"data.path={path} is not a folder; give one with train.parquet and test.parquet"
+            )
+        changes["data"] = dataclasses.replace(config.data, path=path)
+    if config.teacher.path is not None:
+        path = absolute("teacher.path", config.teacher.path)
+        changes["teacher"] = dataclasses.replace(config.teacher, path=path)
+    return dataclasses.replace(config, **changes)
+
+
+# --- simulated records ---
+
+
+@functools.lru_cache(maxsize=2)
+def load_data(config: DataConfig, cache: str) -> Dataset:
+    """A data set, once a process."""
+    return datasets.load(config, Path(cache))
+
+
+@functools.lru_cache(maxsize=2)
+def _partitions(
+    data: DataConfig, cache: str, rule: partition.Partition, num_clients: int
+) -> list[NDArray[np.int64]]:
+    return partition.split(rule, load_data(data, cache).train.labels, num_clients)
+
+
+def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
+    """Every simulated client's indices into the training split, once a process."""
+    config = experiment.config
+    return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
+
+
+def largest_partition(experiment: Experiment) -> int | None:
+    """Return the records of the largest simulated client; None where they are not public."""
+    if not experiment.config.federation.simulation:
+        return None
+    try:
+        return max(map(len, partitions(experiment)))
+    except UserError:  # which has ended the run already
+        return None

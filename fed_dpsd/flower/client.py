@@ -1,0 +1,133 @@
+"""Flower's ClientApp side: a node answers for the clients that it hosts.
+
+A client's state lies on disk, never in Flower's context, so any process may host it next.
+"""
+
+import functools
+import logging
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message
+
+from fed_dpsd.client import site as sites
+from fed_dpsd.client.hospital import Hospital, NotAllowed, open_file
+from fed_dpsd.client.site import Site
+from fed_dpsd.config import one_line
+from fed_dpsd.experiment import Experiment, from_json
+from fed_dpsd.flower.codec import (
+    ANSWER,
+    DIAGNOSE,
+    HELLO,
+    STEP,
+    Reply,
+    code_digest,
+    pack_replies,
+    public_line,
+    reading,
+    unpack_ask,
+    unpack_step,
+)
+from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.protocol import Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.simulation.clients import open_site
+
+NOT_SIMULATED = (
+    "this node is no simulation's, and a client must not take its budget from a message: start its "
+    "SuperNode with --node-config 'site=\"/path/to/site.yaml\"'"
+)
+LONGEST_RUN = 400  # a folder's name, and a secret's
+logger = logging.getLogger("fed_dpsd")
+
+
+def answer(message: Message, context: Context, client_app: Path) -> Message:
+    """Answer a node's message for every client that it hosts.
+
+    The configuration comes with the message. So a node of a simulation takes it as it is; a
+    hospital's (`--node-config 'site="FILE"'`) takes of it what the hospital's own file allows; and
+    a node that is neither answers nothing.
+
+    A failure travels as one line. It may depend on private data, so outside a simulation it says
+    that there was one, and the rest stays in the node's own log.
+    """
+    about: dict[str, str | int] = {"code": code_digest(client_app), "error": ""}
+    replies: dict[int, Reply | Refusal] = {}
+    client, told = -1, True
+    try:
+        if "site" in context.node_config:
+            told = False
+            hospital = open_file(Path(str(context.node_config["site"])))
+            client = hospital.client
+            about["client"] = client
+            if message.metadata.message_type != HELLO:
+                replies[client] = _answer_hospital(message, hospital, str(about["code"]))
+        elif {"partition-id", "simulation"} & set(context.node_config):
+            meta = message.content["meta"]
+            experiment = from_json(str(meta["experiment"]))
+            with torch_threads(experiment.config.threads_client):
+                for client in meta["clients"]:
+                    site = _site(experiment.to_json(), client, str(meta["run_folder"]))
+                    replies[client] = _answer(_asked(message, client), experiment, site)
+        else:
+            raise ProtocolError(NOT_SIMULATED)
+    except Exception as error:
+        logger.exception("client %s failed", client)
+        cause = one_line(error) if told else "see its log"
+        about["error"] = f"client {client} failed: {cause}"
+        replies = {}
+    content = pack_replies(replies)
+    content["meta"] = ConfigRecord(about)
+    return Message(content, reply_to=message)
+
+
+def _asked(message: Message, client: int) -> Ask | SumStep | None:
+    """What a message asks of one client; None are exact diagnostics."""
+    kind, content = message.metadata.message_type, message.content
+    if kind == DIAGNOSE:
+        return None
+    return unpack_step(content, client) if kind == STEP else unpack_ask(content)
+
+
+def _answer(asked: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
+    """What a client replies, which may answer what it is asked."""
+    if asked is None:
+        return Reply(site.diagnose())
+    if isinstance(asked, SumStep):
+        return Reply(boxes=sites.take_step(site, asked))
+    given = sites.answer(experiment.method, asked, site)
+    if isinstance(given, Refusal):
+        return given
+    boxes = {str(other): box for other, box in given.sealed.items()}
+    return Reply(given.values, boxes, given.statement)
+
+
+def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply | Refusal:
+    """The same for a hospital; whatever is wrong with the message is a refusal with its reason.
+
+    A coordinator of other code is refused before anything is read: what it takes an answer for may
+    be something else.
+    """
+    try:
+        if message.metadata.message_type not in (ANSWER, STEP):
+            raise NotAllowed("exact diagnostics are refused outside a simulation")
+        with reading():
+            meta = message.content.config_records["meta"]
+            if meta.get("code") != code:
+                raise NotAllowed("the coordinator runs other code than this site")
+            text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
+            if not run or not run.isprintable() or len(run) > LONGEST_RUN:
+                raise NotAllowed("the run's name is empty, too long, or cannot be printed")
+            asked = _asked(message, hospital.client)
+        images = len(asked.images) if isinstance(asked, Ask) else 0
+        experiment = hospital.experiment(text, images)
+        with torch_threads(experiment.config.threads_client):
+            return _answer(asked, experiment, hospital.open(experiment, run))
+    except ProtocolError as error:
+        reason = public_line(str(error))
+        logger.warning("refused: %s", reason)
+        return Refusal(0, reason)
+
+
+@functools.lru_cache(maxsize=256)
+def _site(experiment: str, client: int, run_folder: str) -> Site:
+    """A site stays open between messages of a process; all that must last is on disk."""
+    return open_site(from_json(experiment), client, Path(run_folder))

@@ -1,0 +1,174 @@
+"""The protocol as Flower's records: what is asked of a node's clients, and what they reply."""
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from numpy.typing import NDArray
+
+from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, Statement, SumStep
+
+ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
+LONGEST_REASON, NO_REASON = 200, "no reason given"
+
+
+def public_line(text: str) -> str:
+    """A text as one printable line that is not too long, for logs and replies."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Whatever goes wrong with what a peer has sent is its fault: bytes may break any parser.
+
+    Raises:
+        ProtocolError: it is malformed.
+    """
+    try:
+        yield
+    except ProtocolError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"the message is malformed ({type(error).__name__})") from None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's reply: an array, small pieces for other clients, and what it was charged."""
+
+    values: NDArray[Any] = field(default_factory=lambda: NOTHING)
+    boxes: Mapping[str, bytes] = field(default_factory=dict)
+    statement: Statement | None = None
+
+
+def pack_ask(ask: Ask) -> RecordDict:
+    """An ask, for any client."""
+    arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
+    record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    about = {"query_id": ask.query_id, "kind": ask.kind}
+    about |= {"acknowledged": json.dumps(ask.acknowledged), "heard": json.dumps(ask.heard)}
+    return RecordDict({"arrays": record, "ask": ConfigRecord(about)})
+
+
+@reading()
+def unpack_ask(content: RecordDict) -> Ask:
+    """What `pack_ask` made.
+
+    Raises:
+        ProtocolError: it is no such thing, or the ask is not well-formed.
+    """
+    arrays, about = content.array_records["arrays"], content.config_records["ask"]
+    images, predictions, weights = (
+        arrays[name].numpy() for name in ("images", "predictions", "weights")
+    )
+    query_id, kind = about["query_id"], about["kind"]
+    if not isinstance(query_id, int) or not isinstance(kind, str):
+        raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
+    acknowledged = json.loads(str(about["acknowledged"]))
+    heard = {int(client): told for client, told in json.loads(str(about["heard"])).items()}
+    return Ask(query_id, images, predictions, kind, weights, acknowledged, heard)  # type: ignore[arg-type]
+
+
+def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
+    """Steps of a secure sum, one for each client."""
+    content = RecordDict()
+    for client, step in steps.items():
+        about = {"ask": step.ask, "named": list(step.named)}
+        content[f"step {client}"] = ConfigRecord(about)
+        content[f"proofs {client}"] = _boxes(step.proofs)
+        content[f"sealed {client}"] = _boxes(step.sealed)
+    return content
+
+
+@reading()
+def unpack_step(content: RecordDict, client: int) -> SumStep:
+    """A client's step of what `pack_steps` made.
+
+    Raises:
+        ProtocolError: it is no such thing.
+    """
+    about = content.config_records[f"step {client}"]
+    proofs, sealed = (
+        {int(name): _box(box) for name, box in content.config_records[f"{what} {client}"].items()}
+        for what in ("proofs", "sealed")
+    )
+    return SumStep(str(about["ask"]), tuple(map(int, about["named"])), proofs, sealed)
+
+
+def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
+    """What the clients of a node reply."""
+    content = RecordDict()
+    given = {client: each for client, each in replies.items() if isinstance(each, Reply)}
+    refused = {client: each.reason for client, each in replies.items() if isinstance(each, Refusal)}
+    content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in given.items()})
+    content["refused"] = ConfigRecord({"reasons": json.dumps(refused)})
+    told = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
+    content["statements"] = ConfigRecord(told)
+    for client, reply in given.items():
+        content[f"boxes {client}"] = _boxes(reply.boxes)
+    return content
+
+
+@reading()
+def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
+    """What `pack_replies` made, of those `clients` that are in it.
+
+    Raises:
+        ProtocolError: it is no such thing.
+    """
+    refused = dict(json.loads(str(content.config_records["refused"]["reasons"])))
+    values = content.array_records["values"]
+    statements = content.config_records["statements"]
+    replies: dict[int, Reply | Refusal] = {}
+    for client in clients:
+        told = statements.get(str(client))
+        statement = None if told is None else Statement(**json.loads(str(told)))
+        if str(client) in refused:
+            reason = public_line(str(refused[str(client)]))
+            replies[client] = Refusal(0, reason, statement)
+        elif str(client) in values:
+            boxes = content.config_records[f"boxes {client}"].items()
+            found = {str(name): _box(box) for name, box in boxes}
+            array = np.asarray(values[str(client)].numpy())
+            replies[client] = Reply(array, found, statement)
+    return replies
+
+
+def _box(box: Any) -> bytes:
+    """Bytes, and no number: `bytes` of one would be as many zeros."""
+    if not isinstance(box, bytes):
+        raise TypeError(f"{type(box).__name__} is no box")
+    return box
+
+
+def _boxes(boxes: Mapping[Any, bytes]) -> ConfigRecord:
+    return ConfigRecord({str(name): box for name, box in boxes.items()})
+
+
+def over_the_wire(content: RecordDict) -> RecordDict:
+    """Parse the bytes that Flower sends for a message's content, as its receiver does."""
+    sent = recorddict_to_proto(content).SerializeToString()
+    return recorddict_from_proto(ProtoRecordDict.FromString(sent))
+
+
+@functools.cache
+def code_digest(client_app: Path) -> str:
+    """SHA-256 over this library's source files and the client app's, by name and content."""
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        if "_app" not in path.relative_to(package).parts:
+            digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    digest.update(client_app.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,388 @@
+"""Flower's ServerApp side: the clients behind a grid of nodes.
+
+A node may host any number of logical clients, so a run works with one node or many.
+"""
+
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fed_dpsd.config import FLAT_KEYS, UserError, from_run_config, one_line
+from fed_dpsd.experiment import Experiment, set_up, test_split
+from fed_dpsd.flower.codec import (
+    ANSWER,
+    DIAGNOSE,
+    HELLO,
+    NO_REASON,
+    STEP,
+    Reply,
+    code_digest,
+    pack_ask,
+    pack_steps,
+    public_line,
+    reading,
+    unpack_replies,
+)
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.server.run import run
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.summary import result_line, round_text, write_failure
+
+ATTEMPTS = 3
+OUT_OF_REACH = {
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+}
+POLL_SECONDS = 0.5
+PATIENCE = 300.0  # for a node to say who it is: its first process may be slow to start
+LATE = "no answer within"
+logger = logging.getLogger("fed_dpsd")
+
+
+class RunFailed(Exception):
+    """What the Flower run fails with: the cause in one line. Flower's log shows no traceback."""
+
+    __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+
+
+def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
+    """Run the experiment that `flwr run --run-config` asks for, and print its result.
+
+    With `resume`, a run folder, go on with what is there; nothing else may be given then.
+
+    Raises:
+        RunFailed: with the cause in one line; Flower then reports the run as failed.
+    """
+    try:
+        if resumed := str(run_config.get("resume", "")):
+            folder = _resumed(resumed, run_config)
+            experiment = open_run_folder(folder)
+        else:
+            experiment = set_up(from_run_config(run_config), base=None)
+            folder = new_run_folder(experiment)
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        raise RunFailed(one_line(error)) from None
+    try:
+        test_split(experiment)  # what is wrong with it is said before hospitals are waited for
+        federation = GridFederation(experiment, grid, folder, client_app)
+        summary = run(experiment, federation, folder, _print_round)
+    except Exception as error:
+        if not isinstance(error, UserError | ProtocolError):
+            logger.exception("the server failed")
+        if not (folder / "summary.json").exists():
+            write_failure(experiment, folder, GridFederation.engine, error)
+        print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
+        raise RunFailed(one_line(error)) from None
+    print(f"result: {result_line(experiment, summary)}", flush=True)
+    print(f"run folder: {folder}", flush=True)
+
+
+def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
+    """The folder of a run to go on with.
+
+    Raises:
+        UserError: something else is given too, or the path is relative.
+    """
+    if given := [key for key in FLAT_KEYS if run_config.get(key, "") != ""]:
+        raise UserError(f"{given[0]} is given with resume={path}: a run keeps its configuration")
+    if not Path(path).is_absolute():
+        raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
+    return Path(path)
+
+
+def _print_round(line: Mapping[str, Any]) -> None:
+    print(round_text(line), flush=True)
+
+
+def _told(ask: Ask, clients: Collection[int]) -> Ask:
+    """Return the ask with what was heard of these clients, and of no others."""
+    heard = {client: told for client, told in ask.heard.items() if client in clients}
+    return replace(ask, heard=heard)
+
+
+class Absent(Refusal):
+    """No answer: nothing came in time, or nothing that can be read."""
+
+
+class GridFederation(HostedFederation):
+    """The clients behind a Flower grid.
+
+    In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
+    hospital, which says which client it is; a round goes on without those that do not answer, as
+    long as federation.min_clients do. What came of each ask is a line of the run's asks.jsonl.
+
+    Raises:
+        UserError: too few nodes connect within federation.node_timeout_seconds.
+    """
+
+    engine = "flower"
+
+    def __init__(
+        self, experiment: Experiment, grid: Grid, run_folder: Path, client_app: Path
+    ) -> None:
+        super().__init__(experiment, run_folder)
+        self._grid = grid
+        self._run_folder = run_folder
+        self._run = str(run_folder)
+        if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
+            self._run += f" {self._noise.identity}"  # other noise is another run
+        self._code = code_digest(client_app)
+        self._settings = experiment.config.federation
+        everyone = experiment.config.num_clients
+        self._least = self._settings.min_clients or everyone
+        if hasattr(grid, "pull_interval"):  # the simulation's grid polls every 0.1 s otherwise
+            grid.pull_interval = 0.005 if self._settings.simulation else 1.0
+        self._hosts: dict[int, list[int]] = {}
+        self._took: dict[int, float] = {}
+        self._away: set[int] = set()  # nodes that did not answer the last ask
+        deadline = time.monotonic() + self._settings.node_timeout_seconds
+        while not self._meet() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if len(self._clients) < self._least:
+            known = f"only clients {sorted(self._clients)}" if self._hosts else "no node"
+            raise UserError(
+                f"{known} connected within federation.node_timeout_seconds="
+                f"{self._settings.node_timeout_seconds:g}; start the SuperNodes, or the "
+                "simulation, and try again"
+            )
+
+    @property
+    def _clients(self) -> set[int]:
+        """Those that a node hosts, as far as is known."""
+        return {client for clients in self._hosts.values() for client in clients}
+
+    def _meet(self) -> bool:
+        """Find out who the nodes are that are connected; whether everybody is known.
+
+        A node is who it says it is, if no other has said so before in this run.
+        """
+        nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
+        if self._settings.simulation:
+            for client in range(everyone if nodes and not self._hosts else 0):
+                self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
+            return bool(self._hosts)
+        strangers = {node: RecordDict() for node in nodes if node not in self._hosts}
+        for node, reply in self._send(HELLO, 0, strangers, PATIENCE).items():
+            meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
+            client = meta.get("client")
+            if type(client) is not int or client not in range(everyone):
+                logger.warning("node %d is no hospital of this federation", node)
+            elif client in self._clients:
+                logger.warning("node %d says that it is client %d, which another is", node, client)
+            elif meta.get("code") != self._code:
+                logger.warning("client %d runs other code than this server", client)
+            else:
+                self._hosts[node] = [client]
+        return len(self._clients) == everyone
+
+    def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
+        """Bring an ask to every client; who does not answer in time refuses.
+
+        Raises:
+            UserError: fewer clients answered than the federation needs.
+        """
+        started, timeout = time.monotonic(), self._settings.round_timeout_seconds
+        if not self._settings.simulation:
+            self._meet()
+        packed = {node: pack_ask(_told(ask, clients)) for node, clients in self._hosts.items()}
+        replies = self._exchange(ANSWER, ask.query_id, packed)
+        teachers = self.experiment.config.teachers_per_client
+        answers: dict[int, Answer | Refusal] = {}
+        for client in range(self.experiment.config.num_clients):
+            reply = replies.get(client, Absent(ask.query_id, f"{LATE} {timeout:g} s"))
+            if isinstance(reply, Reply):
+                sealed = {
+                    int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
+                }
+                answers[client] = Answer(
+                    ask.query_id, reply.values, teachers, sealed, reply.statement
+                )
+            else:
+                answers[client] = reply
+        self._log(ask, answers, time.monotonic() - started)
+        absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
+        if len(answers) - len(absent) < self._least:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
+            self._tally.take(answers)
+            few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
+            raise UserError(f"{few}; {self._way_out}")
+        return answers
+
+    def _step(self, steps: Mapping[int, SumStep]) -> dict[int, Mapping[str, bytes]]:
+        contents = {}
+        for node, clients in self._hosts.items():
+            if mine := {client: steps[client] for client in clients if client in steps}:
+                contents[node] = pack_steps(mine)
+        replies = self._exchange(STEP, 0, contents)
+        for client, given in replies.items():
+            if isinstance(given, Refusal) and not isinstance(given, Absent):
+                logger.warning("client %d takes no part in a sum: %s", client, given.reason)
+        return {client: r.boxes for client, r in replies.items() if isinstance(r, Reply)}
+
+    def _log(self, ask: Ask, answers: Mapping[int, Answer | Refusal], seconds: float) -> None:
+        """A line of asks.jsonl: who answered, and who did not and why."""
+        line = {
+            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "query_id": ask.query_id,
+            "kind": ask.kind,
+            "ask": ask.digest(),
+            "answered": sorted(c for c, given in answers.items() if isinstance(given, Answer)),
+            "refused": {c: g.reason for c, g in answers.items() if isinstance(g, Refusal)},
+            "seconds": round(seconds, 3),
+        }
+        with (self._run_folder / "asks.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def diagnose(self) -> dict[int, NDArray[np.float32]]:
+        """Exact probabilities of every teacher on the test split.
+
+        Raises:
+            UserError: a client did not answer.
+        """
+        replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in self._hosts})
+        found = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
+        if missing := self._clients - set(found):
+            raise UserError(f"clients {sorted(missing)} did not answer; {self._way_out}")
+        return dict(sorted(found.items()))
+
+    @property
+    def _way_out(self) -> str:
+        """What to do about clients that did not answer."""
+        timeout = self._settings.round_timeout_seconds
+        return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
+
+    def _exchange(
+        self, kind: str, query_id: int, contents: Mapping[int, RecordDict]
+    ) -> dict[int, Reply | Refusal]:
+        """Bring a message to each of some nodes; what their clients replied in time."""
+        replies = self._send(kind, query_id, contents, self._settings.round_timeout_seconds)
+        found: dict[int, Reply | Refusal] = {}
+        for node, reply in replies.items():
+            found |= self._read(node, reply)
+        return found
+
+    def _send(
+        self, kind: str, query_id: int, contents: Mapping[int, RecordDict], timeout: float
+    ) -> dict[int, Message]:
+        """Bring a message to each of some nodes; the replies that came in time, by node."""
+
+        def message(node: int) -> Message:
+            meta = {
+                "experiment": self.experiment.to_json(),
+                "run_folder": self._run,
+                "clients": self._hosts.get(node, []),
+                "code": self._code,
+            }
+            content = RecordDict({**contents[node], "meta": ConfigRecord(meta)})
+            return Message(content, dst_node_id=node, message_type=kind, group_id=str(query_id))
+
+        if self._settings.simulation:
+            messages = [message(node) for node in contents]
+            replies = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
+            return {reply.metadata.src_node_id: reply for reply in replies}
+        if kind != ANSWER:
+            return self._insist(contents, message, timeout)
+        replies = self._insist(contents, message, timeout, self._least)
+        self._away = {n for n in contents if n not in replies or replies[n].has_error()}
+        return replies
+
+    def _insist(
+        self,
+        nodes: Iterable[int],
+        message: Callable[[int], Message],
+        timeout: float,
+        enough: float = math.inf,
+    ) -> dict[int, Message]:
+        """Send nodes their messages until each has replied, or it is too late.
+
+        Where `enough` have replied, those that were away before are waited for only
+        federation.retry_seconds: one hospital that left would else cost every round its time-out.
+
+        A message may be lost with the process that had it. So a silent node is sent its message
+        again: after twice what its last reply took, then after twice as long each time; one that is
+        out of reach, regularly; one whose process fails, at once. The ask is the same, so nothing
+        is charged twice.
+        """
+        started, first = time.monotonic(), self._settings.retry_seconds
+        due = dict.fromkeys(nodes, started)
+        pause = {node: max(first, 2 * self._took.get(node, 0)) for node in due}
+        attempts = dict.fromkeys(due, ATTEMPTS)
+        pushed: dict[str, int] = {}
+        replies: dict[int, Message] = {}
+        while due:
+            now = time.monotonic()
+            for node in [node for node, when in due.items() if when <= now]:
+                due[node], pause[node] = now + pause[node], 2 * pause[node]
+                pushed[next(iter(self._grid.push_messages([message(node)])))] = node
+            for reply in self._grid.pull_messages(list(pushed)):  # the grid's own loop sleeps 3 s
+                node = pushed.pop(reply.metadata.reply_to_message_id)
+                if node not in due:
+                    continue
+                replies[node] = reply
+                if reply.has_error() and reply.error.code in OUT_OF_REACH:
+                    pause[node] = first
+                    continue
+                attempts[node] -= 1 if reply.has_error() else ATTEMPTS
+                self._took[node] = now - started
+                if attempts[node] > 0:
+                    due[node] = now
+                else:
+                    del due[node]
+            waited = now - started
+            many = sum(not reply.has_error() for reply in replies.values()) >= enough
+            if waited > timeout or (waited > first and many and self._away.issuperset(due)):
+                break
+            time.sleep(POLL_SECONDS if due else 0)
+        return replies
+
+    def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
+        """Check one node's reply and take it apart.
+
+        Raises:
+            ProtocolError: what is wrong with it; in a deployment its clients are absent.
+        """
+        clients = self._hosts[node]
+        try:
+            self._check(clients, reply)
+            return unpack_replies(reply.content, clients)
+        except ProtocolError as error:
+            if self._settings.simulation:
+                raise
+            problem = public_line(str(error))
+        logger.warning("clients %s: %s", clients, problem)
+        return {client: Absent(0, problem) for client in clients}
+
+    @reading()
+    def _check(self, clients: list[int], reply: Message) -> None:
+        if reply.has_error():
+            cause = " ".join((reply.error.reason or NO_REASON).split())[-100:].lstrip("^ ")
+            raise ProtocolError(f"the node that hosts clients {clients} failed: {cause}")
+        meta = reply.content.config_records.get("meta", {})
+        if meta.get("code") != self._code:
+            stale = (
+                "a Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "
+                "finds it) or use `fed-dpsd run --engine flower`"
+            )
+            way_out = stale if self._settings.simulation else "install one version at both"
+            raise ProtocolError(
+                f"the node that hosts clients {clients} runs other code than this server; {way_out}"
+            )
+        if meta.get("error"):
+            raise ProtocolError(str(meta["error"]))

@@ -1,1 +1,0 @@
-"""How an experiment is set up, run, checkpointed and hosted."""

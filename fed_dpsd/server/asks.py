@@ -1,0 +1,51 @@
+"""The asks of a run, kept as they were sent.
+
+A client is charged for the bytes of an ask. A resumed run may compute other ones, since another
+number of threads or another processor rounds otherwise, so it sends what it has sent before.
+"""
+
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fed_dpsd.config import UserError
+from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.server.checkpoint import KEPT
+from fed_dpsd.storage import npz_of, write_atomically
+
+
+class Asks:
+    """The asks below a folder, one file for each id and kind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def settle(self, ask: Ask) -> Ask:
+        """Return the ask that was kept under this id and kind, or keep this one and return it.
+
+        It is durable on return, and only then may it leave.
+
+        Raises:
+            UserError: the file cannot be read.
+        """
+        path = self._folder / f"{ask.query_id:05d}_{ask.kind}.npz"
+        if not path.exists():
+            arrays = {name: getattr(ask, name) for name in ("images", "predictions", "weights")}
+            write_atomically(path, npz_of(arrays))
+            return ask
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                return replace(ask, **kept)
+        except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
+            raise UserError(
+                f"the ask {path} cannot be read ({error}); restore it, or delete it: clients then "
+                "charge what is asked in its place, and the run's card says so"
+            ) from None
+
+    def prune(self, rounds: int) -> None:
+        """Delete the asks that no checkpoint leads back to, now that so many rounds are saved."""
+        for path in self._folder.glob("*.npz"):
+            if 0 < int(path.name.partition("_")[0]) <= rounds - KEPT:
+                path.unlink(missing_ok=True)

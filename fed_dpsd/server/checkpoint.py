@@ -1,0 +1,124 @@
+"""Checkpoints: safetensors and JSON, written atomically; two states kept, the bank append-only."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import safetensors.numpy
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from fed_dpsd.config import UserError
+from fed_dpsd.methods.method import Bank, State
+from fed_dpsd.storage import write_atomically
+
+KEPT = 2
+
+
+def save(folder: Path, state: State) -> None:
+    """Write `state` below `folder`. A crash at any moment leaves a complete older checkpoint.
+
+    The newest part of the bank is written first, then the tensors, then the JSON file that makes
+    the checkpoint count; states older than the last two are removed at the end.
+    """
+    (folder / "bank").mkdir(parents=True, exist_ok=True)
+    digests = []
+    if state.bank:
+        part = dict(vars(state.bank[-1]))
+        digests = [_write(_bank_file(folder, len(state.bank)), safetensors.numpy.save(part))]
+    if state.bank and state.round > 1:
+        digests = [*_read_index(folder, state.round - 1)["bank"], *digests]
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
+    index = {
+        "round": state.round,
+        "tensors": _write(_state_file(folder, state.round), safetensors.torch.save(tensors)),
+        "bank": digests,
+    }
+    _write(_index_file(folder, state.round), json.dumps(index).encode())
+    for number in _rounds(folder)[:-KEPT]:
+        _index_file(folder, number).unlink()
+        _state_file(folder, number).unlink(missing_ok=True)
+
+
+def load(folder: Path) -> State | None:
+    """The newest checkpoint below `folder`; None where there is none yet.
+
+    Raises:
+        UserError: a file is missing or does not match its checksum; names it and the way out.
+    """
+    rounds = _rounds(folder)
+    if not rounds:
+        return None
+    newest = rounds[-1]
+    remedy = (
+        f"delete {_index_file(folder, newest).name} beside it to go on from round {rounds[-2]}"
+        if len(rounds) > 1
+        else f"delete the folder {folder} to start the run again (its ledger stays)"
+    )
+    index = _read_index(folder, newest, remedy)
+    state_file = _state_file(folder, newest)
+    try:
+        tensors = safetensors.torch.load(_read(state_file, index["tensors"], remedy))
+    except SafetensorError as error:
+        raise _corrupt(state_file, str(error), remedy) from error
+    bank = []
+    for number, digest in enumerate(index["bank"], start=1):
+        part = safetensors.numpy.load(_read(_bank_file(folder, number), digest, remedy))
+        bank.append(Bank(**part))
+    return State(newest, tensors, bank)
+
+
+def digest_of(tensors: dict[str, torch.Tensor]) -> str:
+    """SHA-256 over names, shapes, types and bytes of named tensors, in the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name].detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes) -> str:
+    write_atomically(path, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path, digest: str, remedy: str) -> bytes:
+    if not path.is_file():
+        raise _corrupt(path, "it is missing", remedy)
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise _corrupt(path, "its checksum does not match", remedy)
+    return content
+
+
+def _read_index(folder: Path, number: int, remedy: str = "") -> dict:
+    path = _index_file(folder, number)
+    try:
+        index = json.loads(path.read_text())
+        return {"tensors": str(index["tensors"]), "bank": list(index["bank"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _corrupt(path, str(error), remedy) from error
+
+
+def _corrupt(path: Path, what: str, remedy: str) -> UserError:
+    return UserError(f"the checkpoint file {path} is corrupt ({what}); {remedy}")
+
+
+def _rounds(folder: Path) -> list[int]:
+    names = (re.fullmatch(r"round_(\d+)\.json", path.name) for path in folder.glob("*.json"))
+    return sorted(int(name.group(1)) for name in names if name)
+
+
+def _index_file(folder: Path, number: int) -> Path:
+    return folder / f"round_{number:05d}.json"
+
+
+def _state_file(folder: Path, number: int) -> Path:
+    return folder / f"round_{number:05d}.safetensors"
+
+
+def _bank_file(folder: Path, number: int) -> Path:
+    return folder / "bank" / f"round_{number:05d}.safetensors"

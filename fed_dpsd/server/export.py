@@ -1,0 +1,211 @@
+"""The student as people take it away: a file with its weights, its network and its privacy card."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import __version__
+from fed_dpsd.binder import Binder
+from fed_dpsd.config import ConfigError, UserError
+from fed_dpsd.methods.method import below
+from fed_dpsd.models import initialise, misfit, read_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.inference import predict
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.summary import read_summary, result_line
+from fed_dpsd.storage import write_atomically
+
+FACTS = "fed_dpsd"  # the key of a file's metadata
+NAME = "student"
+
+
+class Format(StrEnum):
+    """What an exported file is written as."""
+
+    safetensors = "safetensors"
+    onnx = "onnx"
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a student is built.
+
+    Args:
+        architecture: a key of `CLASSIFIERS`.
+        width: of its first layer, >= 1.
+        shape: (C, S, S) of its images.
+        num_classes: >= 2.
+    """
+
+    architecture: str
+    width: int
+    shape: tuple[int, ...]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if self.architecture not in CLASSIFIERS:
+            known = ", ".join(CLASSIFIERS)
+            raise ValueError(f"architecture={self.architecture!r} is not one of {known}")
+        if len(self.shape) != 3 or min(self.width, *self.shape) < 1 or self.num_classes < 2:
+            raise ValueError(f"{self} has a size that no network has")
+
+    def build(self) -> Classifier:
+        """Without weights worth the name."""
+        make = CLASSIFIERS[self.architecture]
+        return initialise(
+            lambda: make(self.shape, self.num_classes, self.width), torch.Generator()
+        ).eval()
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student read from a file.
+
+    Args:
+        network: how it is built.
+        model: (B, C, S, S) images in [0, 1] to (B, K) logits.
+        facts: what the file says of the run that it is from; `privacy` is that run's card.
+    """
+
+    network: Network
+    model: Classifier
+    facts: Mapping[str, Any]
+
+    def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the (B, K) probabilities of (B, C, S, S) images, S and C as in `network`."""
+        return predict(self.model, images, torch.device("cpu"))
+
+
+def export(run_folder: Path, folder: Path, form: Format) -> Path:
+    """Write the student of a completed run to FOLDER/student.safetensors or .onnx; its path.
+
+    The file's metadata hold the network, the run's result and its privacy card. Of ONNX, `images`
+    are (B, C, S, S) float32 in [0, 1] and `probabilities` (B, K) float32.
+
+    Raises:
+        UserError: the run has not completed, has no student of its own, or the file exists or
+            cannot be written.
+    """
+    path = folder / f"{NAME}.{form}"
+    if path.exists():
+        raise UserError(f"{path} exists already; choose another folder")
+    student = student_of(run_folder)
+    metadata = {FACTS: json.dumps(student.facts)}
+    if form is Format.onnx:
+        content = _to_onnx(student.model, student.network, metadata)
+    else:
+        weights = {name: w.contiguous() for name, w in student.model.state_dict().items()}
+        content = safetensors.torch.save(weights, metadata)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror})") from None
+    return path
+
+
+def student_of(run_folder: Path) -> Student:
+    """Return the student of a completed run, from its last checkpoint.
+
+    Raises:
+        UserError: the run has not completed, or has no student of its own.
+    """
+    experiment = open_run_folder(run_folder)
+    summary = read_summary(run_folder)
+    status = summary.get("status", "not finished")
+    if status != "completed":
+        raise UserError(f"{run_folder}: the run is {status}; resume it first")
+    config = experiment.config
+    arch, width = config.model.student, config.model.student_width
+    if experiment.method.averages:  # then the student is one of the teachers' kind
+        arch, width = config.architecture(0), config.model.teacher_width
+    network = Network(arch, width, config.data.shape, config.data.num_classes)
+    state = checkpoint.load(run_folder / "checkpoint")
+    weights = below("student", state.tensors) if state else {}
+    model = network.build()
+    if reason := misfit(model, weights):
+        raise UserError(
+            f"{run_folder}: method {summary['method']} has no student of its own to export: "
+            f"{reason}"
+        )
+    model.load_state_dict(weights)
+    facts = {
+        "version": __version__,
+        "network": vars(network),
+        "result": result_line(experiment, summary),
+        **{key: summary[key] for key in ("method", "data", "student_sha256", "privacy")},
+    }
+    return Student(network, model, facts)
+
+
+def open_student(path: Path) -> Student:
+    """Read what `export` wrote as safetensors.
+
+    Raises:
+        UserError: it is no such file.
+    """
+    binder = Binder()
+    try:
+        weights = read_weights(path)
+        with safetensors.safe_open(path, "pt") as file:
+            facts = json.loads((file.metadata() or {})[FACTS])
+        network = binder.bind(Network, facts["network"], "network.")
+        binder.finish()
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        raise UserError(
+            f"{path} is not an exported student ({error}); give a file of `fed-dpsd export`"
+        ) from None
+    model = network.build()
+    if reason := misfit(model, weights):
+        raise UserError(f"{path}: {reason}; export the student again")
+    if checkpoint.digest_of(weights) != facts.get("student_sha256"):
+        raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
+    model.load_state_dict(weights)
+    return Student(network, model, facts)
+
+
+class _Probabilities(nn.Module):
+    """A classifier whose outputs are probabilities."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """(B, C, S, S) in [0, 1] to (B, K)."""
+        return self.model(images).softmax(1)
+
+
+def _to_onnx(model: Classifier, network: Network, metadata: Mapping[str, str]) -> bytes:
+    """An ONNX file of any batch size."""
+    try:
+        import onnxscript  # noqa: F401  (what torch.onnx needs, and nothing else here)
+    except ImportError:
+        raise UserError(
+            "--format onnx needs two more packages: pip install 'fed-dpsd[onnx]'"
+        ) from None
+    images = torch.zeros((2, *network.shape))
+    model(images)  # what fixed features need is computed here, not traced
+    program = torch.onnx.export(
+        _Probabilities(model).eval(),
+        (images,),
+        input_names=["images"],
+        output_names=["probabilities"],
+        dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    return program.model_proto.SerializeToString()

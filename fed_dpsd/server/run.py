@@ -1,0 +1,142 @@
+"""The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fed_dpsd.config import one_line
+from fed_dpsd.experiment import Experiment, evaluated_on, test_split
+from fed_dpsd.methods.method import Round, State, World, below
+from fed_dpsd.models.inference import predict
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.diagnostics import diagnose
+from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.server.metrics import METRICS, confusion
+from fed_dpsd.server.run_folder import open_log, save_samples
+from fed_dpsd.server.summary import ANSWERS, TRAVELLED, add_privacy, blank_summary
+from fed_dpsd.storage import remove, write_json
+from fed_dpsd.streams import Streams
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def run(
+    experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
+) -> dict[str, Any]:
+    """Run, or go on with, the experiment of `folder`, and return its summary.
+
+    Args:
+        experiment: what to run.
+        federation: its clients.
+        folder: the run folder; if it holds a checkpoint, the run goes on from there.
+        progress: called with each line of rounds.jsonl as it is written.
+
+    Raises:
+        UserError: something the user can mend. summary.json then says "failed", as after any error,
+            and everything that was on disk is still there.
+    """
+    started = time.perf_counter()
+    torch.set_num_threads(experiment.config.threads_server)
+    torch.set_flush_denormal(True)  # a student that large noise saturates is ten times slower else
+    summary = blank_summary(experiment, federation.engine)
+    remove(folder / "summary.json")  # its card is that of an earlier part of the run
+    try:
+        _run(experiment, federation, folder, progress, summary)
+        summary["status"] = "completed"
+    except BaseException as error:
+        summary["error"] = one_line(error)
+        raise
+    finally:
+        summary["seconds"]["total"] = time.perf_counter() - started
+        summary["queries"] |= {name: getattr(federation, name) for name in TRAVELLED}
+        add_privacy(summary, experiment, folder)
+        write_json(folder / "summary.json", summary)
+    return summary
+
+
+def _run(
+    experiment: Experiment,
+    federation: HostedFederation,
+    folder: Path,
+    progress: Progress,
+    summary: dict[str, Any],
+) -> None:
+    config = experiment.config
+    resume = checkpoint.load(folder / "checkpoint")
+    log, lines = open_log(folder / "rounds.jsonl", resume.round if resume else 0)
+    test = test_split(experiment)
+    summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
+    world = World.of(config, experiment.mechanism, test)
+
+    before = time.perf_counter()
+    if config.federation.simulation and test is not None:
+        for metric, scores in diagnose(experiment, federation, world, test.labels).items():
+            summary[metric] |= scores
+    summary["seconds"]["teachers"] = time.perf_counter() - before
+
+    before = time.perf_counter()
+    line: dict[str, Any] = {}
+    if resume is not None:
+        line = lines[-1]
+        _record_round(summary, resume, line)
+        before -= line["seconds"]
+        federation.counted = resume.round
+    for name in TRAVELLED:  # what diagnostics sent is none of it
+        setattr(federation, name, line.get(name, 0))
+    rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
+    for finished in rounds:
+        if finished.state.bank:
+            save_samples(folder, finished.state.bank[-1], finished.state.round)
+        line = _round_line(finished, world, time.perf_counter() - before, line)
+        line |= {name: getattr(federation, name) for name in TRAVELLED}
+        with log.open("a") as file:  # before the checkpoint, which is what makes the line count
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        checkpoint.save(folder / "checkpoint", finished.state)
+        federation.prune(finished.state.round)
+        progress(line)
+        _record_round(summary, finished.state, line)
+    summary["seconds"]["rounds"] = time.perf_counter() - before
+
+
+def _student_scores(student: nn.Module, world: World) -> dict[str, Any]:
+    """The student's scores and confusion on the test split; None without one."""
+    metrics = METRICS | {"confusion": confusion}
+    if world.test is None:
+        return {f"student_{name}": None for name in metrics}
+    predictions = predict(student, world.test.images, world.device)
+    labels = world.test.labels
+    return {f"student_{name}": metric(predictions, labels) for name, metric in metrics.items()}
+
+
+def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
+    """The latest round, so that a run that fails later still says how far it came."""
+    for name in METRICS:
+        summary[name]["student"] = line[f"student_{name}"]
+    for name in ANSWERS:
+        summary["queries"][name] = line[name]
+    summary["confusion"] = line.get("student_confusion")  # logs of earlier versions have none
+    summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
+
+
+def _round_line(
+    finished: Round, world: World, seconds: float, last: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A line of rounds.jsonl; teachers' answers are counted over this round and all before it."""
+    return {
+        "round": finished.state.round,
+        "rounds": world.rounds,
+        **_student_scores(finished.student, world),
+        **finished.metrics,
+        "answered_queries": sum(len(part.labels) for part in finished.state.bank),
+        **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},
+        "refused": finished.refused,
+        "seconds": round(seconds, 3),
+    }

@@ -1,0 +1,124 @@
+"""A run's folder: its name, its configuration, its log and its pictures."""
+
+import datetime
+import functools
+import json
+import os
+import platform
+import secrets
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fed_dpsd import __version__
+from fed_dpsd.config import UserError, read_yaml
+from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.methods.method import Bank
+from fed_dpsd.models.inference import to_unit
+from fed_dpsd.storage import write_atomically, write_json
+
+_LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
+
+
+def name_run_folder(experiment: Experiment) -> Path:
+    """Where a new run goes: `run_folder`, or a new name below `out`."""
+    config = experiment.config
+    if config.run_folder:
+        return Path(config.run_folder)
+    when = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    what = f"{experiment.method_name}-{config.data.name}-seed{config.seed}"
+    return Path(config.out) / f"{when}-{what}-{secrets.token_hex(2)}"
+
+
+def new_run_folder(experiment: Experiment) -> Path:
+    """Create the run folder with its configuration; an existing one is never overwritten.
+
+    Raises:
+        UserError: the folder exists, or cannot be written.
+    """
+    folder = name_run_folder(experiment)
+    try:
+        folder.mkdir(parents=True)
+        versions = {library: metadata.version(library) for library in _LIBRARIES}
+        versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
+        versions |= {"commit": _commit(), "machine": _machine()}
+        write_json(folder / "versions.json", versions)
+        # Last, for it is what makes the folder a run folder.
+        write_atomically(
+            folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
+        )
+    except OSError as error:
+        if folder.is_dir() and isinstance(error, FileExistsError):
+            raise UserError(f"run_folder={folder} exists already; choose another") from None
+        raise UserError(
+            f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
+        ) from None
+    return folder
+
+
+@functools.cache  # of the code that was imported, whatever is committed while it runs
+def _commit() -> str | None:
+    """The commit of this package's checkout, "+dirty" where it was changed; None outside one."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not just installed inside one
+        return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+dirty")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _machine() -> str:
+    """What the run's times depend on, without naming the host."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
+
+
+def open_run_folder(folder: Path) -> Experiment:
+    """The experiment of an existing run folder.
+
+    Raises:
+        UserError: it is no run folder, or its configuration cannot be read.
+    """
+    path = folder / "config.yaml"
+    try:
+        raw = read_yaml(path)
+    except ValueError as error:
+        raise UserError(f"{folder} is not a run folder: {path}: {error}") from None
+    return set_up(raw, None, written=True)
+
+
+def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
+    """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint.
+
+    Raises:
+        UserError: the log is damaged: it holds less than its checkpoint.
+    """
+    text = path.read_text().splitlines()[:rounds] if path.exists() else []
+    try:
+        lines = [json.loads(line) for line in text]
+    except ValueError:
+        lines = []
+    if len(lines) < rounds:
+        raise UserError(
+            f"{path} does not hold the {rounds} rounds of its checkpoint; delete the folder "
+            f"{path.with_name('checkpoint')} to start the run again (its ledger stays)"
+        )
+    write_atomically(path, "".join(line + "\n" for line in text).encode())
+    return path, lines
+
+
+def save_samples(folder: Path, bank: Bank, number: int) -> None:
+    """A PNG grid of the round's first 64 synthetic images."""
+    from torchvision.utils import save_image  # seconds to import, and only a server's run needs it
+
+    (folder / "samples").mkdir(exist_ok=True)
+    images = to_unit(bank.images[:64], torch.device("cpu"))
+    save_image(images, folder / "samples" / f"round_{number:05d}.png", nrow=8)

@@ -1,0 +1,87 @@
+"""The server's half of a secure sum: it learns the sum of the answers, and nothing else.
+
+The arithmetic is privacy/secure_sum.py; the clients' half is client/secure_sum.py.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.config import UserError
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size
+from fed_dpsd.protocol import Answer, Ask, SumStep
+from fed_dpsd.storage import npz_of, write_atomically
+
+Steps = Callable[[Mapping[int, SumStep]], Mapping[int, Mapping[str, bytes]]]
+
+
+def secure_sum(
+    experiment: Experiment,
+    ask: Ask,
+    answers: Mapping[int, Answer],
+    notes: Path,
+    deliver: Steps,
+) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    """The sum of masked answers, and whose they are.
+
+    Args:
+        experiment: whose mechanism.
+        ask: what was asked.
+        answers: those that arrived.
+        notes: folder where a sum's names and masked answers are kept: clients confirm one set of
+            names only, so a run that is killed goes on with it, whoever is there then.
+        deliver: brings a step to each of some clients; of those that took it, what came back.
+
+    Raises:
+        UserError: too few clients are left; nothing was unmasked.
+    """
+    mechanism, digest = experiment.mechanism, ask.digest()
+    assert isinstance(mechanism, Shared)
+    assert mechanism.quorum is not None
+    threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients
+    masked = {c: Masked(a.values, a.sealed) for c, a in answers.items() if _fits(a, ask, parties)}
+    path = notes / f"{digest}.npz"
+    try:
+        if path.exists():  # the run was killed after some may have confirmed
+            with np.load(path, allow_pickle=False) as kept:
+                masked = {int(name): Masked.from_bytes(kept[name].tobytes()) for name in kept.files}
+        elif len(masked) < threshold:
+            raise SumError(f"{len(masked)} clients answered; {threshold} are needed")
+        else:
+            packed = {str(c): np.frombuffer(m.to_bytes(), np.uint8) for c, m in masked.items()}
+            write_atomically(path, npz_of(packed))
+        named = tuple(sorted(masked))
+        confirmed = deliver({client: SumStep(digest, named) for client in named})
+        steps = {}
+        for client in confirmed:
+            proofs = {c: p[str(client)] for c, p in confirmed.items() if str(client) in p}
+            sealed = {other: masked[other].sealed[client] for other in named}
+            steps[client] = SumStep(digest, named, proofs, sealed)
+        opened = {c: _opened(shares) for c, shares in deliver(steps).items()}
+        total = combine(masked, opened, parties, threshold)
+    except (SumError, KeyError, ValueError) as error:
+        raise UserError(
+            f"the sum of ask {ask.query_id} cannot be opened: {error}; nothing of it was seen: "
+            "resume the run when the clients are back or, where one's shares were tampered with, "
+            "begin another without it"
+        ) from None
+    return total * mechanism.lattice, named
+
+
+def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
+    """Whether a masked answer is of the right shape; what it hides nobody can check."""
+    sizes = {client: len(box) for client, box in answer.sealed.items()}
+    whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
+    return (
+        whole and answer.values.dtype == np.uint64 and answer.values.shape == ask.predictions.shape
+    )
+
+
+def _opened(shares: Mapping[str, bytes]) -> Opened:
+    own = {int(name): share for name, share in shares.items() if " " not in name}
+    pairs = {tuple(map(int, name.split())): share for name, share in shares.items() if " " in name}
+    return Opened(own, pairs)  # type: ignore[arg-type]  # of two numbers each

@@ -1,0 +1,128 @@
+"""summary.json: what a run was, how well its student does, and what it cost."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.ledger import ledger_path, read
+from fed_dpsd.accounts.secret import ledger_folder
+from fed_dpsd.accounts.tally import Tally
+from fed_dpsd.config import UserError, one_line
+from fed_dpsd.experiment import Experiment, largest_partition
+from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.storage import write_json
+
+MEANINGFUL_EPSILON = 10.0
+HEADLINE = ("record", "replace_one")
+ANSWERS = ("forward_answers", "backward_answers")  # of teachers: images times teachers
+TRAVELLED = ("bytes_to_clients", "bytes_to_server")
+
+
+def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
+    """summary.json with everything unknown null."""
+    config = experiment.config
+    return {
+        "status": "failed",
+        "error": None,
+        "method": experiment.method_name,
+        "data": config.data.name,
+        "num_clients": config.num_clients,
+        "seed": config.seed,
+        "engine": engine,
+        "accuracy": {
+            "student": None,
+            "ensemble": None,
+            "weighted_ensemble": None,
+            "clients": None,
+            "vote": None,
+            "answered_vote": None,
+            "evaluated_on": None,
+            "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
+        },
+        "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
+        "confusion": None,
+        "queries": {
+            "answered_per_client": 0,
+            **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
+        },
+        "privacy": None,
+        "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
+        "student_sha256": None,
+    }
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """summary.json of a run folder; empty where there is none yet."""
+    path = folder / "summary.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
+    """summary.json of a run that failed before, or outside, `run`."""
+    summary = blank_summary(experiment, engine) | {"error": one_line(error)}
+    add_privacy(summary, experiment, folder)
+    write_json(folder / "summary.json", summary)
+
+
+def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
+    """Fill in what the run cost: the plan, what clients said, and what simulated ledgers hold.
+
+    Hospitals' ledgers stay with them.
+    """
+    ledgers = []
+    config = experiment.config
+    plan = plan_of(experiment)
+    try:
+        for client in range(config.num_clients if config.federation.simulation else 0):
+            path = ledger_path(ledger_folder(experiment, folder), client)
+            entries = read(path) if path.exists() else ()
+            if config.ledger:  # of all runs
+                entries = [entry for entry in entries if entry.run == folder.name]
+            ledgers.append(entries)
+        tally = Tally(folder, plan.releases)
+        charged, notes = tally.charged, tally.notes()
+    except UserError as error:  # then nobody knows
+        charged, notes = Counter({str(error): 1}), (str(error),)
+    answered = [sum(entry.queries for entry in entries) for entries in ledgers]
+    summary["queries"]["answered_per_client"] = max(answered, default=None)
+    records = largest_partition(experiment)
+    summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes, records)
+
+
+def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
+    """The result in one line: accuracies, the published epsilon and the proven one.
+
+    Two classes are seldom balanced, so their accuracies stand beside the AUROC.
+    """
+    two_classes = experiment.config.data.num_classes == 2
+    parts = []
+    for role in ("student", "ensemble"):
+        fraction, area = summary["accuracy"][role], summary["auroc"][role]
+        part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
+        parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
+    card = summary["privacy"]
+    published = card["epsilon_published"]
+    published = published if isinstance(published, str) else f"{published:.3g}"
+    if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
+        return " · ".join([*parts, NOTHING_NOTE])
+    parts.append(f"published {published} ({card['mechanism']})")
+    (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == HEADLINE)
+    claim = Epsilon.from_json(row)
+    weak = claim.value > MEANINGFUL_EPSILON
+    parts.append(f"proven {claim}" + (": no meaningful protection" if weak else ""))
+    return " · ".join(parts)
+
+
+def round_text(line: Mapping[str, Any]) -> str:
+    """One line of rounds.jsonl for people."""
+    student = line["student_accuracy"]
+    score = "unknown" if student is None else f"{100 * student:.1f} %"
+    refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
+    return (
+        f"round {line['round']}/{line['rounds']} · student {score} · "
+        f"{line['answered_queries']:,} queries · {line['seconds']:.1f} s{refused}"
+    )

@@ -1,0 +1,59 @@
+"""Simulated clients: their records are partitions of a public data set."""
+
+from pathlib import Path
+
+from fed_dpsd.accounts.account import Account
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.ledger import FileLedger
+from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
+from fed_dpsd.client.secure_sum import Summing
+from fed_dpsd.client.site import Site
+from fed_dpsd.experiment import Experiment, load_data, partitions
+from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.secure_sum import Party, public_key
+from fed_dpsd.storage import client_name
+
+
+def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
+    """A simulated client's account.
+
+    Its data set is the client's part of the data, so another partition is another data set.
+    """
+    config, folder = experiment.config, ledger_folder(experiment, run_folder)
+    data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
+    return FileLedger(folder, client, data)
+
+
+def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
+    """A simulated client."""
+    config, indices = experiment.config, partitions(experiment)[client]
+    data = load_data(config.data, config.cache)
+    records = data.train.take(indices)
+    ledger = ledger_of(experiment, client, run_folder)
+    party = simulated_party(experiment, client, run_folder)
+    return Site(
+        config=config,
+        mechanism=experiment.mechanism,
+        client=client,
+        records=records,
+        shard_ids=indices if records.patients is None else records.patients,
+        test=data.test,
+        account=Account(ledger, config.privacy, plan_of(experiment), run_folder.name),
+        secret=noise_of(experiment, run_folder, client_name(client)),
+        summing=party and Summing(party, experiment.mechanism, ledger, run_folder.name),
+    )
+
+
+def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
+    """A simulated client's keys, made beside the ledgers; None where there are no secure sums."""
+    mechanism = experiment.mechanism
+    quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+    if quorum is None:
+        return None
+    folder = ledger_folder(experiment, run_folder)
+    keys = {
+        number: exchange_key(secret_of(folder / f"{client_name(number)}.secret"))
+        for number in range(experiment.config.num_clients)
+    }
+    public = {number: public_key(key) for number, key in keys.items()}
+    return Party(client, keys[client], public, quorum.threshold)

@@ -1,0 +1,110 @@
+"""What may be wrong with a machine before a run: each check with its remedy."""
+
+import importlib
+import os
+import socket
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+
+from fed_dpsd.simulation.superlink import gpu_share
+from fed_dpsd.storage import app_folder, home
+
+FLOWER_MINOR = "1.41"
+LOCAL_SUPERLINK_PORTS = (39091, 39093)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding."""
+
+    name: str
+    good: bool
+    state: str
+    remedy: str = ""
+
+
+def examine() -> list[Check]:
+    """Every check, good or bad."""
+    return [
+        *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
+        *(_processors(), _gpu()),
+    ]
+
+
+def _flower() -> Check:
+    version = metadata.version("flwr")
+    good = version.startswith(FLOWER_MINOR + ".")
+    remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINOR}.0'"
+    return Check("flwr", good, f"{version} (tested with {FLOWER_MINOR})", remedy)
+
+
+def _app() -> Check:
+    folder = app_folder()
+    good = (folder / "pyproject.toml").is_file()
+    remedy = "" if good else "install the package, or a checkout: pip install ."
+    return Check("app, for flwr run", good, str(folder), remedy)
+
+
+def _torchvision() -> Check:
+    state = f"{metadata.version('torch')} and {metadata.version('torchvision')}"
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError) as error:
+        remedy = "install both together, from one index: pip install --upgrade torch torchvision"
+        return Check("torch and torchvision", False, f"{state}: {error}", remedy)
+    return Check("torch and torchvision", True, state)
+
+
+def _folders() -> list[Check]:
+    checks = []
+    for name, folder in (("FED_DPSD_HOME", home()), ("temporary", Path(tempfile.gettempdir()))):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            checks.append(Check(f"{name} folder", True, f"{folder} is writable"))
+        except OSError as error:
+            remedy = f"make it writable, or set {'TMPDIR' if name == 'temporary' else name}"
+            checks.append(Check(f"{name} folder", False, f"{folder}: {error.strerror}", remedy))
+    return checks
+
+
+def _superlinks() -> list[Check]:
+    """SuperLinks that run already: `flwr run` would use them, with their code and their folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
+        if any("flower-superlink" in part for part in process.info["cmdline"] or []):
+            found.append(f"process {process.info['pid']} in {process.info['cwd']}")
+    if not found:
+        return [Check("SuperLink", True, "none is running")]
+    remedy = "a bare `flwr run` meets the one on the local ports: kill it first if it is stale"
+    return [Check("SuperLink", True, state, remedy) for state in found]
+
+
+def _ports() -> Check:
+    taken = []
+    for port in LOCAL_SUPERLINK_PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                taken.append(str(port))
+    if not taken:
+        return Check("local ports", True, "free, `flwr run` will start its own SuperLink")
+    remedy = "if no SuperLink of yours is meant to run there, end the process that holds them"
+    return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
+
+
+def _processors() -> Check:
+    count = os.cpu_count() or 1
+    remedy = "" if count > 1 else "`flwr run` asks for 2 a client: use fed-dpsd run --engine flower"
+    return Check("processors", count > 1, str(count), remedy)
+
+
+def _gpu() -> Check:
+    if not torch.cuda.is_available():
+        return Check("GPU", True, "none, everything runs on the processor")
+    return Check("GPU", True, f"{torch.cuda.device_count()}, {gpu_share(5)} for each of 5 clients")

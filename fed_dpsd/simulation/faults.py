@@ -1,0 +1,155 @@
+"""Faults in a rehearsed run, one after the other, and what must hold when it has ended."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fed_dpsd.config import UserError
+from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation.rehearsal import COORDINATOR, SERVER, Rehearsal
+
+GAP_SECONDS = 60.0  # between two faults, at most: a few rounds
+DOWN_SECONDS = 10.0  # that a host or a link is gone, at most
+PATIENCE = 900.0  # for a run to end
+COMPLETED = "finished:completed"
+CLIENT = "keep("  # in the command line of what answers at a hospital
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Args:
+        number: from 1.
+        seed: of the run that it befell.
+        kind: "link" is taken down and up again; "client" is what answers at a hospital, "hospital"
+            its whole host; "server" is the coordinator's process of the run, "superlink" its whole
+            host. All but the link are killed by SIGKILL.
+        host: whom it befell.
+        rounds: that the run had finished by then.
+        seconds: until the host was started again, or the link was back.
+        outcome: "went on", or "resumed", by a new run from the checkpoint.
+    """
+
+    number: int
+    seed: int
+    kind: str
+    host: str
+    rounds: int
+    seconds: float
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Endured:
+    """A run with faults that has ended.
+
+    Args:
+        faults: what it endured.
+        student: SHA-256 of its student.
+        differences: between its hospitals' ledgers and what the coordinator received.
+        seconds: from its submission to its end.
+    """
+
+    faults: tuple[Fault, ...]
+    student: str
+    differences: tuple[str, ...]
+    seconds: float
+
+
+def endure(
+    rehearsal: Rehearsal,
+    seed: int,
+    first: int,
+    most: int,
+    say: Callable[[Fault], None],
+    gap: float = GAP_SECONDS,
+) -> Endured:
+    """Run the experiment with a seed, and let up to `most` random faults befall it.
+
+    With faults or without, the run's name is the same, and so is the noise of its secure sums.
+
+    Args:
+        rehearsal: that runs.
+        seed: of the run and of its faults.
+        first: number of the first fault.
+        most: faults; 0 is a run that is left in peace.
+        say: told of each.
+        gap: seconds between two faults, at most.
+
+    Raises:
+        UserError: the run failed, and no fault explains it, or it does not end.
+    """
+    rng, started = np.random.default_rng(seed), time.monotonic()
+    rehearsal.forget()
+    folder = rehearsal.folder / "runs" / ("faults" if most else "peace") / f"seed{seed}"
+    settings = f"seed={seed}", f"run_folder={folder}"
+    run_id, faults = rehearsal.submit(*settings), list[Fault]()
+    while not (status := rehearsal.status(run_id)).startswith("finished"):
+        if time.monotonic() > started + PATIENCE + len(faults) * GAP_SECONDS * 5:
+            raise UserError(f"seed={seed}: the run is still {status}; see {rehearsal.folder}")
+        time.sleep(rng.uniform(0, gap) if len(faults) < most else 1)
+        if len(faults) == most:
+            continue
+        rounds = _lines(folder / "rounds.jsonl")
+        kind, host, seconds = _strike(rehearsal, rng)
+        outcome = "went on"
+        if kind in ("server", "superlink") and rehearsal.wait(run_id, PATIENCE) != COMPLETED:
+            started_once = (folder / "config.yaml").exists()
+            run_id = rehearsal.resume(folder) if started_once else rehearsal.submit(*settings)
+            outcome = "resumed"
+        faults.append(Fault(first + len(faults), seed, kind, host, rounds, seconds, outcome))
+        say(faults[-1])
+    if status != COMPLETED:
+        raise UserError(f"seed={seed}: the run is {status}; see {rehearsal.folder}")
+    student = read_summary(folder)["student_sha256"]
+    differences = tuple(reconcile(rehearsal, folder))
+    return Endured(tuple(faults), student, differences, time.monotonic() - started)
+
+
+def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, float]:
+    """Let one random fault happen, and mend it; its kind, host and seconds."""
+    kinds = ("link", "client", "hospital", "server", "superlink")
+    kind = str(rng.choice(kinds if rehearsal.hosts else kinds[1:]))
+    number, seconds = int(rng.integers(len(rehearsal.hospitals))), rng.uniform(0, DOWN_SECONDS)
+    host = f"hospital{number}" if kind in ("link", "client", "hospital") else COORDINATOR
+    if kind == "link":
+        rehearsal.cut(number)
+        time.sleep(seconds)
+        rehearsal.mend(number)
+    elif kind in ("client", "server"):
+        rehearsal.kill_some(host, CLIENT if kind == "client" else SERVER)
+        seconds = 0.0
+    else:
+        rehearsal.kill(host)
+        time.sleep(seconds)
+        if kind == "hospital":
+            rehearsal.start_hospital(number)
+        else:
+            rehearsal.start_superlink()
+    return kind, host, round(seconds, 1)
+
+
+def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
+    """What differs between hospitals' ledgers and what the coordinator received, ask by ask."""
+    lines = [json.loads(line) for line in (run_folder / "asks.jsonl").read_text().splitlines()]
+    found = []
+    for number in rehearsal.hospitals:
+        received = {line["ask"] for line in lines if number in line["answered"]}
+        ledger = rehearsal.hospital(number).ledger
+        with ledger.transaction():
+            charged = Counter(entry.ask for entry in ledger.entries() if entry.ask)
+        name = f"hospital {number}"
+        found += [f"{name}: {ask:.12} was answered, not charged" for ask in received - set(charged)]
+        found += [f"{name}: {ask:.12} was charged, not received" for ask in set(charged) - received]
+        found += [f"{name}: {ask:.12} was charged {n} times" for ask, n in charged.items() if n > 1]
+    return found
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) if path.exists() else 0

@@ -1,0 +1,38 @@
+"""All clients in this process: the engine that needs no Flower."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.client.site import answer, take_step
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
+from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.simulation.clients import open_site
+
+
+class LocalFederation(HostedFederation):
+    """All clients in this process, one after the other: for tests, sweeps and benchmarks."""
+
+    engine = "local"
+
+    def __init__(self, experiment: Experiment, run_folder: Path) -> None:
+        super().__init__(experiment, run_folder)
+        clients = range(experiment.config.num_clients)
+        self._sites = {client: open_site(experiment, client, run_folder) for client in clients}
+
+    def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
+        with torch_threads(self.experiment.config.threads_client):
+            method = self.experiment.method
+            return {client: answer(method, ask, site) for client, site in self._sites.items()}
+
+    def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
+        return {client: take_step(self._sites[client], step) for client, step in steps.items()}
+
+    def diagnose(self) -> dict[int, NDArray[np.float32]]:
+        """Exact probabilities of every teacher on the test split."""
+        with torch_threads(self.experiment.config.threads_client):
+            return {client: site.diagnose() for client, site in self._sites.items()}

@@ -1,0 +1,386 @@
+"""A deployment on one machine: a coordinator and hospitals, each a host of its own.
+
+A host is a network namespace with a link to the coordinator's (Linux, root, iproute2); where that
+is not permitted, all hosts are this one, on the loopback interface. Everything else is as in
+docs/deployment.md: certificates, node keys, a SuperLink with a database, SuperNodes.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.client.hospital import Hospital, open_file
+from fed_dpsd.config import UserError, compose
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.experiment import load_data, partitions, set_up
+from fed_dpsd.privacy.secure_sum import public_key
+from fed_dpsd.simulation.superlink import QUIET
+from fed_dpsd.storage import app_folder
+
+PORT = 9192
+START_SECONDS = 90.0
+COORDINATOR = "coordinator"
+SERVER = "flwr-serverapp"
+
+# Of every site's file, but for what `settings` say otherwise.
+ALLOWED = {
+    "budget": 100.0,
+    "delta": 1e-5,
+    "queries": 10_000_000,
+    "threads": 1,
+    "methods": ["fed_dpsd"],
+    "privacy": ["dp_teacher", "gradient", "label", "votes"],
+    "models": ["scattering", "cnn", "cnn_bn", "mlp"],
+    "trust": ["nobody", "threshold"],
+    "keys": [],
+    "colluding": 0,
+    "limits": {},
+}
+
+
+def can_make_hosts() -> bool:
+    """Whether network namespaces may be made here."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"fed-dpsd-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    return made.returncode == 0
+
+
+class Rehearsal:
+    """A federation of hospitals on this machine; `stop` ends everything that it started.
+
+    Each hospital has the records that the client of its number has in a simulation.
+
+    Args:
+        folder: an empty one; hospital J's is folder/hospitalJ, runs are in folder/runs.
+        overrides: of the experiment; what they leave open of a federation is as in deployment.yaml.
+        settings: of every site's file, besides what is written here.
+        hosts: whether each is a network namespace.
+
+    Raises:
+        UserError: the overrides are no experiment, or a host or a process cannot be made.
+    """
+
+    def __init__(
+        self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
+    ) -> None:
+        given = ["federation=deployment", f"out={folder / 'runs'}", *overrides]
+        self.experiment = set_up(compose(given), Path.cwd())
+        config = self.experiment.config
+        if config.data.path is not None:
+            given.append(f"data.path={config.data.path}")
+        self._given = given
+        self.folder = folder
+        self.hospitals = range(config.num_clients)
+        self.hosts = hosts
+        self._prefix = f"fd{os.getpid() % 10_000}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        train = load_data(config.data, config.cache).train
+        for number, indices in enumerate(partitions(self.experiment)):
+            self._write_site(number, train.take(indices), settings)
+        keys = [
+            public_key(exchange_key(secret_of(self.hospital(n).folder / "secret"))).hex()
+            for n in self.hospitals
+        ]
+        for number in self.hospitals:
+            path = self.site(number)
+            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"keys": keys}))
+
+    # --- what lies where ---
+
+    def site(self, number: int) -> Path:
+        """A hospital's file."""
+        return self.folder / f"hospital{number}" / "site.yaml"
+
+    def hospital(self, number: int) -> Hospital:
+        """A hospital, as its file says."""
+        return open_file(self.site(number))
+
+    def forget(self) -> None:
+        """Have no hospital remember what it answered and trained; each keeps its secret.
+
+        What is asked again is then answered anew, and the same.
+        """
+        for number in self.hospitals:
+            for name in ("ledger", "cache"):
+                shutil.rmtree(self.hospital(number).folder / name, ignore_errors=True)
+
+    def _write_site(self, number: int, split: Split, settings: Mapping[str, Any]) -> None:
+        num_classes = self.experiment.config.data.num_classes
+        path = self.site(number)
+        path.parent.mkdir()
+        images = (
+            split.images[:, 0] if split.images.shape[1] == 1 else split.images.transpose(0, 2, 3, 1)
+        )
+        np.savez(path.parent / "records.npz", image=images, label=split.labels)
+        files = {
+            "path": "records.npz",
+            "classes": {str(label): label for label in range(num_classes)},
+            "image_column": "image",
+            "label_column": "label",
+            "patient_column": None,
+            "skip_unreadable": False,
+        }
+        facts = {
+            "name": "rehearsal",
+            "client": number,
+            "num_clients": len(self.hospitals),
+            "state": "state",
+            "files": files,
+            "shape": list(split.images.shape[1:]),
+            "num_classes": num_classes,
+            **ALLOWED,
+        }
+        path.write_text(yaml.safe_dump(facts | dict(settings)))
+
+    # --- hosts ---
+
+    def _namespace(self, host: str) -> str:
+        return f"{self._prefix}-{host}"
+
+    def _link(self, number: int) -> tuple[str, str]:
+        """The two ends of a hospital's link: at the hospital, at the coordinator."""
+        return f"{self._prefix}h{number}", f"{self._prefix}c{number}"
+
+    def address(self, number: int) -> str:
+        """Where hospital `number` finds the coordinator."""
+        return f"10.77.{number}.1" if self.hosts else "127.0.0.1"
+
+    def _make_hosts(self) -> None:
+        center = self._namespace(COORDINATOR)
+        _ip("netns", "add", center)
+        _ip("-n", center, "link", "set", "lo", "up")
+        for number in self.hospitals:
+            host, (near, far) = self._namespace(f"hospital{number}"), self._link(number)
+            _ip("netns", "add", host)
+            _ip("link", "add", near, "netns", host, "type", "veth", "peer", far, "netns", center)
+            for place, link, last in ((host, near, 2), (center, far, 1)):
+                _ip("-n", place, "addr", "add", f"10.77.{number}.{last}/30", "dev", link)
+                _ip("-n", place, "link", "set", link, "up")
+            _ip("-n", host, "link", "set", "lo", "up")
+
+    def cut(self, number: int) -> None:
+        """Take a hospital's link down."""
+        _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "down")
+
+    def mend(self, number: int) -> None:
+        """Take it up again."""
+        _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "up")
+
+    def on(self, host: str, *command: str) -> list[str]:
+        """A command as it is run on a host."""
+        inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
+        return [*inside, *command]
+
+    # --- processes ---
+
+    def __enter__(self) -> "Rehearsal":
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        if self.hosts:
+            self._make_hosts()
+        names = sorted({"127.0.0.1", *(self.address(number) for number in self.hospitals)})
+        script = app_folder() / "deploy" / "certificates.sh"
+        _run([str(script), str(self.folder / "certificates"), *names])
+        self.start_superlink()
+        home = self.folder / "coordinator"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{PORT}"\n'
+            f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
+        )
+        for number in self.hospitals:
+            key = self.node_key(number)
+            _run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)])
+            self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")
+            self.start_hospital(number)
+
+    def node_key(self, number: int) -> Path:
+        """A node's private key."""
+        return self.site(number).parent / "node_key"
+
+    def start_superlink(self) -> None:
+        """Start the coordinator's SuperLink, and wait until it listens."""
+        home, certificates = self.folder / "coordinator", self.folder / "certificates"
+        home.mkdir(exist_ok=True)
+        self._spawn(
+            COORDINATOR,
+            *("flower-superlink", "--host", "0.0.0.0", "--port", str(PORT)),
+            *("--ssl-ca-certfile", str(certificates / "ca.crt")),
+            *("--ssl-certfile", str(certificates / "server.pem")),
+            *("--ssl-keyfile", str(certificates / "server.key")),
+            *("--enable-supernode-auth", "--database", str(home / "superlink.db")),
+            "--disable-runtime-dependency-installation",
+        )
+        deadline = time.monotonic() + START_SECONDS
+        probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 2)"
+        while _fails(self.on(COORDINATOR, "python3", "-c", probe)):
+            if time.monotonic() > deadline or self._processes[COORDINATOR].poll() is not None:
+                raise UserError(f"the SuperLink did not start; see {home}/log")
+            time.sleep(0.3)
+
+    def start_hospital(self, number: int) -> None:
+        """Start a hospital's SuperNode."""
+        self._spawn(
+            f"hospital{number}",
+            *("fed-dpsd", "site", "serve", str(self.site(number))),
+            *("--superlink", f"{self.address(number)}:{PORT}"),
+            *("--certificate", str(self.folder / "certificates" / "ca.crt")),
+            *("--node-key", str(self.node_key(number)), "--port", str(9_300 + number)),
+        )
+
+    def _spawn(self, host: str, *command: str) -> None:
+        home = self.folder / host
+        home.mkdir(exist_ok=True)
+        environment = {**os.environ, **QUIET, "FLWR_HOME": str(home / "flower")}
+        if host == COORDINATOR:
+            environment["FLWR_HOME"] = str(home)
+            environment["FED_DPSD_HOME"] = str(home / "fed-dpsd")
+        with (home / "log").open("ab") as log:
+            self._processes[host] = subprocess.Popen(
+                self.on(host, *command),
+                cwd=home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def processes(self, host: str, command: str = "") -> list[int]:
+        """The ids of a host's processes, those whose command line has `command` in it."""
+        found, parents = [self._processes[host].pid], _parents()
+        for pid in found:  # grows by the children of what is in it
+            found += [child for child, parent in parents.items() if parent == pid]
+        return [pid for pid in found if command in _command(pid)]
+
+    def kill(self, host: str) -> None:
+        """Kill a host's processes, all at once, as a power cut would."""
+        _kill(self.processes(host))
+        self._processes.pop(host).wait()
+
+    def kill_some(self, host: str, command: str) -> bool:
+        """Kill those of a host's processes that run a command; whether there were any."""
+        found = self.processes(host, command)
+        _kill(found)
+        return bool(found)
+
+    def stop(self) -> None:
+        """End every process, and take every host away."""
+        for host in list(self._processes):
+            self.kill(host)
+        if self.hosts:
+            for host in (COORDINATOR, *(f"hospital{n}" for n in self.hospitals)):
+                name = self._namespace(host)
+                command = ["ip", "netns", "pids", name]
+                left = subprocess.run(command, capture_output=True, text=True, check=False)
+                _kill(map(int, left.stdout.split()))
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    # --- runs ---
+
+    def flwr(self, *arguments: str) -> dict[str, Any]:
+        """The JSON answer of a `flwr` command, at the coordinator."""
+        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "coordinator")}
+        done = subprocess.run(
+            self.on(COORDINATOR, "flwr", *arguments, "--format", "json"),
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
+            return answer
+        except ValueError:
+            words = " ".join((done.stdout + done.stderr).split())
+            raise UserError(f"`flwr {arguments[0]}` failed: {words[-300:]}") from None
+
+    def submit(self, *overrides: str) -> str:
+        """Submit a run of the experiment, with further overrides; its id."""
+        return self._submit("overrides", " ".join([*self._given, *overrides]))
+
+    def resume(self, run_folder: Path) -> str:
+        """Submit a run that goes on with an earlier one; its id."""
+        return self._submit("resume", str(run_folder))
+
+    def _submit(self, key: str, value: str) -> str:
+        path = self.folder / "run.toml"
+        path.write_text(f"{key} = {json.dumps(value)}\n")
+        answer = self.flwr("run", str(app_folder()), "here", "--run-config", str(path))
+        if "run-id" not in answer:
+            raise UserError(f"Flower refused the run: {answer}")
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """What Flower says of a run."""
+        answer = self.flwr("ls", "here", "--run-id", run_id)
+        return str((answer.get("runs") or [{}])[0].get("status"))
+
+    def wait(self, run_id: str, timeout: float) -> str:
+        """Wait until a run has finished; its status."""
+        deadline = time.monotonic() + timeout
+        while not (status := self.status(run_id)).startswith("finished"):
+            if time.monotonic() > deadline:
+                raise UserError(f"run {run_id} is {status} after {timeout:g} s")
+            time.sleep(2)
+        return status
+
+
+def _parents() -> dict[int, int]:
+    """The parent's id of every process of this machine (Linux)."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _ip(*arguments: str) -> None:
+    _run(["ip", *arguments])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"`{' '.join(command[:4])} ...` failed: {done.stderr.strip()[-300:]}")
+
+
+def _fails(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode != 0

@@ -1,0 +1,305 @@
+"""`--engine flower`: a Flower simulation of our own, from its start to its last process.
+
+A SuperLink is started in an empty directory (client code then comes from the bundle, not from the
+user's directory), on ports of its own and with its own Flower home, so it meets no other Flower.
+Every process below it inherits a marker in its environment; at the end all of them are ended.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from fed_dpsd.config import UserError
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.server.run import Progress
+from fed_dpsd.server.summary import read_summary, write_failure
+from fed_dpsd.storage import app_folder
+
+MARKER = "FED_DPSD_SIMULATION"
+START_TIMEOUT = 60.0
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class SimulationFailed(UserError):
+    """The simulation did not complete; the message is the cause in one line."""
+
+
+def simulate(
+    experiment: Experiment, overrides: list[str], folder: Path, nodes: int, progress: Progress
+) -> dict[str, Any]:
+    """Run `experiment` in a Flower simulation and return its summary.
+
+    Args:
+        experiment: what to run; its num_clients are shared out among the nodes.
+        overrides: the Hydra overrides that gave `experiment`, with absolute paths.
+        folder: the run folder that the server app creates.
+        nodes: number of simulated SuperNodes, >= 1.
+        progress: called with each line of rounds.jsonl as it appears.
+
+    Raises:
+        SimulationFailed: it did not complete. Nothing is left running, and the run folder holds
+            Flower's own log as flower.log.
+    """
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-") as temporary:
+        place = Path(temporary)
+        try:
+            with _superlink(place) as environment:
+                run_id = _submit(place, environment, overrides, nodes)
+                status = _wait(place, environment, run_id, experiment, folder, progress)
+            return _outcome(folder, status, (place / "superlink.log").read_text(errors="replace"))
+        except SimulationFailed as error:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (place / "superlink.log").exists():
+                shutil.copy(place / "superlink.log", folder / "flower.log")
+            if not (folder / "summary.json").exists():
+                write_failure(experiment, folder, "flower", error)
+            raise
+
+
+# --- processes ---
+
+
+@contextlib.contextmanager
+def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
+    """A SuperLink for the length of the block; yields the environment of its Flower commands."""
+    marker = secrets.token_hex(16)
+    environment = {**os.environ, **QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
+    # Flower looks its own scripts up on the PATH; this environment's come first.
+    scripts = sysconfig.get_path("scripts")
+    environment["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    empty = place / "empty"
+    empty.mkdir()
+    (place / "flwr").mkdir()
+    port = _free_port()
+    (place / "flwr" / "config.toml").write_text(
+        f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{port}"\n'
+        "insecure = true\n"
+    )
+    with (place / "superlink.log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                "flower-superlink",
+                *("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)),
+                "--disable-runtime-dependency-installation",
+            ],
+            cwd=empty,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    try:
+        _wait_for_port(process, port, place / "superlink.log")
+        yield environment
+    finally:
+        end_marked(marker)
+        process.wait()
+
+
+def end_marked(marker: str, grace: float = 5.0) -> None:
+    """End every process that carries `marker` in its environment: politely, then not.
+
+    Their children go too: Ray's agents overwrite their environment, and outlive a killed raylet.
+    """
+    known: set[psutil.Process] = set()
+    for send in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + grace
+        while found := _with_children(_marked(marker), known):
+            for process in found:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(send)
+            psutil.wait_procs(found, timeout=1.0)
+            if time.monotonic() > deadline:
+                break
+
+
+def _with_children(
+    marked: list[psutil.Process], known: set[psutil.Process]
+) -> list[psutil.Process]:
+    """The living among `known`, after adding `marked` and all below them."""
+    for process in marked:
+        with contextlib.suppress(psutil.Error):
+            known.update(process.children(recursive=True))
+    known.update(marked)
+    return [process for process in known if _is_alive(process)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            other = process.pid != os.getpid() and _is_alive(process)
+            if other and process.environ().get(MARKER) == marker:
+                found.append(process)
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise SimulationFailed(f"Flower's SuperLink did not start: {' '.join(last)}")
+        time.sleep(0.1)
+
+
+# --- the run ---
+
+
+def _submit(place: Path, environment: Mapping[str, str], overrides: list[str], nodes: int) -> str:
+    """Submit the run; its configuration travels in a file, so that any quoting survives."""
+    text = json.dumps(" ".join(overrides), ensure_ascii=False)
+    (place / "run.toml").write_text(f"overrides = {text}\n")
+    federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
+    share = gpu_share(nodes)
+    if share:
+        federation += f" client-resources-num-gpus={share}"
+    answer = _flwr(
+        place,
+        environment,
+        *("run", str(app_folder()), "own", "--run-config", str(place / "run.toml")),
+        *("--federation-config", federation, "--format", "json"),
+    )
+    if not answer.get("success") or "run-id" not in answer:
+        raise SimulationFailed(f"Flower refused the run: {answer.get('error-message', answer)}")
+    return str(answer["run-id"])
+
+
+def _wait(
+    place: Path,
+    environment: Mapping[str, str],
+    run_id: str,
+    experiment: Experiment,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Follow the run until Flower calls it finished; pass on the rounds as they are written.
+
+    Flower's own commands take seconds of processor time, so while the run goes on only its folder
+    and its processes are looked at.
+    """
+    federation = experiment.config.federation
+    patience = 2 * federation.round_timeout_seconds + federation.node_timeout_seconds
+    seen, seen_process, last_sign = 0, False, time.monotonic()
+    while not (folder / "summary.json").exists():
+        lines = _log_lines(folder)
+        for line in lines[seen:]:
+            progress(json.loads(line))
+        alive = _is_running(environment[MARKER])
+        if len(lines) > seen or (alive and not seen_process):
+            last_sign = time.monotonic()
+        seen, seen_process = len(lines), seen_process or alive
+        silence = time.monotonic() - last_sign
+        if silence > (patience if alive else START_TIMEOUT if not seen_process else 5):
+            break
+        time.sleep(0.5)
+    for line in _log_lines(folder)[seen:]:
+        progress(json.loads(line))
+    if read_summary(folder).get("status") == "failed":
+        return {}  # the server app has said why; Flower may take a minute to notice
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        answer = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
+        status = dict((answer.get("runs") or [{}])[0])
+        finished = str(status.get("status", "")).startswith("finished")
+        if finished or time.monotonic() > deadline:
+            return status
+        time.sleep(0.5)
+
+
+def _is_running(marker: str) -> bool:
+    """Whether Flower's simulation process of this run is alive."""
+    for process in _marked(marker):
+        with contextlib.suppress(psutil.Error):
+            if any("flwr-simulation" in part for part in process.cmdline()):
+                return True
+    return False
+
+
+def _log_lines(folder: Path) -> list[str]:
+    path = folder / "rounds.jsonl"
+    return path.read_text().split("\n")[:-1] if path.exists() else []
+
+
+def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any]:
+    """The summary of a completed run, or SimulationFailed with the cause."""
+    summary = read_summary(folder)
+    if summary.get("status") == "completed" and status.get("status") == "finished:completed":
+        return summary
+    cause = summary.get("error") or _last_error(log) or status.get("status-details")
+    raise SimulationFailed(f"the Flower simulation failed: {cause or 'it stopped without a word'}")
+
+
+def _last_error(log: str) -> str:
+    """The server app's own error line in Flower's log."""
+    lines = [line.partition("error: ")[2] for line in log.splitlines() if "error: " in line]
+    return lines[-1].strip() if lines else ""
+
+
+def _flwr(place: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, Any]:
+    """The JSON answer of a `flwr` command."""
+    done = subprocess.run(
+        ["flwr", *arguments],
+        cwd=place / "empty",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT,
+        check=False,
+    )
+    start = done.stdout.find("{")
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout[start:])
+        return answer
+    except ValueError:
+        words = re.sub(r"\s+", " ", done.stdout + done.stderr).strip()
+        raise SimulationFailed(f"`flwr {arguments[0]}` failed: {words[-300:]}") from None
+
+
+def gpu_share(nodes: int) -> float:
+    """GPUs for each client so that all actors fit; 0 without a GPU.
+
+    Flower rounds the share to 32 bits and Ray counts int(1 / share) actors, so it stays below 1/n.
+    """
+    if not torch.cuda.is_available():
+        return 0.0
+    actors = max(1, min(nodes, os.cpu_count() or 1))
+    return round(0.95 * torch.cuda.device_count() / actors, 4)

@@ -1,0 +1,332 @@
+"""Many runs: a grid of overrides, a run folder for each of its cells, and tables of the results.
+
+A sweep that was killed is given again: finished cells are skipped, an unfinished one goes on. Any
+number of processes may sweep one folder; they share its cells.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import gc
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fed_dpsd.config import ConfigError, UserError, compose, one_line
+from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import ANSWERS, TRAVELLED
+from fed_dpsd.simulation.sweep_grid import expand, names
+from fed_dpsd.storage import write_atomically
+
+PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "teacher.path")
+ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
+CONFUSION = ("key", "truth", "predicted", "count")
+
+Row = dict[str, str]
+Say = Callable[[str], None]
+Work = Callable[[Experiment, Path], Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Args:
+        key: what its run folder is named.
+        name: what sets it apart in its sweep, for people.
+        grid: the name of its grid, "" where there is but one.
+        overrides: all that it was composed from, key by key.
+        experiment: what to run, and in which run folder.
+    """
+
+    key: str
+    name: str
+    grid: str
+    overrides: Mapping[str, str]
+    experiment: Experiment
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.experiment.config.run_folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run folder says that the run is completed."""
+        try:
+            summary = json.loads((self.folder / "summary.json").read_text())
+        except FileNotFoundError:
+            return False
+        return bool(summary["status"] == "completed")
+
+
+# --- cells ---
+
+
+def cell_key(experiment: Experiment) -> str:
+    """16 hex digits: SHA-256 over the configuration, without what only names a place."""
+    config = json.loads(experiment.to_json(), parse_float=_plain)
+    for place in PLACES:
+        group, _, name = place.rpartition(".")
+        del (config[group] if group else config)[name]
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _plain(text: str) -> float:
+    """A number as it is, however it was written: 10 and 10.0 are one."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[Cell]:
+    """Set up every cell, each once, before any data is read.
+
+    Args:
+        overrides: as for `expand`.
+        folder: parent of the run folders.
+        base: folder that relative paths start from.
+        say: told how far it is, since calibration takes seconds, and of cells that are equal.
+
+    Raises:
+        ConfigError: every problem of every cell.
+    """
+    cells: dict[str, Cell] = {}
+    problems: dict[str, str] = {}
+    points = expand(overrides)
+    for number, (name, point) in enumerate(zip(names(points), points, strict=True), start=1):
+        grid, values = point
+        say(f"setting up {number}/{len(points)}: {name}")
+        try:
+            experiment = set_up(compose([f"{key}={value}" for key, value in values.items()]), base)
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, name)
+            continue
+        key = cell_key(experiment)
+        if key in cells:
+            say(f"{name} is the same configuration as {cells[key].name}: one run for both")
+            continue
+        places = {"out": str(folder), "run_folder": str(folder / key)}
+        config = dataclasses.replace(experiment.config, **places)
+        cells[key] = Cell(key, name, grid, values, dataclasses.replace(experiment, config=config))
+    if problems:
+        raise ConfigError([f"{problem} (in {name})" for problem, name in problems.items()])
+    return list(cells.values())
+
+
+def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
+    """Run the cells that are not finished, and write the tables again after each.
+
+    A cell that another process runs is left to it, and looked at again at the end.
+
+    Args:
+        cells: of one `plan`.
+        work: runs an experiment in its run folder, or goes on with it.
+        table: the CSV file, which has two more beside it; what they hold of other cells stays.
+        say: told what is skipped, begun and failed.
+
+    Returns:
+        The error of each cell that failed, by its name.
+
+    Raises:
+        UserError: a folder or a table cannot be written, or a file is no such table.
+    """
+    for parent in {cell.folder.parent for cell in cells} | {table.parent}:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(parent, error) from None
+    write_tables(table, cells)
+    failed: dict[str, str] = {}
+    waiting = list(cells)
+    for wait in (False, True):
+        held = []
+        for cell in waiting:
+            with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
+                if not mine:
+                    held.append(cell)
+                    say(f"left to another process, for now: {cell.name}")
+                elif cell.finished:
+                    say(f"finished already: {cell.name}")
+                else:
+                    say(f"{cell.name}: {cell.folder}")
+                    try:
+                        _make_folder(cell)
+                        work(cell.experiment, cell.folder)
+                    except Exception as error:
+                        failed[cell.name] = one_line(error)
+                        say(f"failed: {failed[cell.name]}")
+                    gc.collect()
+                    torch.cuda.empty_cache()
+                    write_tables(table, cells)
+        waiting = held
+    write_tables(table, cells)  # with what other processes finished
+    return failed
+
+
+def _make_folder(cell: Cell) -> None:
+    """A run folder to begin or to go on in; one whose making was cut short is made anew."""
+    if not (cell.folder / "config.yaml").exists():
+        if cell.folder.exists():
+            shutil.rmtree(cell.folder)
+        new_run_folder(cell.experiment)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process has `path`, a folder or a file of its own; a dead one lets go of it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        mine = True
+    except BlockingIOError:
+        mine = False
+    try:
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be written ({error.strerror}); choose another folder")
+
+
+# --- the tables ---
+
+
+def write_tables(path: Path, cells: Sequence[Cell]) -> None:
+    """Write the rows of finished cells into CSV files, in place of those with the same keys.
+
+    `path` has a row for each cell; beside STEM.csv, STEM_rounds.csv has one for each round of each,
+    and STEM_confusion.csv one for each pair of a true and a predicted class that the last student
+    has on the test split. All other rows stay where they are, and columns of both are kept.
+
+    Raises:
+        UserError: a file is there and has no column `key`, or cannot be written.
+    """
+    swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
+    with _lock(path.parent, wait=True):
+        finished = [cell for cell in cells if cell.finished]
+        _merge(path, ("key",), {cell.key: [_row(cell, swept)] for cell in finished})
+        for name, columns, rows_of in (
+            ("rounds", ROUNDS, _rounds),
+            ("confusion", CONFUSION, _confusion),
+        ):
+            beside = path.with_stem(f"{path.stem}_{name}")
+            _merge(beside, columns, {cell.key: rows_of(cell) for cell in finished})
+
+
+def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> None:
+    """Put rows, by key, where the first of them stands in a file, or at its end."""
+    before, old = _read_table(path)
+    ahead = itertools.takewhile(lambda key: key not in ours, old)
+    known = old | ours
+    rows = [row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]]
+    text = io.StringIO()
+    header = list(dict.fromkeys(itertools.chain(before, columns, *rows)))
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        write_atomically(path, text.getvalue().encode())
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
+    """Columns and rows, by key, of a table that may not be there yet."""
+    if not path.exists():
+        return [], {}
+    rows: dict[str, list[Row]] = {}
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = list(reader.fieldnames or ["key"])
+        if "key" not in columns:
+            raise UserError(f"{path} is no table of a sweep (it has no column 'key'); use --csv")
+        for row in reader:
+            rows.setdefault(row["key"], []).append(row)
+    return columns, rows
+
+
+def _row(cell: Cell, swept: Iterable[str]) -> Row:
+    """A finished cell's overrides and results. `delta`, `trust`: of (record, add_remove)."""
+    config = cell.experiment.config
+    summary = json.loads((cell.folder / "summary.json").read_text())
+    versions = json.loads((cell.folder / "versions.json").read_text())
+    scores, areas = summary["accuracy"], summary["auroc"]
+    proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
+    row = {"key": cell.key, "grid": cell.grid}
+    row |= {key: cell.overrides.get(key) for key in swept}
+    row |= {
+        "method": summary["method"],
+        "data": summary["data"],
+        "num_classes": config.data.num_classes,
+        "num_clients": config.num_clients,
+        "teachers_per_client": config.teachers_per_client,
+        "seed": config.seed,
+        "mechanism": summary["privacy"]["mechanism"],
+        **_scores(scores),
+        "vote": scores["vote"],
+        **{f"auroc_{who}": area for who, area in _scores(areas).items()},
+        "epsilon_published": summary["privacy"]["epsilon_published"],
+        **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
+        "delta": proven["record", "add_remove"]["delta"],
+        "trust": proven["record", "add_remove"]["trust"],
+        "reason": summary["privacy"]["reason"],  # why epsilons are inf
+        "caveats": "; ".join(proven["record", "add_remove"]["notes"]),
+        "queries_per_client": summary["queries"]["answered_per_client"],
+        **{name: summary["queries"].get(name) for name in (*ANSWERS, *TRAVELLED)},
+        "seconds": round(summary["seconds"]["total"], 1),
+        "seconds_rounds": round(summary["seconds"]["rounds"], 1),
+        "student_sha256": (summary["student_sha256"] or "")[:16],  # method=local has no student
+        "commit": versions.get("commit"),
+        "machine": versions.get("machine"),
+    }
+    return _texts(row)
+
+
+def _rounds(cell: Cell) -> list[Row]:
+    """A row for each line of rounds.jsonl; answers and seconds are those of all rounds so far."""
+    lines = (cell.folder / "rounds.jsonl").read_text().splitlines()
+    found = (json.loads(line) | {"key": cell.key} for line in lines)
+    return [_texts({column: line.get(column) for column in ROUNDS}) for line in found]
+
+
+def _confusion(cell: Cell) -> list[Row]:
+    """A row for each count that is not 0; summaries of earlier versions have none."""
+    counts = json.loads((cell.folder / "summary.json").read_text()).get("confusion") or ()
+    return [
+        _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
+        for truth, row in enumerate(counts)
+        for predicted, count in enumerate(row)
+        if count
+    ]
+
+
+def _texts(row: Mapping[str, Any]) -> Row:
+    return {column: "" if value is None else str(value) for column, value in row.items()}
+
+
+def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """What accuracy and AUROC have in common."""
+    clients = [score for score in scores["clients"] or () if score is not None]
+    return {who: scores[who] for who in ("student", "ensemble", "weighted_ensemble")} | {
+        "client_best": max(clients, default=None),
+        "client_mean": sum(clients) / len(clients) if clients else None,
+    }

@@ -1,0 +1,83 @@
+"""Where files lie, and how they are written so that a crash leaves the old one or the new one."""
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def home() -> Path:
+    """Return FED_DPSD_HOME, by default ~/.fed-dpsd: caches, and the runs of a bare `flwr run`."""
+    return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
+
+
+def app_folder() -> Path:
+    """Return the folder of the Flower app: inside an installed wheel, otherwise the checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_app"
+    return installed if installed.is_dir() else package.parent
+
+
+def conf_folder() -> Path:
+    """Return the folder of YAML files."""
+    return app_folder() / "conf"
+
+
+def client_name(client: int) -> str:
+    """Return the name that a client's files begin with."""
+    return f"client_{client:03d}"
+
+
+def npz_of(arrays: Mapping[str, Any]) -> bytes:
+    """Return an npz of named arrays or numbers."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it as it was; durable on return.
+
+    Its folder is made where there is none.
+    """
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+        sync(path.parent.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file that people can read, atomically."""
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def remove(path: Path) -> None:
+    """Delete a file, if it is there; it stays deleted after a loss of power."""
+    path.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable."""
+    with _opened(path) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,661 @@
+"""The card of a run against its clients' ledgers, whatever happens to either."""
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+import client_app
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.accounts.ledger import FileLedger
+from fed_dpsd.accounts.tally import TIMES_PLANNED, Tally
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client import site as sites
+from fed_dpsd.config import UserError
+from fed_dpsd.flower.codec import ANSWER, STEP
+from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.methods.fed_dpsd import FedDPSD
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Statement
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.asks import Asks
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation.clients import ledger_of
+from fed_dpsd.simulation.local import LocalFederation
+from tests.hospitals import DISTRIBUTED, Hospitals, ask, site_file, summing
+from tests.server.test_federation import CLIENT_APP
+
+RICH = {"budget": 1e9, "queries": 100_000}
+MECHANISMS = {
+    "label": ("privacy=label",),
+    "gradient": ("privacy=gradient",),
+    "dp_teacher": ("privacy=dp_teacher", "privacy.steps=2", "privacy.noise_multiplier=5"),
+    "sums": DISTRIBUTED,
+}
+
+
+class Killed(BaseException):
+    """The coordinator's process is gone."""
+
+
+def number(value):
+    return float("inf") if value == "inf" else value
+
+
+def printed(summary):
+    """Proven epsilons by unit and relation."""
+    rows = summary["privacy"]["proven"]
+    return {(row["unit"], row["relation"]): number(row["epsilon"]) for row in rows}
+
+
+def in_ledgers(ledgers, run):
+    """The largest ledger's epsilons for a run, by unit and relation."""
+    largest = dict.fromkeys(UNITS_AND_RELATIONS, 0.0)
+    for ledger in ledgers:
+        with ledger.transaction():
+            entries = [entry for entry in ledger.entries() if entry.run == run]
+        for pair in UNITS_AND_RELATIONS:
+            largest[pair] = max(largest[pair], epsilon(spent(entries, *pair), 1e-5).epsilon)
+    return largest
+
+
+def ledgers_of(files):
+    return [hospitals.open_file(file).ledger for file in files]
+
+
+def one_more(file):
+    """A record arrives at a hospital."""
+    path = file.parent / "scans.npz"
+    with np.load(path) as kept:
+        arrays = {name: np.concatenate([kept[name], kept[name][:1]]) for name in kept.files}
+    arrays["image"][-1] ^= 1
+    np.savez(path, **arrays)
+
+
+def deploy(deployed, tmp_path, mechanism, grid=Hospitals, **changes):
+    """An experiment over two or, in sums, three hospitals, its folder and its grid."""
+    changes = RICH | changes
+    if mechanism == "sums":
+        files = summing(tmp_path, **changes)
+    else:
+        files = [site_file(tmp_path / f"hospital{n}", n, **changes) for n in (0, 1)]
+    experiment = deployed(*MECHANISMS[mechanism], "federation.retry_seconds=0.1")
+    return experiment, new_run_folder(experiment), grid(files), files
+
+
+def go(experiment, folder, grid, progress=lambda line: None):
+    federation = GridFederation(experiment, grid, folder, CLIENT_APP)
+    return runs.run(experiment, federation, folder, progress)
+
+
+def at_round(which, act):
+    return lambda line: act() if line["round"] == which else None
+
+
+def off_by_a_bit(monkeypatch):
+    """Another number of threads, or a GPU: the student's predictions round otherwise."""
+    right = FedDPSD.predictions
+
+    def wrong(method, student, images, world):
+        return np.nextafter(right(method, student, images, world), np.float32(2))
+
+    monkeypatch.setattr(FedDPSD, "predictions", wrong)
+
+
+# --- the two that were wrong ---
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["ours", "control"])
+def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, monkeypatch, kept):
+    """Teachers are trained again, and charged again. The control's card is the plan."""
+    if not kept:
+        monkeypatch.setattr(Tally, "charged", property(lambda tally: Counter()))
+    world = deploy(deployed, tmp_path, "dp_teacher", when_records_change="retrain")
+    experiment, folder, grid, files = world
+    summary = go(experiment, folder, grid, at_round(1, lambda: one_more(files[1])))
+    pair = "record", "add_remove"
+    claim, largest = printed(summary)[pair], in_ledgers(ledgers_of(files), folder.name)[pair]
+    (row,) = (r for r in summary["privacy"]["proven"] if (r["unit"], r["relation"]) == pair)
+    assert row["planned"] < largest
+    assert (claim == largest) == kept
+    assert (claim >= largest) == kept
+    if kept:
+        assert "more was charged than planned" in row["notes"]
+        assert "clients 1 changed records during the run" in row["notes"]
+
+
+@pytest.mark.parametrize("mechanism", ["label", "dp_teacher"])
+def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
+    deployed, tmp_path, caplog, mechanism
+):
+    experiment, folder, grid, files = deploy(deployed, tmp_path, mechanism)
+    before = []
+
+    def arrive():
+        before.append(in_ledgers(ledgers_of(files)[1:], folder.name))
+        one_more(files[1])
+
+    lines = []
+    go(experiment, folder, grid, lambda line: (lines.append(line), at_round(1, arrive)(line)))
+    reason = "the client's records changed since it joined this run"
+    assert [line["refused"] for line in lines] == [{}, {1: reason}, {1: reason}]
+    assert in_ledgers(ledgers_of(files)[1:], folder.name) == before[0]
+    assert f"the records changed since this client joined run {folder.name}" in caplog.text
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["ours", "control"])
+@pytest.mark.parametrize("mechanism", ["label", "gradient", "sums"])
+def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
+    deployed, tmp_path, monkeypatch, settled, mechanism
+):
+    """The coordinator was killed after the hospitals had charged it."""
+    if not settled:
+        monkeypatch.setattr(Asks, "settle", lambda asks, ask: ask)
+    experiment, folder, grid, files = deploy(deployed, tmp_path, mechanism, Faulty)
+    grid.kill = 2, "after send"
+    with pytest.raises(Killed):
+        go(experiment, folder, grid)
+    off_by_a_bit(monkeypatch)
+    summary = go(experiment, folder, grid)
+    pair = "record", "add_remove"
+    row, largest = summary["privacy"]["proven"][0], in_ledgers(ledgers_of(files), folder.name)[pair]
+    assert (largest > row["planned"]) == (not settled)
+    assert row["epsilon"] == largest  # acknowledged, so the control's card is right too
+    for ledger in ledgers_of(files):
+        with ledger.transaction():
+            asks = Counter(entry.query_id for entry in ledger.entries())
+        assert asks == {1: 1, 2: 1 if settled else 2, 3: 1}
+
+
+def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
+    """A loss of power would leave it there, and it knows nothing of what is charged from now on."""
+    experiment = small("privacy=label")
+    folder = new_run_folder(experiment)
+    runs.write_failure(experiment, folder, "local", UserError("x"))
+    seen = []
+
+    def look(line):
+        seen.append((folder / "summary.json").exists())
+
+    runs.run(experiment, LocalFederation(experiment, folder), folder, look)
+    assert seen == [False] * 3
+    assert read_summary(folder)["status"] == "completed"
+
+
+def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
+    experiment, folder, grid, _ = deploy(deployed, tmp_path, "label", Faulty)
+    grid.kill = 2, "after send"
+    with pytest.raises(Killed):
+        go(experiment, folder, grid)
+    with np.load(folder / "asks" / "00002_answers.npz") as asked:
+        sent = dict(asked)
+    off_by_a_bit(monkeypatch)
+    go(experiment, folder, grid)
+    state = checkpoint.load(folder / "checkpoint")
+    assert np.array_equal(state.bank[1].predictions, sent["predictions"])
+    assert np.array_equal(state.bank[1].images, sent["images"])
+    assert sorted(path.name for path in (folder / "asks").iterdir()) == [
+        "00002_answers.npz",
+        "00003_answers.npz",
+    ]
+
+
+def test_an_ask_that_was_not_settled_is_an_error(small, tmp_path):
+    federation = LocalFederation(small(), tmp_path)
+    assert federation.settle(ask()) is not None
+    other = ask(count=15)
+    with pytest.raises(ProtocolError, match=r"ask 1 \(answers\) is not the one"):
+        federation.total(other)
+    assert len(federation.settle(other).images) == 16
+    (tmp_path / "asks" / "00001_answers.npz").write_bytes(b"PK")
+    with pytest.raises(UserError, match="00001_answers.npz cannot be read"):
+        federation.total(ask())
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["ours", "control"])
+def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
+    deployed, tmp_path, monkeypatch, seen
+):
+    """It charges as much again as it forgot. The control is not told what was heard of it."""
+    if not seen:
+        monkeypatch.setattr(Tally, "heard", property(lambda tally: {}))
+    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_teacher")
+
+    def restore():
+        one_more(files[1])
+        shutil.rmtree(files[1].parent / "state")
+
+    summary = go(experiment, folder, grid, at_round(1, restore))
+    row = summary["privacy"]["proven"][0]
+    assert (row["epsilon"] > row["planned"]) == seen
+    note = "clients 1 forgot charges: an older state was restored there"
+    assert (note in row["notes"]) == seen
+
+
+class Twice(Hospitals):
+    """A grid on which every message arrives twice, and the first reply is lost."""
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            if message.metadata.message_type == "query.answer":
+                super().push_messages([message])
+        return super().push_messages(messages)
+
+
+def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed, tmp_path):
+    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_teacher", grid=Twice)
+
+    def restore():
+        one_more(files[1])
+        shutil.rmtree(files[1].parent / "state")
+
+    summary = go(experiment, folder, grid, at_round(1, restore))
+    row = summary["privacy"]["proven"][0]
+    assert row["epsilon"] > row["planned"]
+    assert "clients 1 forgot charges: an older state was restored there" in row["notes"]
+    assert Tally(folder, plan_of(experiment).releases).charged == {"dp_teacher": 2}
+
+
+def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
+    """Two would each forget what the other has acknowledged."""
+    experiment = small("privacy=label")
+    LocalFederation(experiment, tmp_path / "run")
+    program = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'ab');"
+        "fcntl.lockf(lock, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "other" / "lock")]
+    (tmp_path / "other").mkdir()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=r"another process goes on with the run in .*other"):
+            LocalFederation(experiment, tmp_path / "other")
+        other.stdin.close()
+    LocalFederation(experiment, tmp_path / "other")
+
+
+# --- what is charged beyond the plan ---
+
+
+def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp_path, monkeypatch):
+    """The hospital is killed between its charge and its reply: the card has it already."""
+    world = deploy(deployed, tmp_path, "dp_teacher", when_records_change="retrain")
+    experiment, folder, grid, files = world
+    pay = FileLedger.charge
+
+    def killed(ledger, entry):
+        pay(ledger, entry)
+        raise RuntimeError("killed")
+
+    def arrive():
+        one_more(files[1])
+        monkeypatch.setattr(FileLedger, "charge", killed)
+
+    go(experiment, folder, grid, at_round(2, arrive))
+    card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
+    assert all(card[pair] >= largest[pair] for pair in UNITS_AND_RELATIONS)
+    told = Tally(folder, plan_of(experiment).releases)
+    assert told.acknowledged == {"dp_teacher": 2}
+    assert told.clients[1].charged == {"dp_teacher": 1}  # no reply has come since
+
+
+def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):
+    experiment, _, _, files = deploy(deployed, tmp_path, "label")
+    hospital = hospitals.open_file(files[0])
+    site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
+    answers = [given_by(experiment, site, ask(n, 64)) for n in range(1, 5)]
+    assert [type(given) for given in answers] == [Answer] * 3 + [Refusal]
+    assert answers[-1].reason == "unplanned: this run would cost the client 256 releases of label"
+    assert answers[-1].statement == Statement({"label": 192}, wanted={"label": 256})
+    granted = given_by(experiment, site, ask(4, 64), {"label": 256})
+    assert isinstance(granted, Answer)
+    assert granted.statement == Statement({"label": 256})
+
+
+def given_by(experiment, site, question, acknowledged=None):
+    asked = replace(question, acknowledged=acknowledged or {})
+    return sites.answer(experiment.method, asked, site)
+
+
+def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, tmp_path):
+    """What it paid for leaves again: the plan of the second run covers it, not that and more."""
+    experiment, _, _, files = deploy(deployed, tmp_path, "label")
+    hospital = hospitals.open_file(files[0])
+    own = hospital.experiment(experiment.to_json(), 16)
+    first = given_by(experiment, hospital.open(own, "one"), ask(1, 64))
+    again = given_by(experiment, hospital.open(own, "two"), ask(1, 64))
+    assert np.array_equal(first.values, again.values)
+    assert first.statement == again.statement == Statement({"label": 64})
+    with hospital.ledger.transaction():
+        assert [entry.run for entry in hospital.ledger.entries()] == ["one"]
+    more = [given_by(experiment, hospital.open(own, "two"), ask(n, 64)) for n in (2, 3)]
+    assert all(isinstance(given, Answer) for given in more)
+    refused = given_by(experiment, hospital.open(own, "two"), ask(4, 64))
+    assert isinstance(refused, Refusal)
+
+
+# --- what clients say ---
+
+
+def take(tally, statement, client=0):
+    return tally.take({client: Answer(1, np.zeros((1, 1)), statement=statement)})
+
+
+def test_the_tally_never_forgets(tmp_path, caplog):
+    tally = Tally(tmp_path, {"label": 192})
+    take(tally, Statement({"label": 64}))
+    take(tally, Statement({"label": 128}))
+    take(tally, Statement({"label": 64}))
+    assert tally.charged == tally.heard[0] == {"label": 128}
+    take(tally, Statement({"label": 192}, {"label": 64}))
+    assert "client 0: its ledger lacks charges of this run" in caplog.text
+    again = Tally(tmp_path, {"label": 192})
+    assert again.charged == tally.charged == {"label": 192}
+    assert again.notes() == ("clients 0 forgot charges: an older state was restored there",)
+    take(again, None)
+    assert again.charged == {"label": 192}
+
+
+@pytest.mark.parametrize(
+    ("told", "inf"),
+    [
+        ({"label": 192}, False),
+        ({"label": 500}, False),
+        ({"label": TIMES_PLANNED * 192 + 1}, True),
+        ({"label": 10**300}, True),
+        ({"votes": 1}, True),
+        ({"other": 1}, True),
+        ({"": 0}, False),
+    ],
+)
+def test_what_a_client_says_is_on_the_card_or_makes_it_infinite(small, tmp_path, told, inf):
+    experiment = small("privacy=label")
+    plan = plan_of(experiment)
+    tally = Tally(tmp_path, plan.releases)
+    take(tally, Statement(told))
+    card = privacy_card(experiment, plan, (), Tally(tmp_path, plan.releases).charged)
+    assert all((row["epsilon"] == "inf") == inf for row in card["proven"])
+    assert all(row["planned"] == pytest.approx(10 * 192) for row in card["proven"])
+    assert (card["reason"] is not None) == inf
+    if not inf and told.get("label", 0) > 192:
+        assert all(row["epsilon"] == pytest.approx(10 * told["label"]) for row in card["proven"])
+
+
+@pytest.mark.parametrize(
+    "charged", [{"label": -1}, {"label": True}, {"label": 1.5}, {"label": {}}, [1], {"x" * 65: 1}]
+)
+def test_a_malformed_statement_is_a_protocol_error(charged):
+    with pytest.raises(ProtocolError, match="must be counts >= 0 by mechanism"):
+        Statement(charged)
+    with pytest.raises(ProtocolError, match="must be counts >= 0 by mechanism"):
+        Statement(wanted=charged)
+
+
+def test_what_no_card_could_count_is_not_acknowledged(tmp_path):
+    tally = Tally(tmp_path, {"label": 192})
+    for wanted in ({"votes": 1}, {"label": 10**12}):
+        assert not take(tally, Statement(wanted=wanted))
+    assert not tally.acknowledged
+    assert take(tally, Statement(wanted={"label": 300})) == {0}
+    assert Tally(tmp_path, {"label": 192}).acknowledged == {"label": 300}
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"acknowledged": {"x": -1}, "clients": {}}'])
+def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, content):
+    experiment = small("privacy=label")
+    folder = new_run_folder(experiment)
+    (folder / "charges.json").write_text(content)
+    with pytest.raises(UserError, match="charges.json cannot be read"):
+        LocalFederation(experiment, folder)
+    runs.write_failure(experiment, folder, "local", UserError("x"))
+    assert set(printed(read_summary(folder)).values()) == {float("inf")}
+
+
+def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
+    """Runs over one ledger add up there; the card of each is its own."""
+    experiment = small("privacy=label", f"ledger={tmp_path}/ledger", "privacy.k=3")
+    other = small("privacy=label", f"ledger={tmp_path}/ledger", "privacy.k=4")
+    for each in (experiment, other):
+        folder = new_run_folder(each)
+        summary = runs.run(each, LocalFederation(each, folder), folder, lambda line: None)
+        for row in summary["privacy"]["proven"]:
+            assert row["epsilon"] == row["planned"] == row["spent"]
+    ledger = ledger_of(other, 0, folder)
+    with ledger.transaction():
+        assert len({entry.run for entry in ledger.entries()}) == 2
+
+
+# --- all at once ---
+
+
+class Faulty(Hospitals):
+    """A grid on which things happen, and that looks at the card after every message.
+
+    Attributes:
+        kill: the coordinator, at which message of answers (or, "step", of a sum) and when.
+        replay: whether every message comes twice, and an old one once more.
+        watch: called after everything that reached a hospital.
+    """
+
+    def __init__(self, files):
+        super().__init__(files)
+        self.kill, self.replay, self.watch = (0, ""), False, lambda: None
+        self.count, self.old = Counter(), []
+
+    def push_messages(self, messages):
+        kind = messages[0].metadata.message_type
+        self.count[kind] += len(messages)
+        which, when = self.kill
+        expected = STEP if when == "step" else ANSWER
+        struck = kind == expected and self.count[kind] >= which * len(self.files) > 0
+        if struck and when == "before send":
+            self.end()
+        if self.replay and kind in (ANSWER, STEP):
+            for message in (*messages, *self.old[:1]):
+                self.twice(message)
+            self.old.append(messages[0])
+        numbers = super().push_messages(messages)
+        self.watch()
+        if struck and when in ("after send", "step"):
+            self.end()
+        return numbers
+
+    def twice(self, message):
+        message.metadata.__dict__["_message_id"] = "replayed"
+        handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
+        node = message.metadata.dst_node_id
+        handler(message, type("Context", (), {"node_config": {"site": str(self.files[node])}}))
+
+    def end(self):
+        self.kill = 0, ""
+        raise Killed
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happens to a run, besides that its second part has predictions one bit off.
+
+    Args:
+        mechanism: of MECHANISMS.
+        killed: when the coordinator is; "hospital": a hospital is, after its charge.
+        records: "": stay; or what the hospital says of a record that arrives.
+        restored: whether a hospital's state is restored to what it was after round 1.
+        replayed: whether messages come again.
+    """
+
+    mechanism: str
+    killed: str = ""
+    records: str = ""
+    restored: bool = False
+    replayed: bool = False
+
+    def __str__(self):
+        parts = [self.mechanism, self.killed and f"killed {self.killed}"]
+        parts += [self.records and f"a record arrives: {self.records}"]
+        parts += ["restored"] * self.restored + ["replayed"] * self.replayed
+        return ", ".join(filter(None, parts))
+
+
+CASES = [
+    Case("dp_teacher", "before send"),
+    Case("dp_teacher", "after send", "retrain"),
+    Case("dp_teacher", "hospital", "retrain"),
+    Case("dp_teacher", "checkpoint", "refuse"),
+    Case("dp_teacher", "", "retrain", restored=True),
+    Case("dp_teacher", "after send", "retrain", restored=True, replayed=True),
+    Case("label", "before send", "refuse"),
+    Case("label", "after send", "retrain"),
+    Case("label", "hospital", restored=True),
+    Case("label", "checkpoint", replayed=True),
+    Case("label", "", restored=True),
+    Case("gradient", "before send", restored=True),
+    Case("gradient", "after send", "retrain", replayed=True),
+    Case("gradient", "hospital", "refuse"),
+    Case("gradient", "checkpoint", "retrain", restored=True),
+    Case("sums", "before send"),
+    Case("sums", "after send", "retrain"),
+    Case("sums", "step"),
+    Case("sums", "checkpoint", replayed=True),
+    Case("sums", "step", "refuse", restored=True),
+]
+
+
+def card_now(experiment, folder):
+    """What would be printed if nothing happened any more."""
+    runs.write_failure(experiment, folder, "flower", Killed())
+    return printed(read_summary(folder))
+
+
+def strike(monkeypatch, grid, case, which):
+    """Have the case's fault happen in a round."""
+    if case.killed == "checkpoint":
+        save = checkpoint.save
+
+        def killed(folder, state):
+            if state.round == which:
+                monkeypatch.setattr(checkpoint, "save", save)
+                raise Killed
+            save(folder, state)
+
+        monkeypatch.setattr(checkpoint, "save", killed)
+    elif case.killed == "hospital":
+        store, left = FileLedger.store, [2 * which]
+
+        def dies(ledger, digest, values):
+            left[0] -= 1
+            if left[0] == 0:
+                raise RuntimeError("killed")
+            store(ledger, digest, values)
+
+        monkeypatch.setattr(FileLedger, "store", dies)
+    elif case.killed:
+        grid.kill = which, case.killed
+
+
+@pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: str(CASES[seed]))
+def test_the_card_covers_every_ledger_at_every_moment(
+    deployed, tmp_path, monkeypatch, caplog, seed
+):
+    caplog.set_level(logging.CRITICAL)
+    case, rng = CASES[seed], np.random.Generator(np.random.PCG64(seed))
+    changes = {"when_records_change": case.records or "refuse"}
+    world = deploy(deployed, tmp_path, case.mechanism, Faulty, **changes)
+    experiment, folder, grid, files = world
+    victim, which = int(rng.integers(len(files))), int(rng.integers(2, 4))
+    state, most = files[victim].parent / "state", dict.fromkeys(UNITS_AND_RELATIONS, 0.0)
+    grid.replay = case.replayed
+    ever, charge = {}, FileLedger.charge  # all that was paid, also what a restored state forgot
+
+    def paying(ledger, entry):
+        charge(ledger, entry)
+        ever.setdefault(ledger._path, []).append(entry)
+
+    monkeypatch.setattr(FileLedger, "charge", paying)
+
+    def watch():
+        card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
+        for pair in UNITS_AND_RELATIONS:
+            paid = [epsilon(spent(entries, *pair), 1e-5).epsilon for entries in ever.values()]
+            most[pair] = max([most[pair], largest[pair], *paid])
+            assert card[pair] >= most[pair] * (1 - 1e-12), (pair, card, most)
+
+    def happen(line):
+        if line["round"] == 1:
+            shutil.copytree(state, tmp_path / "backup", dirs_exist_ok=True)
+        if line["round"] == which - 1 and case.records:
+            one_more(files[victim])
+        if line["round"] == 2 and case.restored:
+            shutil.rmtree(state)
+            shutil.copytree(tmp_path / "backup", state)
+
+    grid.watch = watch
+    strike(monkeypatch, grid, case, which)
+    for _ in range(4):
+        try:
+            summary = go(experiment, folder, grid, happen)
+            break
+        except (Killed, UserError):
+            watch()
+            off_by_a_bit(monkeypatch)
+            summary = read_summary(folder)
+    final = printed(summary)
+    for pair in UNITS_AND_RELATIONS:
+        assert final[pair] >= most[pair] * (1 - 1e-12)
+    pair = "record", "replace_one"
+    print(f"| {case} | {summary['status']} | {final[pair]:.6g} | {most[pair]:.6g} |")
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own ledger", "shared ledger"])
+@pytest.mark.parametrize("when", ["before send", "after send", "checkpoint"])
+@pytest.mark.parametrize("mechanism", ["dp_teacher", "label", "gradient"])
+def test_the_card_covers_every_simulated_ledger(
+    small, tmp_path, monkeypatch, mechanism, when, shared
+):
+    ledger = (f"ledger={tmp_path}/ledger",) if shared else ()
+    experiment = small(*MECHANISMS[mechanism], *ledger)
+    folder = new_run_folder(experiment)
+    calls = Counter()
+
+    class Struck(LocalFederation):
+        def _deliver(self, asked):
+            calls[asked.kind] += asked.kind == "answers"
+            struck = calls["answers"] == 2 and asked.kind == "answers"
+            if struck and when == "before send":
+                raise Killed
+            answers = super()._deliver(asked)
+            check()
+            if struck and when == "after send":
+                raise Killed
+            return answers
+
+    def check():
+        ledgers = [ledger_of(experiment, client, folder) for client in (0, 1)]
+        card, largest = card_now(experiment, folder), in_ledgers(ledgers, folder.name)
+        assert all(card[pair] >= largest[pair] for pair in UNITS_AND_RELATIONS)
+
+    if when == "checkpoint":
+        strike(monkeypatch, None, Case(mechanism, "checkpoint"), 2)
+    with pytest.raises(Killed):
+        runs.run(experiment, Struck(experiment, folder), folder, lambda line: None)
+    check()
+    off_by_a_bit(monkeypatch)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    check()
+    for row in summary["privacy"]["proven"]:
+        assert row["epsilon"] == row["planned"] == row["spent"] or row["unit"] != "record"
+
+
+def test_a_site_file_says_what_changed_records_are(tmp_path):
+    assert hospitals.open_file(site_file(tmp_path)).when_records_change == "refuse"
+    with pytest.raises(UserError, match="when_records_change='ask' must be refuse or retrain"):
+        hospitals.open_file(site_file(tmp_path, when_records_change="ask"))

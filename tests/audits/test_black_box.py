@@ -1,0 +1,423 @@
+"""Audits of the real mechanism objects: never above a proof, near it, and above it when broken.
+
+Each statistical test fixes its seeds and states how often a right implementation would fail it.
+"""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from fed_dpsd.audits import black_box as audits
+from fed_dpsd.audits import rates
+from fed_dpsd.audits.black_box import Audit, Proof, enumerate_response, enumerated, public_row
+from fed_dpsd.audits.black_box import audit as sampled
+from fed_dpsd.audits.black_box import verdict as sentences_on
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing, Shards
+from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.votes import NoisyVotes
+
+DELTA = 1e-3
+MU = 0.719
+GRADIENT = NormalizedGradient(10, 5.563)  # mu = 2 sqrt(4) / 5.563 in four queries
+
+
+def straight(mechanism, seed):
+    """A client that draws from one generator, without a site around it."""
+    rng = np.random.default_rng(seed)
+
+    def client(asks, public):
+        for values in asks:
+            predictions = public[: values.shape[1]]
+            bounded = np.stack([mechanism.encode(each, predictions) for each in values])
+            yield mechanism.noise(bounded, predictions, rng)
+
+    return client
+
+
+def audit(mechanism, queries, runs, delta, failure_probability, seed, report_mu=True, claim=None):
+    return sampled(
+        *(claim or mechanism, straight(mechanism, seed), queries, runs, delta),
+        *(failure_probability, report_mu),
+    )
+
+
+def verdict(result, proven, published, published_delta):
+    return sentences_on(result, Proof(proven), published, published_delta)
+
+
+def proof(mechanism, queries, delta=DELTA):
+    return prove([Stage(mechanism, queries, 1)], delta, "record", "replace_one")
+
+
+class HalfTheNoise(NormalizedGradient):
+    """A bug: half of the noise that the event promises."""
+
+    def noise(self, value, predictions, rng):
+        total = value.sum(0)
+        return total + (super().noise(value, predictions, rng) - total) / 2
+
+
+class NoNoise(NormalizedGradient):
+    def noise(self, value, predictions, rng):
+        return value.sum(0)
+
+
+# --- the setting of privacy.md, rule 8 ---
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_gaussian_is_audited_closely(seed):
+    """A right implementation exceeds an upper end with probability at most 0.01."""
+    proven = proof(GRADIENT, 4).value
+    assert proven == pytest.approx(2.10, abs=0.01)
+    result = audit(GRADIENT, 4, 100_000, DELTA, 0.01, seed)
+    assert 0.7 * 2.10 <= result.lower_bound <= proven
+    assert 0.95 * MU <= result.mu_lower_bound <= MU
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [dataclasses.replace(GRADIENT, noise_multiplier=5.563 / 2), HalfTheNoise(10, 5.563)],
+    ids=["half_multiplier", "half_draw"],
+)
+def test_half_the_noise_is_caught(broken):
+    """The control: a bound of about 3.6 is expected, so that 2.10 lies far below."""
+    result = audit(broken, 4, 100_000, DELTA, 0.01, 0)
+    proven = proof(GRADIENT, 4)
+    assert result.lower_bound > proven.value
+    assert result.mu_lower_bound > MU
+    assert verdict(result, proven, math.inf, DELTA)[0].startswith(
+        "contradicts the proven epsilon 2.0"
+    )
+
+
+def test_no_noise_is_as_certain_as_the_runs_allow():
+    """Nothing is random: 1,000 of 1,000 against 0 of 1,000."""
+    result = audit(NoNoise(10, 5.563), 4, 1_000, DELTA, 0.01, 0, report_mu=False)
+    missed = 0.005 ** (1 / 1_000)
+    assert result.lower_bound == pytest.approx(math.log((missed - DELTA) / (1 - missed)))
+
+
+def test_a_signal_that_drowns_gives_no_bound():
+    """Fails with probability at most 0.01: at mu = 4e-6 every epsilon holds at delta 1e-3."""
+    result = audit(NormalizedGradient(10, 1e6), 4, 2_000, DELTA, 0.01, 0)
+    assert (result.lower_bound, result.mu_lower_bound) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"noise_at": "server"},
+        {"normalise": "batch"},
+        {"k": 2},
+        {"k": 2, "mask": "private"},
+        {"bound": 0.3, "stability": 1e-9},
+        {"shards": Shards(5)},
+    ],
+    ids=str,
+)
+def test_every_variant_of_the_gradient_leaks_the_same(fields):
+    """A right implementation exceeds an upper end with probability at most 0.001."""
+    mechanism = dataclasses.replace(GRADIENT, **fields)
+    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0)
+    assert 0.5 * 2.10 < result.lower_bound < proof(mechanism, 4).value
+    assert 0.85 * MU < result.mu_lower_bound < MU
+
+
+def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
+    """Without noise a run's ratio is known, and so are the rows and asks that it was cut into."""
+    mechanism = NoNoise(10, 5.563)
+    worlds = [mechanism.encode(world[0], public_row(10))[0] for world in mechanism.worst_case()]
+    apart = worlds[0] - worlds[1]
+    for values, most in ((10, 1), (40, 4), (200, 20), (2**18, 26_214)):
+        monkeypatch.setattr(audits, "VALUES_AT_ONCE", values)
+        for queries in (1, 2, 7):
+            rows = []
+
+            def client(asks, public, rows=rows):
+                rows.append([each.shape[1] for each in asks])
+                return straight(mechanism, 0)(asks, public)
+
+            ratios = audits._ratios(mechanism, client, queries, 50)
+            each = apart @ worlds[0] * queries
+            assert ratios == pytest.approx(np.array([[each], [-each]]).repeat(50, 1))
+            assert sum(map(sum, rows)) == 2 * 50 * queries
+            assert max(map(max, rows)) <= most
+            assert min(map(len, rows)) >= min(queries, 2)
+
+
+def test_an_ask_that_is_one_release_has_one_row():
+    rows = []
+
+    def client(asks, public):
+        rows.extend(each.shape[1] for each in asks)
+        return straight(mechanism, 0)(asks, public)
+
+    mechanism = dataclasses.replace(GRADIENT, normalise="batch")
+    audits._ratios(mechanism, client, 3, 2)
+    assert rows == [1] * 2 * 2 * 3
+
+
+def test_one_noise_for_two_asks_is_caught():
+    """The worlds change places in the second ask, so the difference has no noise in it."""
+
+    class Forgetful:
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def __call__(self, asks, public):
+            state = self.rng.bit_generator.state
+            for values in asks:
+                self.rng.bit_generator.state = state
+                predictions = public[: values.shape[1]]
+                bounded = np.stack([GRADIENT.encode(each, predictions) for each in values])
+                yield GRADIENT.noise(bounded, predictions, self.rng)
+
+    result = sampled(GRADIENT, Forgetful(), 4, 20_000, DELTA, 0.001, report_mu=False)
+    assert result.lower_bound > 2 * proof(GRADIENT, 4).value
+
+
+# --- the published formula ---
+
+
+def test_the_published_formula_is_refuted():
+    """Theorem 1's 0.0456; wrong with probability at most 1e-6. A bound of 2.8 is expected."""
+    mechanism = NormalizedGradient(10, 100.0, bound=1e-3)
+    published = published_epsilon(mechanism, 51_200, 1e-5)
+    assert published == pytest.approx(0.0456, abs=1e-4)
+    result = audit(mechanism, 51_200, 300, 1e-5, 1e-6, 0, report_mu=False)
+    proven = proof(mechanism, 51_200, 1e-5)
+    assert 2.5 <= result.lower_bound <= proven.value
+    assert result.mu_lower_bound is None
+    about_proof, refuted, not_shown = verdict(result, proven, published, 1e-5)
+    assert about_proof.startswith("consistent with the proven epsilon 28.839 (record, replace_one")
+    assert refuted == (
+        "refuted: the published epsilon 0.0456 as a bound for noise N(0, sigma^2 beta^2), under "
+        "the paper's own premise that one changed record may change its teacher, and so all its "
+        "answers, arbitrarily (failure probability 1e-06)"
+    )
+    assert not_shown == "not shown: that a particular trained teacher leaks this much"
+
+
+# --- votes ---
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "queries", "least"),
+    [
+        (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
+        (NoisyVotes(10, 3.0, "laplace"), 4, 0.5),
+        (NoisyVotes(10, 3.0, "laplace", noise_at="server", shards=Shards(3)), 4, 0.5),
+        (NoisyVotes(10, 2.2, "gaussian"), 1, 0.5),
+        (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
+        (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
+    ],
+    ids=lambda value: (
+        f"{value.noise_law}-{value.noise_at}" if isinstance(value, NoisyVotes) else ""
+    ),
+)
+def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, queries, least):
+    """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
+    proven = proof(mechanism, queries).value
+    result = audit(mechanism, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
+    assert least * proven < result.lower_bound < proven
+    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
+    assert audit(broken, queries, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
+
+
+# --- responses ---
+
+
+@pytest.mark.parametrize("k", [2, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+def test_a_response_is_enumerated(k, epsilon):
+    mechanism = TopKRandomizedResponse(10, epsilon, k)
+    result = enumerated(mechanism, 1)
+    assert result.lower_bound == pytest.approx(epsilon, rel=1e-9)
+    assert (result.method, result.failure_probability, result.delta) == ("enumeration", 0, 0)
+    assert (result.runs, result.queries, result.mu_lower_bound) == (0, 1, None)
+    about_proof, about_published = verdict(result, proof(mechanism, 1, 1e-12), epsilon, 0.0)
+    assert about_proof.startswith("consistent")
+    assert about_published.startswith("not refuted: the published epsilon")
+
+
+def test_the_published_epsilon_of_a_run_of_responses_is_refuted_without_a_doubt():
+    """Theorem 2 claims eps0 and no delta, whatever the number of responses: two refute it."""
+    mechanism = TopKRandomizedResponse(10, 1.0, 3)
+    result = enumerated(mechanism, 2)
+    assert result.lower_bound == pytest.approx(2)
+    _, refuted, not_shown = verdict(result, proof(mechanism, 2), 1.0, 0.0)
+    assert refuted.startswith(
+        "refuted: the published epsilon 1 as a bound for randomised responses"
+    )
+    assert "failure probability 0)" in refuted
+    assert not_shown.startswith("not shown")
+
+
+class TwiceTheEpsilon(TopKRandomizedResponse):
+    """A bug: the law of twice the epsilon, outside which the event knows nothing."""
+
+    def encode(self, sensitive_value, predictions):
+        doubled = TopKRandomizedResponse(self.num_classes, 2 * self.epsilon_per_answer, self.k)
+        return doubled.encode(sensitive_value, predictions)
+
+
+class NeverOutside(TopKRandomizedResponse):
+    """A bug: a teacher whose class lies outside the set never names the student's favourite."""
+
+    def encode(self, sensitive_value, predictions):
+        law = super().encode(sensitive_value, predictions)
+        law[sensitive_value[:, -1] == 1, 0] = 0
+        return law
+
+
+@pytest.mark.parametrize(
+    ("broken", "bound"), [(TwiceTheEpsilon(10, 1.0, 3), 2.0), (NeverOutside(10, 1.0, 3), math.inf)]
+)
+def test_a_broken_response_exceeds_its_proof(broken, bound):
+    result = enumerated(broken, 1)
+    assert result.lower_bound == pytest.approx(bound)
+    (sentence,) = verdict(result, proof(broken, 1, 1e-12), math.inf, 0.0)
+    assert sentence.startswith("contradicts the proven epsilon 1 ")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}], ids=str
+)
+def test_responses_are_sampled_and_twice_their_epsilon_is_caught(fields):
+    """A right implementation exceeds its proof, 1.9 to 2.2, with probability at most 0.001."""
+    claim = TopKRandomizedResponse(10, 0.65, **fields)
+    proven = proof(claim, 4).value
+    result = audit(claim, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
+    assert (0.3 if fields.get("shards") else 0.6) * proven < result.lower_bound < proven
+    assert (result.method, result.audited) == ("sampling", "randomised responses")
+    for broken in (
+        dataclasses.replace(claim, epsilon_per_answer=1.3),
+        dataclasses.replace(claim, epsilon_per_answer=20.0),
+    ):
+        found = audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
+        assert found.lower_bound > proven or fields.get("shards")
+
+
+def test_a_threshold_is_enumerated_at_every_size():
+    """The control makes sets of exactly five classes leak."""
+
+    class LeaksAtFive(TopKRandomizedResponse):
+        def encode(self, sensitive_value, predictions):
+            five = self.members(predictions).sum(1) == 5
+            law = super().encode(sensitive_value, predictions)
+            return np.where(
+                five[:, None], TwiceTheEpsilon(10, 1.0, 5).encode(sensitive_value, predictions), law
+            )
+
+    assert enumerate_response(TopKRandomizedResponse(10, 1.0, threshold=0.1)) == pytest.approx(1)
+    assert enumerate_response(LeaksAtFive(10, 1.0, threshold=0.1)) == pytest.approx(2)
+
+
+# --- what is said ---
+
+
+def result(**fields):
+    known = {
+        "lower_bound": 1.99999,
+        "mu_lower_bound": 0.7,
+        "failure_probability": 0.01,
+        "delta": 1e-3,
+        "method": "sampling",
+        "assumption": "the worst",
+        "runs": 100_000,
+        "queries": 4,
+        "audited": "noise",
+    }
+    return Audit(**known | fields)
+
+
+def test_an_audit_prints_with_its_meaning_and_rounds_down():
+    assert str(result()) == (
+        "epsilon at least 1.999 and mu at least 0.700 (record, replace_one, lower bound at delta "
+        "0.001, failure probability 0.01, sampling of noise, 100,000 runs, queries 4, assuming "
+        "that the worst)"
+    )
+    assert "mu" not in str(result(mu_lower_bound=None))
+
+
+def test_an_audit_is_json():
+    written = json.loads(json.dumps(result(lower_bound=math.inf).to_json()))
+    assert written["lower_bound"] == "inf"
+    assert (written["unit"], written["relation"]) == ("record", "replace_one")
+    assert (written["runs"], written["queries"], written["delta"]) == (100_000, 4, 1e-3)
+    assert set(written) == {f.name for f in dataclasses.fields(Audit)} | {"unit"}
+
+
+@pytest.mark.parametrize(
+    ("claim", "refuted"),
+    [
+        ((1.9, 1e-3, 4), True),
+        ((2.0, 1e-3, 4), False),
+        ((1.9, 1e-5, 51_200), True),  # promises more
+        ((1.9, 1e-2, 4), False),  # may fail more often
+        ((1.9, 1e-3, 3), False),  # answers less
+    ],
+)
+def test_only_a_claim_that_covers_the_audit_is_refuted(claim, refuted):
+    assert result().refutes(*claim) is refuted
+
+
+def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
+    """A client that leaves moves a sum half as far as a record that is replaced."""
+    proven = proof(GRADIENT, 4)
+    strong = result(lower_bound=3.0)
+    leaving = dataclasses.replace(proven, unit="client", relation="add_remove")
+    looser = dataclasses.replace(proven, delta=0.01)
+    assert verdict(strong, proven, math.inf, DELTA)[0].startswith("contradicts")
+    assert verdict(strong, leaving, math.inf, DELTA)[0].startswith("says nothing")
+    assert verdict(strong, looser, math.inf, DELTA)[0].startswith("says nothing")
+    assert verdict(result(), leaving, math.inf, DELTA)[0].startswith("consistent")
+    sentences = verdict(result(), proven, 2.5, DELTA)
+    assert sentences[1:] == [
+        "mu is at least 0.700 (record, replace_one, failure probability 0.01)",
+        "not refuted: the published epsilon 2.5, at queries 4 and delta 0.001; that does not prove "
+        "it",
+    ]
+
+
+# --- bounds and edges ---
+
+
+@pytest.mark.parametrize("hits", [0, 1, 7, 50, 99, 100])
+@pytest.mark.parametrize("share", [0.05, 1e-3, 5e-7])
+def test_clopper_pearson(hits, share):
+    exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
+    assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
+    assert rates.high(hits, 100, share) == pytest.approx(exact.high, rel=1e-6)
+
+
+def test_mechanisms_without_noise_of_their_own_have_no_audit():
+    for mechanism in (NonPrivate(), PostProcessing("digest")):
+        with pytest.raises(ValueError, match=f"{mechanism.name}.*leave without noise.*'votes'"):
+            audit(mechanism, 1, 1, 0.0, 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("queries", 0),
+        ("runs", 0),
+        ("delta", -1e-9),
+        ("delta", 1.0),
+        ("delta", math.nan),
+        ("failure_probability", 0.0),
+        ("failure_probability", 1.0),
+    ],
+)
+def test_arguments_are_checked(field, value):
+    arguments = {"queries": 1, "runs": 10, "delta": 0.0, "failure_probability": 0.1, "seed": 0}
+    with pytest.raises(ValueError, match=f"{field}="):
+        audit(GRADIENT, **arguments | {field: value})

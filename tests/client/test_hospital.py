@@ -1,0 +1,206 @@
+"""Hospitals: what their own files allow, and what leaves them."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.hospital import NotAllowed
+from fed_dpsd.config import ConfigError, UserError
+from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.protocol import Refusal
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from tests.hospitals import (
+    Hospitals,
+    answer,
+    ask,
+    site_file,
+)
+from tests.server.test_federation import CLIENT_APP
+
+
+def test_a_run_over_hospitals(deployed, tmp_path):
+    """In any order of nodes; nothing of the hospitals is in the run folder."""
+    files = [site_file(tmp_path / f"hospital{client}", client) for client in (1, 0)]
+    experiment = deployed("privacy=gradient", "privacy.noise_multiplier=1000")
+    folder = new_run_folder(experiment)
+    federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    assert summary["status"] == "completed"
+    assert summary["accuracy"]["ensemble"] is None
+    assert summary["queries"]["answered_per_client"] is None
+    notes = summary["privacy"]["proven"][0]["notes"]
+    assert "spent" not in summary["privacy"]["proven"][0]
+    assert notes == [
+        *("per run", "tuning not covered"),
+        "delta should be below one over the records of each client",
+        "the time that a client takes tells about how many records it has",
+    ]
+    assert summary["accuracy"]["evaluated_on"] == "360 test images of digits, the coordinator's own"
+    assert not (folder / "ledger").exists()
+    asked = [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
+    assert [line["query_id"] for line in asked] == [1, 2, 3]
+    assert all(line["answered"] == [0, 1] and not line["refused"] for line in asked)
+    for file in files:
+        ledger = hospitals.open_file(file).ledger
+        with ledger.transaction():
+            assert [entry.ask for entry in ledger.entries()] == [line["ask"] for line in asked]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "reason"),
+    [
+        (("method=dense", "privacy=non_private"), {}, "answers method=fed_dpsd only"),
+        (("privacy=votes",), {}, "answers privacy=label or gradient or dp_teacher only"),
+        (("privacy=non_private",), {}, "answers privacy=label or gradient or dp_teacher only"),
+        (("privacy=gradient", "privacy.noise_at=server"), {}, "does not trust the server"),
+        (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
+        (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
+        (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
+        (("teacher.epochs=1",), {"limits": {"teacher.epochs": 0}}, "teacher.epochs is at most 0"),
+        (("teachers_per_client=101",), {}, "teachers_per_client is at most 100"),
+        (("teacher.path=/etc/passwd", "teacher.arch=cnn"), {}, "trains its own teachers"),
+        ((), {"num_classes": 11}, "data.num_classes is 11"),
+        ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
+        (("num_clients=3",), {}, "num_clients is 2"),
+        (("queries_per_round=8",), {}, "16 images in one ask"),
+        ((), {"budget": 0.0}, "budget is spent"),
+        ((), {"queries": 15}, "as many queries as it ever will"),
+    ],
+)
+def test_what_a_file_does_not_allow_is_refused_and_not_charged(
+    deployed, tmp_path, overrides, changes, reason
+):
+    files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
+    files[0] = site_file(tmp_path / "hospital0", 0, **changes)
+    experiment = deployed(*overrides)
+    hospital = hospitals.open_file(files[0])
+    given = answer(hospital, experiment.to_json(), ask())
+    assert isinstance(given, Refusal)
+    assert re.search(reason, given.reason)
+    ledger = hospital.ledger
+    with ledger.transaction():
+        assert not ledger.entries()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("method", "_class_"), "os.system"),
+        (("method", "_class_"), ["fed_dpsd.FedDPSD"]),
+        (("privacy", "_class_"), None),
+        (("privacy", "noise_multiplier"), "tiny"),
+        (("privacy", "noise_multiplier"), float("nan")),
+        (("teacher", "epochs"), float("nan")),
+        (("teacher", "epochs"), True),
+        (("teacher", "epochs"), "1"),
+        (("data",), None),
+        (("model", "teachers"), 3),
+        (("model",), []),
+        (("rounds",), -1),
+    ],
+)
+def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
+    raw = json.loads(deployed("privacy=gradient").to_json())
+    place = raw
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(NotAllowed):
+        hospital.experiment(json.dumps(raw), 16)
+    for text in ("", "[]", "{}", "null", "{" * 100_000):
+        with pytest.raises(NotAllowed, match="malformed"):
+            hospital.experiment(text, 16)
+
+
+def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", budget=2.0))
+    hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    raw = json.loads(deployed("privacy=gradient").to_json())
+    raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
+    raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
+    raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
+    raw |= {"threads_client": 64, "noise": "seeded"}
+    raw["federation"]["simulation"] = True
+    config = hospital.experiment(json.dumps(raw), 16).config
+    assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
+    assert (config.data.path, config.data.hub) == (None, None)
+    assert config.data.patient_column == "patient"
+    assert (config.noise, config.threads_client) == ("secure", 1)
+    assert not config.federation.simulation
+    assert "/etc" not in str(config)
+
+
+def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_path):
+    """Two hospitals with the same records: only their secrets differ."""
+    text = deployed("privacy=gradient").to_json()
+    answers = []
+    for number in range(2):
+        hospital = hospitals.open_file(site_file(tmp_path / f"{number}"))
+        answers.append(answer(hospital, text, ask()).values)
+        assert (answer(hospital, text, ask()).values == answers[-1]).all()
+        assert (hospital.folder / "secret").stat().st_mode & 0o777 == 0o600
+    assert np.abs(np.corrcoef(answers[0].ravel(), answers[1].ravel())[0, 1]) < 0.5
+    (hospital.folder / "secret").chmod(0o644)
+    with pytest.raises(UserError, match="chmod 600"):
+        answer(hospital, text, ask(2))
+
+
+def test_a_hospital_keeps_its_number(deployed, tmp_path):
+    """Another number would be another account: a budget that begins anew."""
+    experiment = deployed("privacy=gradient")
+    answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), ask())
+    renumbered = hospitals.open_file(site_file(tmp_path, 1))
+    with pytest.raises(UserError, match="client=1: .* holds the account of client_000"):
+        answer(renumbered, experiment.to_json(), ask())
+
+
+def test_patients_share_a_shard(deployed, tmp_path):
+    file = site_file(tmp_path / "hospital")
+    settings = yaml.safe_load(file.read_text())
+    settings["files"]["patient_column"] = "patient"
+    file.write_text(yaml.safe_dump(settings))
+    hospital = hospitals.open_file(file)
+    experiment = hospital.experiment(deployed("teachers_per_client=4").to_json(), 16)
+    assert experiment.mechanism.shards.by == "patient"
+
+
+# --- rounds without some ---
+
+
+def test_a_bad_file_names_every_problem(tmp_path):
+    file = site_file(tmp_path / "a", budget="three", trust=["everybody"], clinet=3)
+    with pytest.raises(ConfigError) as caught:
+        hospitals.open_file(file)
+    said = str(caught.value)
+    assert "site.budget='three' must be a number" in said
+    assert "site.clinet=3 is not a key of site; did you mean 'client'?" in said
+    for changes, problem in (
+        (
+            {"trust": ["everybody"]},
+            "trust: 'everybody' is unknown; there are nobody, threshold, server",
+        ),
+        ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
+        ({"client": 2}, "client=2 must be below num_clients=2"),
+        ({"budget": float("inf")}, "budget=inf must be finite"),
+        ({"delta": 1.0}, "delta=1.0 must be between 0 and 1"),
+        ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
+        ({"files": None}, "site.files=None must be a group of keys"),
+        ({"files": "images"}, "site.files='images' must be a group of keys"),
+        ({"shape": [28, 28]}, r"shape=\[28, 28\] must be \[1 or 3, size, size\]"),
+        ({"shape": [2, 8, 8]}, r"shape=\[2, 8, 8\] must be"),
+        ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            hospitals.open_file(site_file(tmp_path / "b", **changes))
+    with pytest.raises(UserError, match="is no site's file: No such file"):
+        hospitals.open_file(tmp_path / "nowhere.yaml")
+    (tmp_path / "empty.yaml").write_text("")
+    with pytest.raises(UserError, match="it is empty"):
+        hospitals.open_file(tmp_path / "empty.yaml")

@@ -1,0 +1,365 @@
+"""A hospital's own files: every format, and everything that may be wrong with them."""
+
+import contextlib
+import csv
+import io
+import os
+from dataclasses import replace
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from fed_dpsd.client.records import HospitalFiles, read
+from fed_dpsd.config import UserError
+
+SHAPE = (1, 8, 8)
+RECORDS = [("well", 0, "ann"), ("ill", 100, "bob"), ("ill", 255, "ann")]
+FILES = HospitalFiles("", {"well": 0, "ill": 2}, "image", "label", "patient", False)
+
+
+def png(shade, size=(8, 8), mode="L"):
+    buffer = io.BytesIO()
+    Image.new(mode, size, shade).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def folder(tmp_path, records=RECORDS):
+    for index, (label, shade, _) in enumerate(records):
+        path = tmp_path / "scans" / label / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(shade))
+    return replace(FILES, path=str(tmp_path / "scans"), patient_column=None)
+
+
+def table(tmp_path, records=RECORDS):
+    with (tmp_path / "scans.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "label", "patient"])
+        for index, (label, shade, patient) in enumerate(records):
+            (tmp_path / f"{index}.png").write_bytes(png(shade))
+            writer.writerow([f"{index}.png", label, patient])
+    return replace(FILES, path=str(tmp_path / "scans.csv"))
+
+
+def npz(tmp_path, records=RECORDS, **arrays):
+    labels, shades, patients = zip(*records, strict=True)
+    images = np.array(shades, np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    given = {"image": images, "label": np.array(labels)[:, None], "patient": np.array(patients)}
+    np.savez(tmp_path / "scans.npz", **given | arrays)
+    return replace(FILES, path=str(tmp_path / "scans.npz"))
+
+
+def parquet(tmp_path, records=RECORDS):
+    labels, shades, patients = zip(*records, strict=True)
+    columns = {"image": [{"bytes": png(s), "path": None} for s in shades], "label": labels}
+    pyarrow.parquet.write_table(
+        pyarrow.table(columns | {"patient": patients}), tmp_path / "scans.parquet"
+    )
+    return replace(FILES, path=str(tmp_path / "scans.parquet"))
+
+
+@pytest.mark.parametrize("write", [folder, table, npz, parquet])
+def test_every_format_gives_the_same_records(tmp_path, write):
+    found = read(write(tmp_path), SHAPE, 3)
+    shades = found.records.images[:, 0, 0, 0].tolist()
+    assert sorted(zip(shades, found.records.labels.tolist(), strict=True)) == [
+        (0, 0),
+        (100, 2),
+        (255, 2),
+    ]
+    assert found.records.images.shape == (3, *SHAPE)
+    assert found.unreadable == ()
+    if write is folder:
+        assert found.records.patients is None
+    else:
+        patients = dict(zip(shades, found.records.patients, strict=True))
+        assert patients[0] == patients[255] != patients[100]
+    assert (np.diff(found.ids) > 0).all()
+
+
+@pytest.mark.parametrize("write", [folder, table, npz, parquet])
+def test_an_id_stays_when_other_records_come_or_go(tmp_path, write):
+    def by_shade(name, records):
+        (tmp_path / name).mkdir()
+        found = read(write(tmp_path / name, records), SHAPE, 3)
+        return dict(zip(found.records.images[:, 0, 0, 0].tolist(), found.ids, strict=True))
+
+    before = by_shade("before", RECORDS)
+    after = by_shade("after", [*RECORDS[1:], ("well", 7, "eve")])
+    assert len(set(before.values()) | set(after.values())) == 4
+    assert all(before[shade] == after[shade] for shade in (100, 255))
+
+
+def test_colours_sizes_and_depths_become_the_federations(tmp_path):
+    """Sixteen bits are scaled, not cut off; the middle of a wide image is kept."""
+    files = folder(tmp_path)
+    scans = tmp_path / "scans"
+    deep = np.full((8, 8), 128 << 8, np.uint16)
+    Image.fromarray(deep).save(scans / "well" / "0.png")
+    (scans / "ill" / "1.png").write_bytes(png((200, 0, 0), (40, 20), "RGB"))
+    wide = np.zeros((10, 30), np.uint8)
+    wide[:, 10:20] = 90
+    Image.fromarray(wide).save(scans / "ill" / "2.png")
+    records = read(files, SHAPE, 3).records
+    red = 60  # as grey
+    middles = {image[0, 4, 4]: image for image in records.images}
+    assert set(middles) == {128, red, 90}
+    assert all(len(np.unique(middles[shade])) == 1 for shade in (128, red))
+    assert np.median(middles[90]) == 90
+    coloured = read(files, (3, 8, 8), 3).records
+    assert [200, 0, 0] in coloured.images[:, :, 0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "white_is_zero", "shade"),
+    [
+        (np.full((8, 8), 200 << 8, np.uint16), False, 200),
+        (np.full((8, 8), 200 << 8, np.uint16), True, 55),
+        (np.full((8, 8), 200, np.uint8), False, 200),
+        (np.full((8, 8), 200, np.uint8), True, 200),  # Pillow writes and reads it turned around
+    ],
+)
+def test_a_tiff_says_which_end_is_white(tmp_path, pixels, white_is_zero, shade):
+    files = folder(tmp_path, RECORDS[1:])
+    (tmp_path / "scans" / "well").mkdir()
+    tags = {262: 0} if white_is_zero else {}
+    Image.fromarray(pixels).save(tmp_path / "scans" / "well" / "x.tiff", tiffinfo=tags)
+    records = read(files, SHAPE, 3).records
+    assert records.images[records.labels == 0].max() == shade
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_numbers_of_no_known_range_are_no_picture(tmp_path, kind):
+    files = folder(tmp_path)
+    Image.fromarray(np.full((8, 8), 7, kind)).save(tmp_path / "scans" / "well" / "x.tiff")
+    with pytest.raises(
+        UserError, match="x.tiff: its pixels are floats, signed or of 32 bits; convert"
+    ):
+        read(files, SHAPE, 3)
+
+
+def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch):
+    files = folder(tmp_path)
+
+    def broken(*_, **__):
+        raise SyntaxError("broken chunk")
+
+    monkeypatch.setattr("fed_dpsd.client.records.ImageOps.exif_transpose", broken)
+    with pytest.raises(UserError, match=r"3 images \(.*broken chunk.*\) are unreadable"):
+        read(files, SHAPE, 3)
+
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("fed_dpsd.client.records.ImageOps.exif_transpose", exhausted)
+    with pytest.raises(MemoryError):  # else free memory would decide which records there are
+        read(replace(files, skip_unreadable=True), SHAPE, 3)
+
+
+@pytest.mark.parametrize("write", [folder, table, npz, parquet])
+def test_records_in_another_order_are_the_same(tmp_path, write):
+    """Else a CSV that is exported again would be another training, charged again."""
+    found = []
+    again = [*RECORDS, ("well", 255, "eve"), ("well", 255, "ann")]  # one image, three records
+    for name, records in (("one", again), ("two", again[::-1])):
+        (tmp_path / name).mkdir()
+        found.append(read(write(tmp_path / name, records), SHAPE, 3).records)
+    assert np.array_equal(found[0].images, found[1].images)
+    assert np.array_equal(found[0].labels, found[1].labels)
+    assert write is folder or np.array_equal(found[0].patients, found[1].patients)
+
+
+def test_nothing_in_a_folder_is_lost_in_silence(tmp_path):
+    files = folder(tmp_path)
+    scans = tmp_path / "scans"
+    (scans / "linked").symlink_to(scans / "ill", target_is_directory=True)
+    with pytest.raises(UserError, match=r"1 labels \(linked\) are not in classes"):
+        read(files, SHAPE, 3)
+    (scans / "linked").unlink()
+    (scans / "ill" / "up").symlink_to(scans, target_is_directory=True)
+    with pytest.raises(UserError, match="ill/up is a link to a folder that it lies in"):
+        read(files, SHAPE, 3)
+    (scans / "ill" / "up").unlink()
+    (scans / "ill" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (scans / "loose.png").write_bytes(png(3))
+    (scans / "ill" / ".ipynb_checkpoints").mkdir()
+    (scans / "ill" / ".ipynb_checkpoints" / "copy.png").write_bytes(png(4))
+    os.mkfifo(scans / "ill" / "pipe.png")
+    found = read(replace(files, skip_unreadable=True), SHAPE, 3)
+    names = ["ill/gone.png", "ill/pipe.png", "loose.png"]
+    assert sorted(line.partition(":")[0] for line in found.unreadable) == names
+    assert len(found.ids) == 3
+    with pytest.raises(UserError, match="there is no folder 'fine' of classes; see that it is"):
+        read(replace(files, classes=FILES.classes | {"fine": 1}), SHAPE, 3)
+
+
+def test_a_folder_that_may_not_be_read_is_an_error(tmp_path, monkeypatch):
+    files = folder(tmp_path)
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(UserError, match="scans cannot be read .* the user of the service may read"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize(
+    ("write", "patients"),
+    [
+        (table, ("ann", "bob", "")),
+        (table, ("ann", "bob", "  ")),
+        (table, ("ann", "bob", None)),
+        (parquet, ("ann", "bob", "  ")),
+        (parquet, ("ann", "bob", None)),
+        (parquet, (1.0, 2.0, float("nan"))),
+        (npz, (1.0, 2.0, float("nan"))),
+        (npz, ("ann", "bob", "nan")),
+        (npz, (b"ann", b"bob", b" ")),
+    ],
+)
+def test_every_record_has_a_patient(tmp_path, write, patients):
+    """A record of nobody's would be seen by another of its patient's teachers."""
+    records = [(*each[:2], patient) for each, patient in zip(RECORDS, patients, strict=True)]
+    with pytest.raises(UserError, match="has no patient; name its patient, or set patient_column"):
+        read(write(tmp_path, records), SHAPE, 3)
+
+
+def test_spaces_make_no_other_patient(tmp_path):
+    records = [("well", 0, "ann"), ("ill", 100, " ann ")]
+    assert len(set(read(table(tmp_path, records), SHAPE, 3).records.patients)) == 1
+
+
+def test_unreadable_images_are_named_and_skipped_only_where_that_is_allowed(tmp_path):
+    files = table(tmp_path)
+    (tmp_path / "0.png").write_bytes(b"no image")
+    (tmp_path / "2.png").unlink()
+    with pytest.raises(
+        UserError, match=r"2 images \(0.png: .*, 2.png: .*\) are unreadable; .*skip"
+    ):
+        read(files, SHAPE, 3)
+    found = read(replace(files, skip_unreadable=True), SHAPE, 3)
+    assert found.records.labels.tolist() == [2]
+    assert [line.partition(":")[0] for line in found.unreadable] == ["0.png", "2.png"]
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(UserError, match="holds no image that can be read"):
+        read(replace(files, skip_unreadable=True), SHAPE, 3)
+
+
+def test_a_file_that_is_no_image_is_not_passed_over_in_silence(tmp_path):
+    files = folder(tmp_path)
+    (tmp_path / "scans" / "ill" / "scan.dcm").write_bytes(b"\0" * 128 + b"DICM")
+    (tmp_path / "scans" / "ill" / ".hidden").write_bytes(b"")
+    with pytest.raises(UserError, match=r"1 images \(ill/scan.dcm: it is none of PNG, JPEG"):
+        read(files, SHAPE, 3)
+
+
+def test_a_decompression_bomb_is_unreadable(tmp_path, monkeypatch):
+    files = folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8 * 8 // 2 - 1)
+    with pytest.raises(UserError, match=r"3 images \(.*decompression bomb.*\) are unreadable"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": {"well": 0}}, r"1 labels \(ill\) are not in classes; add each"),
+        ({"classes": {"well": 0, "ill": 3}}, "classes.ill=3: the federation has classes 0 to 2"),
+        ({"image_column": "scan"}, "there is no image_column='scan'; it has image, label, patient"),
+        ({"patient_column": "name"}, "there is no patient_column='name'"),
+        ({"path": "nowhere"}, "path=nowhere is not there; give a folder"),
+        ({"path": __file__}, "is no .csv, .npz, .parquet file; give a folder"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        read(replace(table(tmp_path), **change), SHAPE, 3)
+
+
+def test_a_folder_of_classes_knows_no_patients(tmp_path):
+    with pytest.raises(UserError, match="patient_column='patient': a folder of classes"):
+        read(replace(folder(tmp_path), patient_column="patient"), SHAPE, 3)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"image": np.zeros((3, 8, 8))}, "image is float64 of shape .* it must be uint8"),
+        ({"image": np.zeros((3, 8, 8, 4), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
+        ({"image": np.zeros((3, 0, 8), np.uint8)}, r"must be uint8 of shape \(N, H, W\)"),
+        ({"label": np.zeros(2)}, "3 images but 2 labels"),
+        ({"patient": np.zeros(4)}, "3 images but 4 patients"),
+        ({"label": np.array(["ill", None, 3], object)}, "cannot be read"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_errors(tmp_path, arrays, message):
+    """Objects among them would be unpickled, so they are refused."""
+    with pytest.raises(UserError, match=message):
+        read(npz(tmp_path, **arrays), SHAPE, 3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        ({}, "names no label"),
+        ({0: 0}, "classes: 0 is no text; quote it: '0': 0"),
+        ({"ill": -1}, "classes.ill=-1"),
+        ({"ill": True}, "classes.ill=True"),
+    ],
+)
+def test_classes_are_numbers(classes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(FILES, classes=classes)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PAR1"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".csv"])
+def test_what_is_no_such_file_is_an_error(tmp_path, suffix, content):
+    path = tmp_path / f"scans{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=str(path)):
+        read(replace(FILES, path=str(path)), SHAPE, 3)
+
+
+def test_a_row_without_an_image_is_unreadable(tmp_path):
+    columns = {"image": [None, png(3)], "label": ["well"] * 2, "patient": ["a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
+    files = replace(FILES, path=str(tmp_path / "scans.parquet"), skip_unreadable=True)
+    assert read(files, SHAPE, 3).unreadable == ("row 0: it is none of PNG, JPEG, TIFF, BMP, WEBP",)
+
+
+def test_a_table_is_text_in_utf8(tmp_path):
+    files = table(tmp_path)
+    (tmp_path / "scans.csv").write_bytes("image,label,patient\n0.png,well,é\n".encode("latin-1"))
+    with pytest.raises(UserError, match="cannot be read as CSV in UTF-8"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("images", [["a", "b", "c"], [1, 2, 3]])
+def test_parquet_holds_encoded_images(tmp_path, images):
+    files = parquet(tmp_path)
+    columns = {"image": images, "label": ["well"] * 3, "patient": ["a", "b", "c"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
+    with pytest.raises(UserError, match="row 0 has .* as image; it must be an encoded image"):
+        read(files, SHAPE, 3)
+
+
+@pytest.mark.parametrize("write", [npz, parquet])
+def test_a_file_that_was_damaged_is_an_error_or_its_images_are(tmp_path, write):
+    """Whatever byte it is; compressed, so that some cannot be inflated."""
+    files = write(tmp_path)
+    path = tmp_path / f"scans{files.path[files.path.rindex('.') :]}"
+    if write is npz:
+        with np.load(path) as arrays:
+            found = dict(arrays)
+        np.savez_compressed(path, **found)
+    content = path.read_bytes()
+    rng = np.random.Generator(np.random.PCG64(0))
+    for at in rng.integers(0, len(content), 300):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
+        with contextlib.suppress(UserError):
+            read(replace(files, skip_unreadable=True), SHAPE, 3)

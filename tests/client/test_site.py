@@ -1,0 +1,324 @@
+"""A client: its teacher, its cache, and its one door."""
+
+import numpy as np
+import pytest
+
+from fed_dpsd.accounts.account import Account
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.accounts.ledger import LedgerError, MemoryLedger
+from fed_dpsd.client import site as sites
+from fed_dpsd.client.site import Site
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, PostProcessing
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Statement
+from fed_dpsd.simulation.clients import open_site
+
+
+def ask(query_id=1, seed=0, shape=(1, 8, 8)):
+    rng = np.random.Generator(np.random.PCG64(seed))
+    images = rng.integers(0, 256, (32, *shape), dtype=np.uint8)
+    return Ask(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
+
+
+@pytest.fixture
+def records(small):
+    config = small().config
+    return load_data(config.data, config.cache).train.take(np.arange(60))
+
+
+def make(experiment, records, ledger=None):
+    plan = Plan(plan_of(experiment).stages * 4)  # for what is charged more than once
+    account = Account(
+        *(ledger or MemoryLedger(), experiment.config.privacy, plan, "run"),
+        when_records_change="retrain",
+    )
+    site = Site(
+        *(experiment.config, experiment.mechanism, 0, records, np.arange(len(records))),
+        *(records, account),
+    )
+    return site, lambda question: sites.answer(experiment.method, question, site)
+
+
+def test_a_charge_comes_before_the_noise(small, records):
+    class Watching(TopKRandomizedResponse):
+        def noise(self, value, predictions, rng):
+            assert len(ledger.entries()) == 1
+            return super().noise(value, predictions, rng)
+
+    ledger = MemoryLedger()
+    site, _ = make(small(), records, ledger)
+    assert isinstance(site.release(Watching(10, 1.0, 3), np.full((1, 32, 10), 0.1), ask()), Answer)
+    (entry,) = ledger.entries()
+    assert (entry.kind, entry.query_id, entry.queries, entry.releases) == ("answers", 1, 32, 32)
+    for pair in UNITS_AND_RELATIONS:
+        assert entry.costs[pair] == Watching(10, 1.0, 3).event(*pair)
+
+
+def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records):
+    """To the noise's grid: of a sum that is cut off as a whole, one teacher could move more."""
+    settings = "privacy.noise_at=server", "privacy.noise_multiplier=1e7", "teachers_per_client=3"
+    site, _ = make(small("privacy=gradient", *settings), records)
+    mechanism = site.mechanism
+    rng = np.random.Generator(np.random.PCG64(0))
+    gradients, question = rng.normal(size=(3, 32, 10)), ask()
+    sent = site.release(mechanism, gradients, question).values / mechanism.lattice
+    bounded = [
+        mechanism.encode(each, question.predictions) / mechanism.lattice for each in gradients
+    ]
+    assert np.array_equal(sent, np.trunc(bounded).sum(axis=0))
+    assert not np.array_equal(sent, np.trunc(np.sum(bounded, axis=0)))
+
+
+def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
+    site, answer = make(small("privacy=gradient"), records)
+    first, again = answer(ask()), answer(ask())
+    assert (first.values == again.values).all()
+    assert len(site.ledger.entries()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "seed"),
+    [
+        (("privacy.noise_multiplier=99.0",), 0),
+        (("teacher.seed=7",), 0),
+        (("method.balance=1.0",), 0),
+        ((), 1),
+    ],
+    ids=["other noise", "retrained", "other gradients", "other content"],
+)
+def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
+    small, records, settings, seed
+):
+    """Else the difference of two answers would show what lies below one noise."""
+    ledger = MemoryLedger()
+    first = make(small("privacy=gradient"), records, ledger)[1](ask())
+    again = make(small("privacy=gradient", *settings), records, ledger)[1](ask(seed=seed))
+    assert len(ledger.entries()) == 2
+    # The noise is 100 times what it hides, so that the answers are as alike as their noise.
+    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+    assert np.abs(correlation) < 0.3
+
+
+def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
+    ledger = MemoryLedger()
+    first = make(small("privacy=gradient"), records, ledger)[1](ask())
+    fewer = records.take(np.arange(59))
+    again = make(small("privacy=gradient"), fewer, ledger)[1](ask())
+    assert (first.values == again.values).all()
+    assert len(ledger.entries()) == 1
+
+
+@pytest.mark.parametrize("classes", [1, 3, 9, 11])
+def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
+    small, records, classes, monkeypatch
+):
+    """A question that fails for some answers and not for others would be answered for nothing."""
+    site, answer = make(small("privacy=label"), records)
+    monkeypatch.setattr(Site, "sensitive_probabilities", lambda *_: pytest.fail("it was asked"))
+    predictions = np.full((32, classes), 1 / classes, np.float32)
+    wrong = Ask(1, ask().images, predictions)
+    with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
+        answer(wrong)
+    with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
+        site.release(site.mechanism, np.full((1, 32, 10), 0.1), wrong)
+    assert not site.ledger.entries()
+
+
+def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
+    """The noise is a function of the ask, so the answer after the crash is the one before it."""
+    ledger = MemoryLedger()
+    _, answer = make(small("privacy=gradient"), records, ledger)
+    first = answer(ask())
+    ledger._answers.clear()
+    again = make(small("privacy=gradient"), records, ledger)[1](ask())
+    assert (first.values == again.values).all()
+    assert len(ledger.entries()) == 1
+
+
+def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
+    settings = ("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65")
+    site, answer = make(small(*settings), records)
+    answers = [answer(ask(query_id=i, seed=i)) for i in range(4)]
+    assert [type(a) for a in answers] == [Answer, Answer, Refusal, Refusal]
+    assert "budget" in answers[-1].reason
+    assert len(site.ledger.entries()) == 2
+    assert isinstance(answer(ask(query_id=0, seed=0)), Answer)  # an old answer is free
+
+
+def test_a_zero_budget_refuses_everything(small, records):
+    _, answer = make(small("privacy=non_private", "privacy.budget=0"), records)
+    assert isinstance(answer(ask()), Refusal)
+
+
+def test_a_ledger_that_cannot_be_kept_refuses_and_keeps_its_secrets(small, records, tmp_path):
+    class Full(MemoryLedger):
+        def charge(self, entry):
+            raise LedgerError(f"the ledger of a patient called {tmp_path} cannot be written")
+
+    _, answer = make(small("privacy=gradient"), records, Full())
+    refusal = answer(ask())
+    assert refusal == Refusal(1, "the client's ledger cannot be read or written")
+
+
+# --- teachers trained with DP ---
+
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "privacy.sample_rate=0.5")
+
+
+def test_a_private_training_is_charged_before_its_first_step(small, records, monkeypatch):
+    ledger = MemoryLedger()
+    steps = DPSGD.train
+
+    def watched(*arguments):
+        assert [entry.kind for entry in ledger.entries()] == ["training"]
+        steps(*arguments)
+
+    monkeypatch.setattr(DPSGD, "train", watched)
+    experiment = small(*PRIVATE, "teachers_per_client=2")
+    site, answer = make(experiment, records, ledger)
+    for number in range(3):
+        assert isinstance(answer(ask(number, number)), Answer)
+    training, *answers = ledger.entries()
+    assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
+    assert training.costs["record", "add_remove"] == experiment.mechanism.event(
+        "record", "add_remove"
+    )
+    assert [entry.kind for entry in answers] == ["answers"] * 3
+    delta = experiment.config.privacy.delta
+    whole = epsilon(spent(ledger.entries(), "record", "add_remove"), delta)
+    assert whole == epsilon(training.event("record", "add_remove"), delta)
+    assert site.mechanism == PostProcessing(training.digest)
+
+
+def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, records):
+    ledger = MemoryLedger()
+    for settings, trainings in (
+        ((), 1),
+        ((), 1),
+        (("teacher.seed=5",), 2),
+        (("privacy.steps=4",), 3),
+    ):
+        make(small(*PRIVATE, *settings), records, ledger)[1](ask())
+        assert sum(entry.kind == "training" for entry in ledger.entries()) == trainings
+    make(small(*PRIVATE), records.take(np.arange(59)), ledger)[1](ask())
+    assert sum(entry.kind == "training" for entry in ledger.entries()) == 4
+
+
+def test_over_budget_no_private_teacher_is_trained(small, records, monkeypatch):
+    monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
+    site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
+    assert isinstance(answer(ask()), Refusal)
+    assert not site.ledger.entries()
+    assert np.isnan(site.diagnose()).all()
+
+
+def test_private_teachers_may_be_diagnosed_outside_a_simulation(small, records):
+    site, _ = make(small(*PRIVATE, "federation.simulation=false"), records)
+    assert np.isfinite(site.diagnose()).all()
+
+
+def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
+    """Else an empty shard would show: a record more or less would be told for certain."""
+    experiment = small(*PRIVATE, "teachers_per_client=3")
+    site, _ = make(experiment, records.take(np.arange(1)))
+    assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
+
+
+COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
+
+
+def test_class_counts_are_part_of_the_training_and_given_once(small, records, monkeypatch):
+    """A second ask gets the stored counts, and neither costs anything beside the training."""
+    ledger = MemoryLedger()
+    site, answer = make(small(*PRIVATE, "privacy.count_share=60.0"), records, ledger)
+    first = answer(COUNTS)
+    assert 1 < site._mechanism.count_noise < 3
+    exact = np.bincount(records.labels, minlength=10)
+    assert (first.query_id, first.values.shape) == (0, (1, 10))
+    assert 0 < np.abs(first.values[0] - exact).max() < 3 * 6  # 6 deviations: 2e-8
+    training, given = ledger.entries()
+    assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
+    assert (given.kind, given.releases, given.queries) == ("counts", 0, 0)
+    pair = ("record", "add_remove")
+    assert epsilon(spent(ledger.entries(), *pair), 1e-5) == epsilon(training.event(*pair), 1e-5)
+    assert training.costs[pair] == site._mechanism.event(*pair)
+    drawn = site.class_counts()
+    assert (drawn == site.class_counts()).all()
+    monkeypatch.setattr(DPSGD, "count", lambda *_: np.full(10, 7.0))  # noise of its own, each time
+    assert (answer(COUNTS).values == first.values).all()
+    assert len(ledger.entries()) == 2
+
+
+@pytest.mark.parametrize("settings", [("privacy.count_share=10.0",), ("teacher.seed=5",), "fewer"])
+def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
+    small, records, settings
+):
+    """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
+    ledger, noise = MemoryLedger(), ("privacy.count_share=2.5e-4",)
+    site, answer = make(small(*PRIVATE, *noise), records, ledger)
+    first = answer(COUNTS).values[0]
+    assert site._mechanism.count_noise > 1000
+    data, changed = (
+        (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
+    )
+    other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
+    again = answer(COUNTS).values[0]
+    exact = np.bincount(records.labels, minlength=10)
+    scales = site._mechanism.count_noise, other._mechanism.count_noise
+    gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
+    assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
+    assert [entry.kind for entry in ledger.entries()].count("training") == 2
+
+
+@pytest.mark.parametrize(
+    "settings", [("privacy=label",), (*PRIVATE, "privacy.count_share=null")], ids=["label", "none"]
+)
+def test_class_counts_that_no_training_released_are_no_answer(small, records, settings):
+    site, answer = make(small(*settings), records)
+    with pytest.raises(ProtocolError, match="this client's mechanism releases no class counts"):
+        answer(COUNTS)
+    assert all(entry.kind == "training" for entry in site.ledger.entries())
+
+
+def test_over_budget_no_class_is_counted(small, records, monkeypatch):
+    monkeypatch.setattr(DPSGD, "count", lambda *_: pytest.fail("they were counted"))
+    site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
+    assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent", Statement())
+    with pytest.raises(sites.BudgetSpent):  # whatever a method asks the site for first
+        site.class_counts()
+    assert not site.ledger.entries()
+
+
+@pytest.mark.parametrize(
+    "labels", [np.zeros(60, np.int64), np.array([3]), np.arange(5)], ids=["one class", "one", "few"]
+)
+def test_a_client_with_one_class_or_few_records_works(small, records, labels):
+    few = Split(records.images[: len(labels)], labels)
+    site, answer = make(small("teacher.batch_size=64"), few)
+    assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
+    assert isinstance(answer(ask()), Answer)
+
+
+def test_diagnostics_are_refused_outside_a_simulation(small, records):
+    assert make(small(), records)[0].diagnose().shape == (1, 60, 10)
+    with pytest.raises(ProtocolError, match="refused outside a simulation"):
+        make(small("federation.simulation=false"), records)[0].diagnose()
+
+
+def test_images_of_a_wrong_shape_are_refused(small, records):
+    with pytest.raises(ProtocolError, match=r"images have shape \[1, 12, 12\]"):
+        make(small(), records)[1](ask(shape=(1, 12, 12)))
+
+
+def test_simulated_clients_hold_their_share(small, tmp_path):
+    experiment = small("num_clients=3")
+    parts = partitions(experiment)
+    assert len(np.unique(np.concatenate(parts))) == 1_437
+    site = open_site(experiment, 2, tmp_path)
+    assert sum(len(shard) for shard in site._teachers._shards) == len(parts[2])

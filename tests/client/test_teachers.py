@@ -1,0 +1,245 @@
+"""A client's teachers: disjoint shards, architectures, files and the cache."""
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dpsd.client import teachers
+from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher, shifted
+from fed_dpsd.config import UserError
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.experiment import load_data
+from fed_dpsd.models import write_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.inference import predict
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.simulation.local import LocalFederation
+
+
+@pytest.fixture
+def records(small):
+    config = small().config
+    return load_data(config.data, config.cache).train.take(np.arange(60))
+
+
+def make(experiment, records, record_ids=None, client=0):
+    ids = np.arange(len(records)) if record_ids is None else record_ids
+    return Teachers(experiment.config, experiment.mechanism, client, records, ids)
+
+
+def same(one, other):
+    weights = one.state_dict()
+    return all(torch.equal(weights[name], t) for name, t in other.state_dict().items())
+
+
+def test_a_records_shard_depends_on_its_own_id_and_the_key_alone():
+    ids = np.arange(5_000)
+    shards = assign_shards(ids, 7, key=3)
+    assert set(shards) == set(range(7))
+    assert (assign_shards(ids[::3], 7, key=3) == shards[::3]).all()
+    assert (assign_shards(ids, 7, key=4) != shards).mean() > 0.5
+    counts = np.bincount(shards)
+    assert abs(counts - 5_000 / 7).max() < 5 * (5_000 / 7) ** 0.5
+
+
+def test_one_changed_record_changes_one_teacher(small, records):
+    """The rule that the record-level guarantee stands on; every other teacher is the same bits."""
+    experiment = small("teachers_per_client=4")
+    images = records.images.copy()
+    images[17] = 255 - images[17]
+    before = make(experiment, records).models
+    after = make(experiment, Split(images, records.labels)).models
+    changed = [not same(one, other) for one, other in zip(before, after, strict=True)]
+    shard = assign_shards(np.array([17]), 4, experiment.config.teacher.seed)[0]
+    assert changed == [i == shard for i in range(4)]
+
+
+def test_removing_a_record_leaves_the_other_shards_alone(small, records):
+    experiment = small("teachers_per_client=4")
+    kept = np.delete(np.arange(60), 17)
+    before = make(experiment, records).models
+    after = make(experiment, records.take(kept), kept).models
+    assert sum(not same(one, other) for one, other in zip(before, after, strict=True)) == 1
+
+
+def test_an_empty_shard_still_answers(small, records):
+    """One record, eight teachers: seven have no opinion, and the answer's shape tells nobody."""
+    few = records.take(np.arange(1))
+    sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(records.images)
+    empty = np.isnan(sensitive).all((1, 2))
+    assert empty.sum() == 7
+    assert np.isfinite(sensitive[~empty]).all()
+    for privacy in ("label", "gradient", "non_private"):
+        mechanism = small(f"privacy={privacy}", "teachers_per_client=8").mechanism
+        uniform = np.full(sensitive.shape[1:], 0.1, np.float32)
+        encoded = mechanism.encode(sensitive[empty][0], uniform)
+        assert (encoded == encoded[0, 0]).all()
+        assert encoded[0, 0] == pytest.approx(0 if privacy == "gradient" else 0.1)
+
+
+def test_every_client_may_have_another_architecture(small, tmp_path):
+    experiment = small("num_clients=5", "model.teachers=[cnn,mlp,lenet]", "privacy=non_private")
+    federation = LocalFederation(experiment, tmp_path)
+    kinds = [type(s._teachers.models[0].backbone[-1]).__name__ for s in federation._sites.values()]
+    sizes = [
+        sum(p.numel() for p in site._teachers.models[0].parameters())
+        for site in federation._sites.values()
+    ]
+    assert len(kinds) == 5
+    assert sizes[0] == sizes[3] != sizes[1] == sizes[4] != sizes[2]
+
+
+def test_a_teacher_from_a_file_answers_as_it_did_where_it_was_trained(small, records, tmp_path):
+    trained = make_teacher(small("model.teacher=mlp").config, 0, 0)
+    write_weights(trained, tmp_path / "client_1.safetensors")
+    path = f"teacher.path={tmp_path}/client_{{client}}.safetensors".replace("{client}", "1")
+    read = make(small(path, "teacher.arch=mlp"), records)
+    expected = predict(trained, records.images, torch.device("cpu"))
+    assert (read.sensitive_probabilities(records.images)[0] == expected).all()
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_file_of_another_architecture_is_refused_by_name(small, records, tmp_path, name):
+    wrong = "mlp" if name == "cnn" else "cnn"
+    teacher = make_teacher(small(f"model.teacher={wrong}").config, 0, 0)
+    write_weights(teacher, tmp_path / "t.safetensors")
+    with pytest.raises(UserError, match=f"t.safetensors does not fit teacher.arch={name}") as error:
+        make(small(f"teacher.path={tmp_path}/t.safetensors", f"teacher.arch={name}"), records)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path):
+    teacher = make_teacher(small("model.teacher_width=5").config, 0, 0)
+    write_weights(teacher, tmp_path / "t.safetensors")
+    with pytest.raises(UserError, match=r"teacher_width=4.*shape \[5, 1, 3, 3\].*\[4, 1, 3, 3\]"):
+        make(small(f"teacher.path={tmp_path}/t.safetensors", "teacher.arch=cnn"), records)
+    (tmp_path / "t.safetensors").write_bytes(b"pickle?")
+    with pytest.raises(UserError, match="is not a safetensors file"):
+        make(small(f"teacher.path={tmp_path}/t.safetensors", "teacher.arch=cnn"), records)
+    with pytest.raises(UserError, match="No such file"):
+        make(small(f"teacher.path={tmp_path}/none.safetensors", "teacher.arch=cnn"), records)
+
+
+def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkeypatch):
+    trained = []
+    original = teachers.train
+    monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
+    experiment = small("seed=11")
+    first = make(experiment, records).sensitive_probabilities(records.images)
+    again = make(experiment, records).sensitive_probabilities(records.images)
+    assert (first == again).all()
+    assert len(trained) == 1
+    fewer = records.take(np.arange(1, 60))
+    for other, client, data in (
+        (small("seed=12"), 0, records),
+        (small("seed=11", "teacher.learning_rate=0.1"), 0, records),
+        (small("seed=11", "model.teacher_width=5"), 0, records),
+        (experiment, 1, records),
+        (experiment, 0, fewer),
+    ):
+        assert make(other, data, client=client).models
+    assert len(trained) == 6
+
+
+def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypatch):
+    trained = []
+    original = DPSGD.train
+    monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
+    private = ("privacy=dp_teacher", "privacy.steps=2", "seed=13")
+    first = make(small(*private), records).sensitive_probabilities(records.images)
+    again = make(small(*private), records).sensitive_probabilities(records.images)
+    assert (first == again).all()
+    assert len(trained) == 1
+    assert make(small(*private, "privacy.noise_multiplier=2.0"), records).models
+    assert len(trained) == 2
+
+
+def test_a_private_training_draws_other_noise_for_other_records(small, records):
+    """Else the difference of two teachers would show a record below one noise."""
+    private = ("privacy=dp_teacher", "privacy.steps=1", "privacy.noise_multiplier=1000.0")
+    weights = [
+        next(make(small(*private), data).models[0].parameters()).detach().ravel()
+        for data in (records, records.take(np.arange(59)))
+    ]
+    start = next(make_teacher(small().config, 0, 0).parameters()).detach().ravel()
+    noise = [(weight - start).numpy() for weight in weights]
+    assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
+    assert np.abs(noise).max() > 1e-3  # one step of Adam
+
+
+def test_copies_are_the_image_moved_by_a_pixel_and_itself():
+    image = np.arange(12, dtype=np.uint8).reshape(1, 1, 3, 4)
+    copies = shifted(image, 9)
+    assert copies.shape == (1, 9, 1, 3, 4)
+    assert (copies[:, 0] == image).all()
+    assert len({copy.tobytes() for copy in copies[0]}) == 9
+    assert (copies[0, 1, 0] == image[0, 0, [1, 2, 2]]).all()  # what comes in is what was there
+    assert (copies[0, 4, 0] == image[0, 0][:, [0, 0, 1, 2]]).all()
+
+
+def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):
+    """The sum of the shards is what leaves; one record changes the counts of its shard alone."""
+    experiment = small(
+        *("privacy=dp_teacher", "privacy.steps=1", "privacy.count_share=200.0"),
+        "teachers_per_client=3",
+    )
+    known = make(experiment, records)
+    first = known.class_counts
+    assert first.shape == (3, 1, 10)
+    assert (known.class_counts == first).all()
+    assert (make(experiment, records).class_counts == first).all()
+    exact = np.stack([np.bincount(s.labels, minlength=10) for s in known._shards])[:, None]
+    assert np.abs(first - exact).max() < 6  # 30 draws: 6e-8
+    assert not np.isclose(first, exact, atol=1e-4).any()  # 30 draws: 2e-3, by the fixed seed
+    images = records.images.copy()
+    images[17] = 255 - images[17]  # its label stays
+    after = make(experiment, Split(images, records.labels)).class_counts
+    shard = assign_shards(np.array([17]), 3, experiment.config.teacher.seed)[0]
+    assert [bool((a != b).any()) for a, b in zip(first, after, strict=True)] == [
+        i == shard for i in range(3)
+    ]
+    assert (first[shard] != after[shard]).all()
+    other = make(experiment, records, client=1).class_counts - exact
+    assert not np.isclose(first - exact, other, atol=1e-4).any()
+
+
+SCATTERING = ("model=scattering", "model.teacher_width=4")
+
+
+@pytest.mark.parametrize("privacy", ["label", "dp_teacher"])
+def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, privacy):
+    steps = ("privacy.steps=2",) if privacy == "dp_teacher" else ()
+    experiment = small(f"privacy={privacy}", *steps, *SCATTERING, "teachers_per_client=3")
+    known = make(experiment, records)
+    together = known.sensitive_probabilities(records.images)
+    for teacher, answers in zip(known.models, together, strict=True):
+        alone = predict(teacher, records.images, torch.device("cpu"))
+        assert answers == pytest.approx(alone, abs=1e-6)
+    assert np.abs(together[0] - together[1]).max() > 1e-2
+
+
+def test_a_private_teacher_of_fixed_features_and_no_record_answers_as_any_other(small, records):
+    """One record among three shards: an empty one must not be told from the others."""
+    experiment = small(
+        "privacy=dp_teacher", "privacy.steps=2", *SCATTERING, "teachers_per_client=3"
+    )
+    sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(records.images)
+    assert np.isfinite(sensitive).all()
+
+
+def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
+    experiment = small(f"cache={tmp_path}/cache")
+    first = make(experiment, records).sensitive_probabilities(records.images)
+    (path,) = (tmp_path / "cache" / "teachers").iterdir()
+    path.write_bytes(b"damaged")
+    again = make(experiment, records).sensitive_probabilities(records.images)
+    assert (first == again).all()
+    assert path.stat().st_size > 100
+
+
+def test_a_patients_records_share_a_shard(small, records):
+    patients = np.repeat(np.arange(6), 10)
+    known = Split(records.images, records.labels, patients)
+    parts = make(small("teachers_per_client=3"), known, patients)._shards
+    assert sum(len(part) for part in parts) == 60
+    assert sum(len(set(part.patients)) for part in parts) == 6

@@ -1,0 +1,150 @@
+"""A hospital's node runs the hospital's own code, and quickly."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from flwr.supernode.runtime import run_clientapp
+
+import client_app
+from fed_dpsd.flower import supernode
+from tests.hospitals import site_file
+
+STUB = f"""
+{supernode.importing()}
+import os, time
+from fed_dpsd.flower import supernode
+from tests.hospitals import site_file
+supernode._prepare = lambda site: None
+def client():
+    print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("ended", flush=True)
+supernode._client = client
+"""
+KEEP = STUB + "keep('site.yaml')"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return supernode.environment(tmp_path / "commands", {**os.environ, "WORD": "one"})
+
+
+def call(settings, *arguments, **options):
+    command = [sys.executable, "-c", f"{supernode.importing()}; pass_on()", *arguments]
+    return subprocess.Popen(command, env=settings, text=True, **options)
+
+
+@pytest.fixture
+def keeper(settings, tmp_path):
+    """A process that keeps a stub imported; what its forks print goes to a file."""
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", KEEP], env=settings, stdout=log)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "commands" / "socket").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(
+    keeper, settings, tmp_path
+):
+    calls = [
+        call({**settings, "WORD": word}, word, "0.2", cwd=tmp_path / folder)
+        for word, folder in (("one", "."), ("two", "commands"))
+    ]
+    assert [each.wait(30) for each in calls] == [0, 0]
+    printed = (tmp_path / "log").read_text()
+    assert f"one one {tmp_path}\n" in printed
+    assert f"two two {tmp_path}/commands\n" in printed
+    assert printed.count("ended") == 2  # a command ends when its fork does
+    assert keeper.poll() is None
+
+
+def test_a_command_that_is_ended_ends_its_fork(keeper, settings, tmp_path):
+    command = call(settings, "long", "60")
+    deadline = time.monotonic() + 30
+    while "long" not in (tmp_path / "log").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(30) == 0
+    assert "ended" not in (tmp_path / "log").read_text()
+
+
+def test_the_keeper_ends_with_its_parent(settings, tmp_path):
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\n"
+            f"kept = subprocess.Popen([sys.executable, '-c', {KEEP!r}])\n"
+            "print(kept.pid, flush=True)\ntime.sleep(60)",
+        ],
+        env=settings,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    kept = int(parent.stdout.readline())
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "commands" / "socket").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    while True:
+        try:
+            os.kill(kept, 0)
+        except ProcessLookupError:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_app_is_the_installed_one_whatever_a_coordinator_sends(monkeypatch):
+    """Flower's own functions, the control, would install and load what came."""
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
+    loaded = []
+
+    def run():
+        run_clientapp.install_from_fab(b"not even a bundle", skip_prompt=True)
+        load = run_clientapp.get_load_client_app_fn(
+            default_app_ref="", app_path=None, multi_app=True
+        )
+        loaded.append(load("evil/app", "1.0", "00"))
+
+    with pytest.raises(Exception, match=r"zip|bundle|FAB"):
+        run()
+    monkeypatch.setattr("flwr.supernode.cli.flwr_clientapp", run)
+    supernode._client()
+    assert loaded == [client_app.app]
+
+
+def test_every_other_kind_of_process_is_refused(settings):
+    for name in supernode.REFUSED:
+        done = subprocess.run([name], env=settings, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "this site runs client processes only" in done.stderr
+
+
+def test_what_is_prepared_is_what_a_site_allows(tmp_path):
+    """In a process of its own: fixed features are computed, and Flower's client is imported."""
+    path = site_file(tmp_path, models=["scattering"], shape=[1, 8, 8])
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom fed_dpsd.flower import supernode\n"
+        f"supernode._prepare(Path({str(path)!r}))\n"
+        "from fed_dpsd.models.scattering import whitening\n"
+        "before = set(sys.modules)\nfrom flwr.supernode.cli import flwr_clientapp\n"
+        "print(whitening.cache_info().currsize, set(sys.modules) - before)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "1 set()\n"

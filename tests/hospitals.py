@@ -1,0 +1,124 @@
+"""Hospitals to test with: their files, and a grid on which each runs the real client code."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import yaml
+
+import client_app
+from fed_dpsd.accounts.secret import exchange_key, secret_of
+from fed_dpsd.client import site as sites
+from fed_dpsd.client.hospital import NotAllowed
+from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.privacy.secure_sum import public_key
+from fed_dpsd.protocol import Ask, Refusal
+from fed_dpsd.server.run_folder import new_run_folder
+from tests.server.test_federation import CLIENT_APP
+
+RNG = np.random.Generator(np.random.PCG64(0))
+IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+
+
+def site_file(folder, client=0, **changes):
+    """A hospital's folder with forty digits of noise; returns its site file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    labels = np.arange(40) % 10
+    np.savez(folder / "scans.npz", image=IMAGES, label=labels, patient=labels // 2)
+    settings = {
+        "name": "noise",
+        "client": client,
+        "num_clients": 2,
+        "state": "state",
+        "files": {
+            "path": "scans.npz",
+            "classes": {str(label): label for label in range(10)},
+            "image_column": "image",
+            "label_column": "label",
+            "patient_column": None,
+            "skip_unreadable": False,
+        },
+        "shape": [1, 8, 8],
+        "num_classes": 10,
+        "budget": 100.0,
+        "delta": 1e-5,
+        "queries": 1_000,
+        "threads": 1,
+        "methods": ["fed_dpsd"],
+        "privacy": ["label", "gradient", "dp_teacher"],
+        "models": ["cnn", "scattering"],
+        "trust": ["nobody"],
+        "keys": [],
+        "colluding": 0,
+        "limits": {},
+    }
+    path = folder / "site.yaml"
+    path.write_text(yaml.safe_dump(settings | changes))
+    return path
+
+
+class Hospitals:
+    """A deployment's grid: a node a hospital, each with the real client code and its own file."""
+
+    def __init__(self, files, break_reply=lambda node, reply: reply):
+        self.files = {100 + number: file for number, file in enumerate(files)}
+        self.offline = set()
+        self.break_reply = break_reply
+        self.replies = {}
+
+    def get_node_ids(self):
+        return [node for node in self.files if node not in self.offline]
+
+    def push_messages(self, messages):
+        for message in messages:
+            node = message.metadata.dst_node_id
+            number = f"{len(self.replies)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.replies[number] = None
+            if node not in self.offline:
+                handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
+                context = SimpleNamespace(node_config={"site": str(self.files[node])})
+                reply = handler(message, context)
+                reply.metadata.__dict__["_src_node_id"] = node
+                self.replies[number] = self.break_reply(node, reply)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, numbers):
+        return [self.replies[number] for number in numbers if self.replies[number]]
+
+
+def federate(experiment, grid):
+    return GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+
+
+def answer(hospital, text, question, run="run"):
+    """What leaves a hospital for an ask."""
+    try:
+        experiment = hospital.experiment(text, len(question.images))
+        return sites.answer(experiment.method, question, hospital.open(experiment, run))
+    except NotAllowed as error:
+        return Refusal(0, str(error))
+
+
+def ask(query_id=1, count=16):
+    rng = np.random.Generator(np.random.PCG64(query_id))
+    images = rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
+    return Ask(query_id, images, rng.dirichlet(np.ones(10), count).astype(np.float32))
+
+
+def summing(tmp_path, clients=3, **changes):
+    """Hospitals that trust a threshold, and know each other's keys."""
+    keys = []
+    for client in range(clients):
+        secret = secret_of(tmp_path / f"hospital{client}" / "state" / "secret")
+        keys.append(public_key(exchange_key(secret)).hex())
+    settings = {"num_clients": clients, "trust": ["threshold"], "keys": keys, "colluding": 0}
+    return [
+        site_file(tmp_path / f"hospital{client}", client, **settings | changes)
+        for client in range(clients)
+    ]
+
+
+DISTRIBUTED = (
+    *("num_clients=3", "privacy=gradient", "privacy.noise_at=distributed"),
+    "privacy.quorum={threshold: 2, colluding: 0}",
+)

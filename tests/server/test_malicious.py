@@ -1,0 +1,102 @@
+"""A client that lies: it counts for no more than its bounded answers may."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fed_dpsd.protocol import Answer
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
+from tests.server.test_federation import ask
+
+# What client 0 sends instead of its honest values; `first` are those of its first answer.
+LIES = {
+    "nothing": lambda values, first: np.zeros_like(values),
+    "NaN": lambda values, first: np.full(values.shape, np.nan),
+    "infinite in one class": lambda values, first: np.where(np.arange(10) == 0, np.inf, values),
+    "huge": lambda values, first: values * 1e30 + 1e30,
+    "another shape": lambda values, first: values[:-1],
+    "text": lambda values, first: values.astype(str),
+    "flipped": lambda values, first: np.roll(values, 1, axis=1),
+    "replayed": lambda values, first: first,
+}
+DISCARDED = ("NaN", "infinite in one class", "huge", "another shape", "text")
+MECHANISMS = {
+    "label": ("privacy=label",),
+    "gradient": ("privacy=gradient",),
+    "votes": ("privacy=votes",),
+    "dp_teacher": ("privacy=dp_teacher", "privacy.steps=3", "model.teacher=scattering"),
+}
+
+
+class Lied(LocalFederation):
+    """All are honest but client 0."""
+
+    def __init__(self, experiment, folder, lie):
+        super().__init__(experiment, folder)
+        self._lie, self._first = lie, None
+
+    def _deliver(self, asked):
+        answers = super()._deliver(asked)
+        given = answers[0]
+        if asked.kind == "answers" and isinstance(given, Answer) and self._lie != "honest":
+            if self._first is None:
+                self._first = given.values
+            values = LIES[self._lie](given.values, self._first)
+            sealed = {0: b"what only secure sums have"} if self._lie == "huge" else {}
+            answers[0] = replace(given, values=values, sealed=sealed)
+        return answers
+
+
+def student(experiment, lie):
+    """A run's summary."""
+    folder = new_run_folder(experiment)
+    return runs.run(experiment, Lied(experiment, folder, lie), folder, lambda line: None)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_what_no_client_could_have_answered_counts_as_nothing(small, mechanism):
+    experiment = small(*MECHANISMS[mechanism])
+    silent = student(experiment, "nothing")["student_sha256"]
+    assert {student(experiment, lie)["student_sha256"] for lie in DISCARDED} == {silent}
+    assert student(experiment, "honest")["student_sha256"] != silent
+
+
+@pytest.mark.parametrize("lie", ["flipped", "replayed"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_path, mechanism, lie):
+    """Of the longest that are admissible: a vote, probabilities, or a gradient and its noise."""
+    experiment = small(*MECHANISMS[mechanism], "num_clients=3", "queries_per_round=16")
+    honest, lied = (Lied(experiment, tmp_path / name, name) for name in ("honest", lie))
+    lied.total(ask(count=16))
+    question = replace(ask(count=16), query_id=2)
+    moved = np.linalg.norm(lied.total(question).sum - honest.total(question).sum, axis=1)
+    longest = {"label": 1, "dp_teacher": 1.001, "votes": None, "gradient": None}[mechanism]
+    if longest is None:
+        scale = experiment.mechanism.scale
+        longest = (1e-3 if mechanism == "gradient" else 1) + scale * (10**0.5 * 9 + 9)
+    assert moved.max() <= 2 * longest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mechanism", ["label", "dp_teacher"])
+def test_one_liar_of_five(small, mechanism, capsys):
+    """Measured, printed with -s: students of five clients, one of whom lies, on digits."""
+    sizes = ("num_clients=5", "rounds=5", "queries_per_round=640", "method.final_student_steps=500")
+    settings = {
+        "label": ("privacy=label", "teacher.min_steps=200", "model.teacher_width=8"),
+        "dp_teacher": ("privacy=dp_teacher", "model=scattering", "model.student_width=16"),
+    }[mechanism]
+    found = {}
+    for lie in ("honest", "nothing", "flipped", "replayed"):
+        scores = [
+            student(small(*sizes, *settings, f"seed={seed}"), lie)["accuracy"]["student"]
+            for seed in range(3)
+        ]
+        found[lie] = 100 * np.mean(scores)
+        with capsys.disabled():
+            print(f"{mechanism}, {lie}: {found[lie]:.1f} ± {100 * np.std(scores, ddof=1):.1f}")
+    assert found["nothing"] > found["honest"] - 10
+    assert min(found["flipped"], found["replayed"]) > found["nothing"] - 25

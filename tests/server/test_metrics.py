@@ -1,0 +1,117 @@
+"""Accuracy, AUROC and confusion against scikit-learn, and where they are not defined."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+from fed_dpsd.server.metrics import accuracy, auroc, confusion
+
+
+def cases(num_classes, dtype=np.float32, decimals=None, size=400):
+    """Random probabilities, rounded to `decimals` so that many tie, and labels that follow them."""
+    rng = np.random.default_rng(num_classes)
+    labels = rng.integers(num_classes, size=size)
+    logits = rng.normal(size=(size, num_classes)) + np.eye(num_classes)[labels]
+    exps = np.exp(logits)
+    probabilities = exps / exps.sum(1, keepdims=True)
+    if decimals is not None:
+        probabilities = probabilities.round(decimals)
+        probabilities[:, -1] = 1 - probabilities[:, :-1].sum(1)
+    return probabilities.clip(0, 1).astype(dtype), labels
+
+
+def reference(probabilities, labels):
+    """The mean of each class against the rest; for two classes that of class 1 alone."""
+    classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("decimals", [None, 2, 1], ids=lambda d: f"decimals={d}")
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
+    probabilities, labels = cases(num_classes, dtype, decimals)
+    found = auroc(probabilities, labels)
+    assert found == pytest.approx(reference(probabilities, labels), abs=1e-6)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    assert found - auroc(probabilities, shuffled) > 0.1  # the labels matter
+
+
+def test_inverted_scores_give_one_minus_the_area():
+    probabilities, labels = cases(2, decimals=2)
+    found = auroc(probabilities, labels)
+    assert found > 0.6
+    assert auroc(probabilities[:, ::-1].copy(), labels) == pytest.approx(1 - found, abs=1e-6)
+    assert auroc(probabilities, 1 - labels) == pytest.approx(1 - found, abs=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_perfect_and_constant_scores(num_classes):
+    labels = np.arange(50) % num_classes
+    assert auroc(np.eye(num_classes, dtype=np.float32)[labels], labels) == 1
+    constant = np.full((50, num_classes), 1 / num_classes, np.float32)
+    assert auroc(constant, labels) == 0.5
+
+
+def test_the_area_does_not_follow_the_balance_of_the_labels_as_accuracy_does():
+    probabilities, labels = cases(2)
+    ones = labels == 1
+    many = np.concatenate([np.arange(len(labels)), *[np.flatnonzero(ones)] * 9])
+    shifted = np.clip(probabilities + np.float32([-0.3, 0.3]), 0, 1)
+    assert auroc(probabilities[many], labels[many]) == pytest.approx(
+        auroc(probabilities, labels), abs=1e-6
+    )
+    assert accuracy(shifted[many], labels[many]) > accuracy(shifted, labels) + 0.1
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+@pytest.mark.parametrize("absent", ["first", "last"])
+def test_with_a_class_that_the_labels_lack_there_is_no_area(num_classes, absent):
+    probabilities, labels = cases(num_classes)
+    kept = labels != (0 if absent == "first" else num_classes - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert auroc(probabilities[kept], labels[kept]) is None
+    assert 0 < accuracy(probabilities[kept], labels[kept]) < 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(num_classes, value):
+    """Whatever its place holds: argmax alone would take NaN or infinity for the class."""
+    probabilities, labels = cases(num_classes)
+    right = probabilities.argmax(1) == labels
+    row = int(np.flatnonzero(right)[0])
+    broken = probabilities.copy()
+    broken[row, labels[row]] = value
+    assert auroc(broken, labels) is None
+    assert auroc(probabilities, labels) is not None
+    assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
+    assert accuracy(np.full_like(probabilities, value), labels) == 0
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(num_classes):
+    probabilities, labels = cases(num_classes)
+    found = confusion(probabilities, labels)
+    assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
+    assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
+    assert all(type(count) is int for row in found for count in row)
+
+
+def test_a_class_that_the_labels_lack_keeps_its_row():
+    probabilities, labels = cases(3)
+    found = confusion(probabilities[labels != 1], labels[labels != 1])
+    assert found[1] == [0, 0, 0]
+    assert sum(map(sum, found)) == (labels != 1).sum()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_counts_for_no_class(value):
+    probabilities, labels = cases(3)
+    broken = probabilities.copy()
+    broken[:5, 0] = value
+    assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
+    assert not np.any(confusion(np.full_like(probabilities, value), labels))

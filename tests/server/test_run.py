@@ -1,0 +1,518 @@
+"""The loop: what it leaves on disk, resuming, and failing without losing anything."""
+
+import copy
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import hypothesis
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import strategies
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config import UserError
+from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.models import write_weights
+from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.summary import result_line
+from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.storage import app_folder
+
+DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
+FEDAVG = ("privacy=non_private", "method=fedavg", "teacher.same_start=true")
+WITHOUT_COUNTS = "privacy.count_share=null"
+
+
+def complete(experiment, folder=None):
+    folder = folder or new_run_folder(experiment)
+    lines = []
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
+    return folder, summary, lines
+
+
+def test_what_a_run_leaves_behind(small):
+    folder, summary, lines = complete(small())
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
+    assert 0 <= summary["accuracy"]["student"] <= 1
+    assert len(summary["accuracy"]["clients"]) == 2
+    assert all(0 <= summary["accuracy"][name] <= 1 for name in ("ensemble", "vote"))
+    assert summary["accuracy"]["answered_vote"] == pytest.approx(
+        summary["accuracy"]["vote"], abs=0.02
+    )
+    assert summary["queries"] == {
+        "answered_per_client": 192,
+        "forward_answers": 2 * 3 * 64,
+        "backward_answers": 0,
+        "bytes_to_clients": 2 * 3 * 64 * (64 + 40),
+        "bytes_to_server": 2 * 3 * 64 * 10,
+    }
+    logged = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert logged == json.loads(json.dumps(lines))
+    assert [line["round"] for line in logged] == [1, 2, 3]
+    names = {path.name for path in (folder / "checkpoint").glob("round_*")}
+    assert names == {f"round_0000{n}.{kind}" for n in (2, 3) for kind in ("json", "safetensors")}
+    assert len(list((folder / "checkpoint" / "bank").iterdir())) == 3
+    assert Image.open(folder / "samples" / "round_00003.png").size == (82, 82)
+    assert json.loads((folder / "versions.json").read_text())["torch"]
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_the_privacy_card_of_a_summary(small):
+    _, summary, _ = complete(small("privacy.epsilon_stated=10"))
+    card = summary["privacy"]
+    assert (card["mechanism"], card["epsilon_stated"], card["epsilon_published"]) == (
+        "label",
+        10,
+        10,
+    )
+    assert [(row["unit"], row["relation"]) for row in card["proven"]] == [
+        ("record", "add_remove"),
+        ("record", "replace_one"),
+        ("patient", "add_remove"),
+        ("patient", "replace_one"),
+        ("client", "add_remove"),
+        ("client", "replace_one"),
+    ]
+    for row in card["proven"]:
+        assert row["epsilon"] == row["spent"] == pytest.approx(1_920)
+        assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
+        largest = max(map(len, partitions(small())))
+        assert row["notes"][:4] == [
+            *("seeded noise", "per run", "tuning not covered"),
+            f"delta is below one over the {largest:,} records of the largest client",
+        ]
+        assert row["notes"][4:] == (
+            ["a patient known at one client only"] if row["unit"] == "patient" else []
+        )
+    line = result_line(small(), summary)
+    assert "published 10 (label) · proven 1,920.1 (record, replace_one, trust nobody" in line
+    assert line.endswith("no meaningful protection")
+
+
+def test_a_delta_that_is_too_large_is_said(small):
+    _, summary, _ = complete(small("privacy.delta=0.01"))
+    assert any("delta is NOT below one over" in n for n in summary["privacy"]["proven"][0]["notes"])
+
+
+def test_what_accuracies_are_measured_on_is_said(small):
+    _, summary, _ = complete(small())
+    said = summary["accuracy"]["evaluated_on"]
+    assert said == "360 test images of digits, public, in a simulation"
+
+
+def test_a_method_that_releases_nothing_proves_nothing(small):
+    """An epsilon of 0 in the last line would look like the result of a proof."""
+    experiment = small("method=local")
+    _, summary, _ = complete(experiment)
+    assert [row["notes"] for row in summary["privacy"]["proven"]] == [["nothing is released"]] * 6
+    line = result_line(experiment, summary)
+    assert line.endswith("nothing is released")
+    assert "proven" not in line
+
+
+def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
+    _, summary, _ = complete(small("federation.simulation=false"))
+    assert summary["accuracy"]["ensemble"] is None
+    assert summary["accuracy"]["clients"] is None
+    assert summary["auroc"]["ensemble"] is None
+    assert summary["auroc"]["clients"] is None
+
+
+def test_the_answered_vote_shows_what_the_noise_does(small):
+    """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
+    _, summary, _ = complete(small("privacy.epsilon_per_answer=0"))
+    assert summary["accuracy"]["answered_vote"] == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
+    _, summary, _ = complete(small("privacy=non_private"))
+    assert summary["accuracy"]["answered_vote"] is None
+
+
+def test_the_summarys_student_is_that_of_the_last_line(small):
+    _, summary, lines = complete(small())
+    assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
+    assert summary["confusion"] == lines[-1]["student_confusion"]
+    right = sum(summary["confusion"][label][label] for label in range(10))
+    assert right / sum(map(sum, summary["confusion"])) == summary["accuracy"]["student"]
+
+
+def test_teachers_from_a_file_carry_a_caveat(small, tmp_path):
+    teacher = make_teacher(small().config, 0, 0)
+    write_weights(teacher, tmp_path / "teacher.safetensors")
+    settings = (f"teacher.path={tmp_path}/teacher.safetensors", "teacher.arch=cnn")
+    for given, caveat in (((), False), (settings, True)):
+        _, summary, _ = complete(small(*given))
+        for row in summary["privacy"]["proven"]:
+            assert any("from a file" in note for note in row["notes"]) == caveat
+
+
+def test_equal_seeds_give_equal_students_and_another_seed_another(small):
+    hashes = [complete(small(f"seed={seed}"))[1]["student_sha256"] for seed in (0, 0, 1)]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
+    _, summary, lines = complete(
+        small("privacy.epsilon_per_answer=1", "privacy.k=3", "privacy.budget=100")
+    )
+    assert summary["status"] == "completed"
+    assert [line["round"] for line in lines] == [1, 2, 2]  # the last student of what was answered
+    assert len(lines[-1]["refused"]) == 2
+    row = summary["privacy"]["proven"][0]
+    assert (row["queries"], summary["queries"]["answered_per_client"]) == (192, 128)
+    assert row["spent"] < 100 < row["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "examples"),
+    [
+        (("privacy=gradient",), 3),
+        (("privacy=votes",), 3),
+        (("privacy=dp_teacher", "privacy.steps=5"), 3),
+        # Sampling is slow to calibrate.
+        (("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2", WITHOUT_COUNTS), 1),
+    ],
+    ids=str,
+)
+def test_a_calibrated_run_spends_what_was_asked_and_is_answered_to_its_end(
+    small, settings, examples
+):
+    """Any target, with the same budget: at most the target, and at least 98 % of it."""
+
+    @hypothesis.settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @hypothesis.given(strategies.floats(0.2, 12.0))
+    def run(target):
+        asked = (f"privacy.target_epsilon={target!r}", f"privacy.budget={target!r}")
+        _, summary, lines = complete(small(*settings, *asked, "num_clients=1"))
+        row = summary["privacy"]["proven"][0]
+        assert (row["unit"], row["relation"]) == ("record", "add_remove")
+        assert 0.98 * target <= row["spent"] <= target
+        assert row["spent"] == row["epsilon"]
+        assert not any(line["refused"] for line in lines)
+
+    run()
+
+
+def test_a_run_folder_is_never_overwritten(small, tmp_path):
+    experiment = small(f"run_folder={tmp_path}/mine")
+    new_run_folder(experiment)
+    with pytest.raises(UserError, match="exists already"):
+        new_run_folder(experiment)
+
+
+def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out=.*file.* is not writable .*choose another folder"):
+        new_run_folder(small(f"out={tmp_path}/file"))
+
+
+# --- scores ---
+
+
+def two_digits(small, folder, test_label=None):
+    """Zeros and ones in a parquet folder; `test_label` keeps one of them in the test split."""
+    digits = load_data(small().config.data, small().config.cache)
+    for name, split in (("train", digits.train), ("test", digits.test)):
+        kept = split.labels < 2
+        if name == "test" and test_label is not None:
+            kept = split.labels == test_label
+        pictures = []
+        for image in split.images[kept]:
+            buffer = io.BytesIO()
+            Image.fromarray(image[0]).save(buffer, "PNG")
+            pictures.append({"bytes": buffer.getvalue()})
+        table = pyarrow.table({"image": pictures, "label": split.labels[kept]})
+        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
+    data = ("data=folder", f"data.path={folder}", "data.shape=[1,8,8]", "data.num_classes=2")
+    return small(*data, "rounds=1", "partition=iid")
+
+
+def area(experiment, probabilities):
+    labels = load_data(experiment.config.data, experiment.config.cache).test.labels
+    classes = [1] if experiment.config.data.num_classes == 2 else range(10)
+    return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
+
+
+@pytest.mark.parametrize("num_classes", [2, 10])
+def test_the_areas_of_a_summary_are_those_of_its_teachers_and_its_student(
+    small, tmp_path, monkeypatch, num_classes
+):
+    students = []
+    predict = runs.predict
+
+    def recorded(*given):
+        students.append(predict(*given))
+        return students[-1]
+
+    monkeypatch.setattr(runs, "predict", recorded)
+    experiment = two_digits(small, tmp_path) if num_classes == 2 else small()
+    folder, summary, lines = complete(experiment)
+    assert len(students) == len(lines)  # one evaluation a round serves both metrics
+    teachers = LocalFederation(experiment, folder).diagnose()
+    expected = {
+        "student": area(experiment, students[-1]),
+        "ensemble": area(experiment, np.concatenate(list(teachers.values())).mean(0)),
+        "weighted_ensemble": None,
+        "clients": [area(experiment, each.mean(0)) for each in teachers.values()],
+    }
+    assert summary["auroc"] == {
+        role: value and pytest.approx(value, abs=1e-6) for role, value in expected.items()
+    }
+    assert len(set(expected["clients"])) == 2
+    assert summary["auroc"]["student"] == lines[-1]["student_auroc"]
+
+
+def test_the_result_line_shows_the_area_of_two_classes_only(small, tmp_path):
+    _, summary, _ = complete(small("rounds=1"))
+    assert summary["auroc"]["student"] is not None
+    assert "AUROC" not in result_line(small(), summary)
+    experiment = two_digits(small, tmp_path)
+    _, summary, _ = complete(experiment)
+    summary["accuracy"] |= {"student": 0.854, "ensemble": 0.9}
+    summary["auroc"] |= {"student": 0.944, "ensemble": 0.96}
+    line = result_line(experiment, summary)
+    assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble 90.0 % (AUROC 0.960) · publ")
+    summary["accuracy"]["ensemble"] = summary["auroc"]["ensemble"] = None
+    line = result_line(experiment, summary)
+    assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble unknown · published")
+
+
+def test_a_test_split_that_lacks_a_class_has_accuracies_and_no_areas(small, tmp_path):
+    experiment = two_digits(small, tmp_path, test_label=1)
+    _, summary, _ = complete(experiment)
+    unknown = dict.fromkeys(("student", "ensemble", "weighted_ensemble"))
+    assert summary["auroc"] == unknown | {"clients": [None, None]}
+    assert all(isinstance(value, float) for value in summary["accuracy"]["clients"])
+    assert "AUROC" not in result_line(experiment, summary)
+
+
+def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(small):
+    class Halved(LocalFederation):
+        def diagnose(self):
+            known = super().diagnose()
+            return known | {1: np.full_like(known[1], np.nan)}
+
+    experiment = small("rounds=1")
+    folder = new_run_folder(experiment)
+    summary = runs.run(experiment, Halved(experiment, folder), folder, lambda line: None)
+    for metric in ("accuracy", "auroc"):
+        scores = summary[metric]
+        assert scores["clients"] == [scores["ensemble"], None]
+        assert scores["ensemble"] is not None
+
+
+def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small, monkeypatch):
+    predict = runs.predict
+
+    def broken(student, *rest):
+        student = copy.deepcopy(student)
+        with torch.no_grad():
+            list(student.parameters())[-1].fill_(np.nan)
+        return predict(student, *rest)
+
+    monkeypatch.setattr(runs, "predict", broken)
+    folder, summary, lines = complete(small("rounds=1"))
+    assert (summary["accuracy"]["student"], summary["auroc"]["student"]) == (0, None)
+    assert (lines[0]["student_accuracy"], lines[0]["student_auroc"]) == (0, None)
+    assert "NaN" not in (folder / "summary.json").read_text()
+    assert summary["auroc"]["ensemble"] is not None
+
+
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
+
+
+@pytest.mark.parametrize("settings", [PRIVATE, ("privacy=non_private",)], ids=str)
+def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
+    """Noisy ones of DP teachers, exact ones in the clear."""
+    folder, summary, _ = complete(small(*settings, "rounds=1"))
+    experiment = open_run_folder(folder)
+    federation = LocalFederation(experiment, folder)
+    ask = Ask.without_images("counts", (1, 8, 8), 10)
+    counts = {client: given.values[0].clip(0) for client, given in federation.each(ask).items()}
+    weighted = sum(
+        counts[client] / sum(counts.values()) * teachers[0]
+        for client, teachers in federation.diagnose().items()
+    )
+    test = load_data(experiment.config.data, experiment.config.cache).test
+    score = (weighted.argmax(1) == test.labels).mean()
+    assert summary["accuracy"]["weighted_ensemble"] == pytest.approx(score, abs=1e-6)
+    assert summary["auroc"]["weighted_ensemble"] == pytest.approx(
+        area(experiment, weighted / weighted.sum(1, keepdims=True)), abs=1e-6
+    )
+    assert summary["accuracy"]["covered_by_epsilon"] == (settings is PRIVATE)
+    assert summary["queries"]["answered_per_client"] == 64  # counts are no queries
+    if settings is not PRIVATE:
+        labels = [site._teachers._shards[0].labels for site in federation._sites.values()]
+        exact = [np.bincount(own, minlength=10) for own in labels]
+        assert (np.stack(list(counts.values())) == exact).all()
+
+
+@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)], ids=str)
+def test_without_counts_there_is_no_weighted_ensemble(small, settings):
+    _, summary, _ = complete(small(*settings, "rounds=1"))
+    assert summary["accuracy"]["weighted_ensemble"] is None
+    assert summary["auroc"]["weighted_ensemble"] is None
+    assert summary["accuracy"]["ensemble"] is not None
+
+
+# --- failing ---
+
+
+class Breaking(LocalFederation):
+    """Clients that fail in the third round."""
+
+    error: Exception = RuntimeError("the disk\nis full")
+
+    def _deliver(self, ask):
+        if ask.query_id == 3:
+            raise self.error
+        return super()._deliver(ask)
+
+
+@pytest.mark.parametrize("settings", [(), PRIVATE], ids=["label", "private, fixed features"])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("the disk\nis full"), "RuntimeError: the disk is full"),
+        (UserError("no node"), "no node"),
+        (ProtocolError("client 1"), "ProtocolError: client 1"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+    ],
+)
+def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expected, settings):
+    experiment = small(*settings)
+    folder = new_run_folder(experiment)
+    federation = Breaking(experiment, folder)
+    federation.error = error
+    with pytest.raises(type(error)):
+        runs.run(experiment, federation, folder, lambda line: None)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("failed", expected)
+    assert summary["accuracy"]["ensemble"] is not None
+    assert summary["queries"]["answered_per_client"] == 128
+    assert checkpoint.load(folder / "checkpoint").round == 2
+    _, resumed, _ = complete(experiment, folder)
+    _, straight, _ = complete(small(*settings))
+    assert resumed["status"] == "completed"
+    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["queries"]["answered_per_client"] == 192
+    assert resumed["queries"] == straight["queries"]
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
+
+
+GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
+
+
+@pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG, GENERATORS], ids=str)
+def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, settings):
+    """Weights and class counts, fetched before the first round that is left, count once.
+
+    Generators are trained against a student that, where it was not resumed, has just been tested.
+    """
+    experiment = small(*settings)
+    folder = new_run_folder(experiment)
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(experiment, LocalFederation(experiment, folder), folder, stop)
+    _, resumed, lines = complete(experiment, folder)
+    _, straight, _ = complete(small(*settings))
+    assert [line["round"] for line in lines] == [2, 3]
+    assert resumed["queries"] == straight["queries"]
+    assert resumed["student_sha256"] == straight["student_sha256"]
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", '{"round": 1}\n{"rou'])
+def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, content):
+    experiment = small("rounds=2")
+    folder, _, _ = complete(experiment)
+    (folder / "rounds.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"rounds.jsonl does not hold the 2 rounds .* delete the"):
+        complete(experiment, folder)
+    assert (folder / "rounds.jsonl").read_text() == content
+
+
+def test_resuming_a_completed_run_changes_nothing(small):
+    experiment = small()
+    folder, first, _ = complete(experiment)
+    before = (folder / "rounds.jsonl").read_text()
+    _, again, lines = complete(open_run_folder(folder), folder)
+    assert again["student_sha256"] == first["student_sha256"]
+    assert again["confusion"] == first["confusion"]
+    assert (lines, (folder / "rounds.jsonl").read_text()) == ([], before)
+
+
+@pytest.mark.parametrize("target", ["json", "safetensors", "bank"])
+def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, target):
+    experiment = small()
+    folder, first, _ = complete(experiment)
+    place = folder / "checkpoint"
+    path = place / ("bank/round_00003.safetensors" if target == "bank" else f"round_00003.{target}")
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"round_00003.* is corrupt .*delete round_00003.json"):
+        complete(experiment, folder)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    (place / "round_00003.json").unlink()
+    _, again, _ = complete(experiment, folder)
+    assert again["student_sha256"] == first["student_sha256"]
+
+
+def test_a_missing_checkpoint_file_is_named(small):
+    experiment = small("rounds=1")
+    folder, _, _ = complete(experiment)
+    (folder / "checkpoint" / "round_00001.safetensors").unlink()
+    with pytest.raises(
+        UserError, match=r"it is missing\); delete the folder .*start the run again"
+    ):
+        complete(experiment, folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "No such file"), ("", "is empty"), ("{a: [", "not YAML")]
+)
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
+        open_run_folder(tmp_path)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.7])
+def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(small, tmp_path, delay):
+    """The killed process runs the real command; `delay` is seconds after its first round."""
+    experiment = small("rounds=12", f"run_folder={tmp_path}/killed")
+    folder = new_run_folder(experiment)
+    code = "from fed_dpsd.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "resume", str(folder)],
+        env=os.environ | {"PYTHONPATH": str(app_folder())},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = folder / "rounds.jsonl"
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if log.exists() and log.read_text():
+            break
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    _, resumed, _ = complete(open_run_folder(folder), folder)
+    _, straight, _ = complete(small("rounds=12"))
+    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["queries"]["answered_per_client"] == 12 * 64

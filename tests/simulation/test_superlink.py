@@ -1,0 +1,249 @@
+"""Real Flower simulations, through the command line, down to the last process."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fed_dpsd.simulation import superlink
+from tests.conftest import SMALL
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
+slow = pytest.mark.slow
+
+
+def environment(**extra):
+    return os.environ | {"PYTHONPATH": str(ROOT)} | extra
+
+
+def command(*arguments, checkout=ROOT):
+    """Run a checkout's `fed-dpsd` in a process of its own; returns code, run folder and stderr."""
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=checkout,
+        env=environment(PYTHONPATH=str(checkout)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    return done.returncode, Path(lines[-1]) if lines else None, done.stderr
+
+
+def leftovers():
+    """Flower and Ray processes on this machine that a simulation of ours started."""
+    names = ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet", "ray::")
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if superlink.MARKER in process.environ() and any(
+                name in " ".join(process.cmdline()) for name in names
+            ):
+                found.append(process.cmdline())
+        except psutil.Error:
+            continue
+    return found
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def small(tmp_path, *more):
+    return ["run", *SMALL, f"out={tmp_path}/runs", f"cache={tmp_path}/cache", *more]
+
+
+@slow
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_any_number_of_nodes(tmp_path, nodes):
+    overrides = ("num_clients=5", "privacy=gradient")
+    _, local, _ = command(*small(tmp_path, *overrides))
+    shutil.rmtree(tmp_path / "cache" / "teachers")
+    code, folder, err = command(
+        *small(tmp_path, *overrides, "--engine", "flower", "--nodes", str(nodes))
+    )
+    assert code == 0, err
+    assert summary(folder)["student_sha256"] == summary(local)["student_sha256"]
+
+
+@slow
+def test_five_in_a_row_and_two_at_once_leave_no_process_and_no_port(tmp_path):
+    run = small(tmp_path, "--engine", "flower", "--nodes", "1")
+    for _ in range(5):
+        code, _, err = command(*run)
+        assert code == 0, err
+        assert not leftovers()
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(command(*run))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert len({folder for _, folder, _ in results}) == 2
+    assert not leftovers()
+
+
+@slow
+@pytest.mark.parametrize("app", ["server_app", "client_app"])
+def test_an_exception_in_an_app_is_exit_code_one_and_one_line(tmp_path, app):
+    """On a copy of the checkout whose app breaks."""
+    copy = tmp_path / "checkout"
+    ignore = shutil.ignore_patterns(".git", "__pycache__", "runs", ".*_cache")
+    shutil.copytree(ROOT, copy, ignore=ignore)
+    path = copy / app / "__init__.py"
+    call = "    flower.serve(" if app == "server_app" else "    return flower.answer("
+    raising = '    raise RuntimeError("broken on purpose")\n'
+    path.write_text(path.read_text().replace(call, raising + call))
+    run = small(tmp_path, "--engine", "flower", "--nodes", "1")
+    code, folder, err = command(*run, checkout=copy)
+    assert code == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "broken on purpose" in line
+    assert "Traceback" not in err
+    assert summary(folder)["status"] == "failed"
+    assert not leftovers()
+
+
+@slow
+def test_a_killed_ray_worker_is_exit_code_one_and_one_line(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, *small(tmp_path, "rounds=500", "--engine", "flower", "--nodes", "1")],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (logs := list(tmp_path.glob("runs/*/rounds.jsonl"))) or not logs[0].read_text():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    killed = 0
+    for worker in psutil.process_iter():
+        try:
+            name = " ".join(worker.cmdline())
+            if name.startswith("ray::") and superlink.MARKER in worker.environ():
+                worker.send_signal(signal.SIGKILL)
+                killed += 1
+        except psutil.Error:
+            continue
+    assert killed
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert "hosts clients [0, 1] failed" in line
+    folder = Path(out.splitlines()[-1])
+    assert summary(folder)["status"] == "failed"
+    assert summary(folder)["queries"]["answered_per_client"] >= 64
+    assert not leftovers()
+
+
+# --- as a user types it ---
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@slow
+@pytest.mark.ci
+def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    marker = "as-typed-" + tmp_path.name
+    own = os.environ | {
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "FED_DPSD_HOME": str(tmp_path / "home"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
+        "FLWR_LOCAL_CONTROL_API_PORT": free_port(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        superlink.MARKER: marker,
+    }
+    own.pop("PYTHONPATH", None)
+    try:
+        started = time.monotonic()
+        done = subprocess.run(
+            ["flwr", "run", ".", "--run-config", "num_clients=5", "--stream"],
+            cwd=clone,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,  # minutes on a machine that does other work too
+        )
+        seconds = time.monotonic() - started
+        listed = subprocess.run(
+            ["flwr", "ls", "--format", "json"],
+            cwd=clone,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    finally:
+        superlink.end_marked(marker)
+    run = json.loads(listed[listed.index("{") :])["runs"][0]
+    assert run["status"] == "finished:completed", done.stdout[-3000:]
+    (result,) = [line for line in done.stdout.splitlines() if "result: student" in line]
+    assert "published inf (dp_teacher) · proven 6.58" in result
+    (folder,) = (tmp_path / "home" / "runs").iterdir()
+    assert f"run folder: {folder}" in done.stdout
+    scores = summary(folder)["accuracy"]
+    assert scores["student"] > 0.5
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True
+    )
+    assert changed.stdout == ""
+    print(f"{seconds:.0f} s, student {scores['student']}, ensemble {scores['ensemble']}")
+
+
+@slow
+@pytest.mark.ci
+def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_app(tmp_path):
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "build", "-q", "--wheel", "-o", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    venv = tmp_path / "venv"
+    subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
+    python = venv / "bin" / "python"
+    subprocess.run([*uv, "pip", "install", "-q", "--python", str(python), str(wheel)], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    for name in ("client_app", "server_app"):
+        assert not (packages / name).exists()  # ours lie below fed_dpsd/_app
+        (packages / f"{name}.py").write_text("raise RuntimeError('another Flower app')\n")
+    script = packages / "fed_dpsd" / "_app" / "deploy" / "certificates.sh"
+    assert os.access(script, os.X_OK)  # what docs/deployment.md needs comes with it
+    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
+    hashes = set()
+    for engine in (["local"], ["flower", "--nodes", "2"]):
+        done = subprocess.run(
+            [venv / "bin" / "fed-dpsd", *small(tmp_path, "num_clients=3"), "--engine", *engine],
+            cwd=tmp_path,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "round 3/3" in done.stderr
+        assert "published 10 (label) · proven 1,920.1" in done.stderr
+        found = summary(Path(done.stdout.splitlines()[-1]))
+        assert found["engine"] == engine[0]
+        hashes.add(found["student_sha256"])
+        shutil.rmtree(tmp_path / "cache" / "teachers")
+    assert len(hashes) == 1
+    assert not leftovers()

@@ -1,0 +1,171 @@
+"""Grids: what is typed and what an experiment's file declares, and which of them wins."""
+
+import json
+import shutil
+
+import pytest
+
+from fed_dpsd import config as configs
+from fed_dpsd.config import ConfigError, compose, from_run_config
+from fed_dpsd.experiment import set_up
+from fed_dpsd.simulation.sweep_grid import Point, expand, names
+from fed_dpsd.storage import conf_folder
+from tests.simulation.test_sweep import plan
+
+
+def cells(overrides):
+    return [point.overrides for point in expand(overrides)]
+
+
+@pytest.fixture
+def experiments(tmp_path, monkeypatch):
+    """Adds experiment files to a copy of conf/."""
+    conf = shutil.copytree(conf_folder(), tmp_path / "conf")
+    monkeypatch.setattr(configs, "conf_folder", lambda: conf)
+
+    def write(name, text):
+        (conf / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+
+    return write
+
+
+def test_a_grid_is_hydras_product_the_last_key_fastest():
+    grid = cells(
+        [
+            "rounds=3",
+            "seed=range(2)",
+            "privacy=choice(label,gradient)",
+            "model.teachers=[cnn],[mlp]",
+        ]
+    )
+    assert [tuple(cell.values()) for cell in grid[:3]] == [
+        ("3", "0", "label", "[cnn]"),
+        ("3", "0", "label", "[mlp]"),
+        ("3", "0", "gradient", "[cnn]"),
+    ]
+    assert len(grid) == 8
+    assert all(list(cell) == ["rounds", "seed", "privacy", "model.teachers"] for cell in grid)
+
+
+def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
+    experiments("curve", 'sweep: {seed: "0,1,2", privacy.epsilon_per_answer: "1,10"}')
+    grid = cells(["experiment=curve"])
+    assert [cell["seed"] for cell in grid] == ["0", "0", "1", "1", "2", "2"]
+    assert all(cell["experiment"] == "curve" for cell in grid)
+    grid = cells(["experiment=curve", "seed=7", "rounds=2"])
+    assert [(c["seed"], c["privacy.epsilon_per_answer"], c["rounds"]) for c in grid] == [
+        ("7", "1", "2"),
+        ("7", "10", "2"),
+    ]
+    noises = [
+        cell.experiment.mechanism.epsilon_per_answer
+        for cell in plan(tmp_path, "privacy=label", "experiment=curve", "seed=7")
+    ]
+    assert noises == [1, 10]
+
+
+def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, tmp_path):
+    experiments("curve", 'sweep: {seed: "0,1", experiment: "votes,labels"}')
+    experiments("votes", 'defaults: [{override /privacy: votes}]\nsweep: {seed: "5,6,7"}')
+    experiments(
+        "labels", 'defaults: [{override /privacy: label}]\nrounds: 3\nsweep: {nonsense: "1,2"}'
+    )
+    planned = plan(tmp_path, "experiment=curve")
+    found = [
+        (c.experiment.config.seed, c.experiment.mechanism.name, c.experiment.config.rounds)
+        for c in planned
+    ]
+    assert found == [(0, "votes", 20), (1, "votes", 20), (0, "label", 3), (1, "label", 3)]
+    assert planned[0].name == "experiment=votes seed=0"
+
+
+def test_grids_apart_share_the_other_keys(experiments):
+    experiments(
+        "table",
+        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
+    )
+    assert [tuple(cell.items())[1:] for cell in cells(["experiment=table", "rounds=9"])] == [
+        (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("privacy", "label"), ("rounds", "9"), ("seed", "0")),
+        (("privacy", "label"), ("rounds", "9"), ("seed", "1")),
+    ]
+
+
+def test_points_are_named_by_their_grid_and_what_varies_in_it():
+    """What all points of a grid share goes without saying, even if other grids differ in it."""
+    points = [
+        Point("bounds", {"method": "ensemble", "rounds": "1", "seed": "0"}),
+        Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),
+        Point("DENSE", {"method": "dense", "rounds": "20", "seed": "0"}),
+    ]
+    assert names(points) == ["bounds: method=ensemble", "bounds: method=local", "DENSE"]
+    assert names([Point("", {"seed": s}) for s in "01"]) == ["seed=0", "seed=1"]
+    assert names([Point("", {"seed": "0"})]) == ["the only cell"]
+
+
+def test_a_group_chooses_among_grids_apart(experiments):
+    """A grid whose keys hang on one mechanism is no grid of another."""
+    experiments(
+        "table",
+        "sweep: {trained: {privacy: dp_teacher, privacy.copies: '5'}, "
+        "answered: {privacy: 'votes,label'}, seed: '0,1', data: digits}",
+    )
+
+    def found(*overrides):
+        found = cells(["experiment=table", "seed=7", *overrides])
+        return [(cell["privacy"], cell.get("privacy.copies")) for cell in found]
+
+    assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
+    assert found("privacy=label") == [("label", None)]
+    assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
+    with pytest.raises(ConfigError, match="privacy=gradient: no grid of experiment=table has that"):
+        found("privacy=gradient")
+    assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
+
+
+def test_each_of_several_experiments_brings_its_own_grid(experiments):
+    experiments("a", 'sweep: {seed: "0,1"}')
+    experiments("b", 'sweep: {rounds: "2,3"}')
+    assert cells(["experiment=a,b"]) == [
+        {"experiment": "a", "seed": "0"},
+        {"experiment": "a", "seed": "1"},
+        {"experiment": "b", "rounds": "2"},
+        {"experiment": "b", "rounds": "3"},
+    ]
+
+
+def test_one_run_has_no_grid(experiments, tmp_path):
+    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
+    for raw in (
+        compose(["experiment=curve"]),
+        from_run_config({"overrides": "experiment=curve"}),
+    ):
+        assert "sweep" not in raw
+        experiment = set_up(raw, tmp_path)
+        assert experiment.config.seed == 3
+        assert "sweep" not in json.loads(experiment.to_json())
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        ("{privcy.k: '2,3'}", "override 'privcy.k' is not a configuration key; did you mean"),
+        ("{seed: [0, 1]}", "experiment=bad: sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
+        ("null", "experiment=bad: sweep=None must map keys to choices"),
+        ("{seed: 'interval(0,1)'}", "Can only enumerate CHOICE and RANGE sweeps"),
+    ],
+)
+def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):
+    experiments("bad", f"sweep: {sweep}")
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, "experiment=bad")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["out", "run_folder"])
+def test_the_sweep_names_the_run_folders(key):
+    with pytest.raises(ConfigError, match=f"{key}=here: a sweep names its run folders; use --out"):
+        cells([f"{key}=here", "seed=0,1"])

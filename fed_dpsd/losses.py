@@ -89,7 +89,7 @@ def noisy_label(
     gradient: NDArray[np.float64],
     bound: float,
     step: float,
-    literal: bool,
+    as_printed: bool,
 ) -> NDArray[np.float64]:
     """Eq. 3 (Alg. 2 line 14): the label, one step from the student's prediction down the gradient.
 
@@ -101,12 +101,12 @@ def noisy_label(
         gradient: (B, K), mean released gradient, of norm about `bound`.
         bound: beta, the normalisation bound of the answers, > 0.
         step: gamma, > 0.
-        literal: the paper's step, which moves a label by step * bound; otherwise by `step`.
+        as_printed: the paper's step, which moves a label by step * bound; otherwise by `step`.
 
     Returns:
         (B, K) float64.
     """
-    return predictions - step * gradient / (1 if literal else bound)
+    return predictions - step * gradient / (1 if as_printed else bound)
 
 
 def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

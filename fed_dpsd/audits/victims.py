@@ -166,7 +166,8 @@ def _ask_about(
         )
         num_classes = config.data.num_classes
         ask = Ask(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
-        answer = site.release(site.mechanism, site.sensitive_probabilities(images), ask)
+        paid = site.pay_for_training()
+        answer = site.release(paid, site.sensitive_probabilities(images), ask)
     (values,) = _sent([answer.values])
     told = np.log(np.maximum(values.astype(np.float64), 1e-30))
     own = told[np.arange(CANARIES), labels]

@@ -203,7 +203,7 @@ class Hospital:
             ("privacy", "privacy", self.privacy),
         ):
             classes = [_choices(group)[name] for name in names]
-            if raw[key]["_class_"] not in classes:
+            if raw[key]["_target_"] not in classes:
                 raise NotAllowed(f"this site answers {key}={' or '.join(names)} only")
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
@@ -330,7 +330,7 @@ def _anchored(hospital: Hospital, folder: Path) -> Hospital:
 def _choices(group: str) -> dict[str, str]:
     """The names of a group of conf/, with the class of each."""
     files = sorted((conf_folder() / group).glob("*.yaml"))
-    return {file.stem: read_yaml(file)["_class_"] for file in files}
+    return {file.stem: read_yaml(file)["_target_"] for file in files}
 
 
 def _at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

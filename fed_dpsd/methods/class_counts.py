@@ -22,9 +22,10 @@ def releases_class_counts(mechanism: Mechanism) -> bool:
 
 def release_class_counts(ask: Ask, site: Site) -> Answer:
     """A client's answer to an ask for its class counts: noisy ones, or exact ones in the clear."""
-    clear = isinstance(site.mechanism, NonPrivate)
+    mechanism = site.pay_for_training()
+    clear = isinstance(mechanism, NonPrivate)
     counts = site.sensitive_class_counts() if clear else site.class_counts()
-    return site.release(site.mechanism, counts, ask)
+    return site.release(mechanism, counts, ask)
 
 
 def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:

@@ -52,7 +52,7 @@ class DPSD(FedDPSD):
             return release_weights(ask, site)
         return super().client(ask, site)
 
-    def critic(self, federation: Federation, world: World) -> nn.Module | None:
+    def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
         """The teacher, for DPSD-T."""
         if self.discriminator == "student":
             return None

@@ -45,10 +45,10 @@ class FedDPSD:
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
-    noise_share: float
-    areas_share: float
-    lines_share: float
-    turn: bool
+    noise_fraction: float
+    areas_fraction: float
+    lines_fraction: float
+    match_polarity: bool
     images_per_generator: int
     latent_size: int
     generator_steps: int
@@ -62,22 +62,22 @@ class FedDPSD:
     student_learning_rate: float
     batch_size: int
     balance: float
-    commitment: float
+    prediction_weight: float
     label_step: float
-    literal: bool
+    as_printed: bool
     class_counts: bool
 
     def __post_init__(self) -> None:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
         require(self, student_steps=1, final_student_steps=1, balance=0)
-        shares = (self.noise_share, self.areas_share, self.lines_share)
-        if min(shares) < 0 or sum(shares) > 1:
+        noise, areas, lines = self.noise_fraction, self.areas_fraction, self.lines_fraction
+        if min(noise, areas, lines) < 0 or noise + areas + lines > 1:
             raise ValueError(
-                f"noise_share={shares[0]}, areas_share={shares[1]} and lines_share={shares[2]} "
+                f"noise_fraction={noise}, areas_fraction={areas} and lines_fraction={lines} "
                 "must be >= 0 and at most 1 together; the rest is the generators'"
             )
-        if not 0 <= self.commitment <= 1:
-            raise ValueError(f"commitment={self.commitment} must be between 0 and 1")
+        if not 0 <= self.prediction_weight <= 1:
+            raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
         require_positive(
             self,
             "generator_learning_rate",
@@ -99,12 +99,13 @@ class FedDPSD:
             return release_class_counts(ask, site)
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
+        mechanism = site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)
-        if site.mechanism.input == "gradient":
+        if mechanism.input == "gradient":
             sensitive = np.stack(
                 [losses.decoupled_kd_gradient(p, ask.predictions, self.balance) for p in sensitive]
             )
-        return site.release(site.mechanism, sensitive, ask)
+        return site.release(mechanism, sensitive, ask)
 
     # --- server ------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class FedDPSD:
     ) -> Iterator[Round]:
         """Algorithm 2, with a bank of answered samples and new generators each round."""
         student = world.make_student(streams.torch("student"))
-        critic = self.critic(federation, world)
+        discriminator = self.fetch_discriminator(federation, world)
         shares = fetch_class_weights(federation, world) if self.class_counts else {}
         bank: list[Bank] = []
         if resume is not None:
@@ -121,8 +122,8 @@ class FedDPSD:
             bank = list(resume.bank)
 
         for number in range(len(bank) + 1, world.rounds + 1):
-            images = self.draw(critic or student, world, streams, number)
-            if self.turn and bank:
+            images = self.draw(discriminator or student, world, streams, number)
+            if self.match_polarity and bank:
                 asked = np.concatenate([part.images for part in bank])
                 known = np.concatenate([part.labels for part in bank])
                 images = procedural.turned(images, asked, known)
@@ -141,7 +142,7 @@ class FedDPSD:
             loss = self.train_student(student, bank, world, streams, number, last)
             tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
             *_, generated = self.mixture(len(ask.images))
-            trained_against = generated * self.generator_steps if critic else 0
+            trained_against = generated * self.generator_steps if discriminator else 0
             yield Round(
                 State(len(bank), tensors, bank),
                 student,
@@ -167,18 +168,18 @@ class FedDPSD:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
         return Total(count * weigh({c: a.values for c, a in given.items()}, shares), count, refused)
 
-    def critic(self, federation: Federation, world: World) -> nn.Module | None:
+    def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
         """The teacher that generators are trained against; None for the student itself."""
         return None
 
     def mixture(self, queries: int) -> tuple[int, int, int, int]:
         """How many of a round's images are noise, areas, lines, and the generators'."""
-        shares = self.noise_share, self.areas_share, self.lines_share
+        shares = self.noise_fraction, self.areas_fraction, self.lines_fraction
         noise, areas, lines = (int(share * queries) for share in shares)
         return noise, areas, lines, queries - noise - areas - lines
 
     def draw(
-        self, critic: nn.Module, world: World, streams: Streams, number: int
+        self, discriminator: nn.Module, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
         """(Q, C, H, W) images, as bytes: what the student and the clients both see.
 
@@ -189,15 +190,15 @@ class FedDPSD:
         rng = streams.torch("generators", query_id=number)
         while left > 0:
             count = min(self.images_per_generator, left)
-            images = self.generate(critic, world, count, rng)
+            images = self.generate(discriminator, world, count, rng)
             drawn.append((images * 255).round().to(torch.uint8).cpu().numpy())
             left -= count
         return np.concatenate(drawn)
 
     def generate(
-        self, critic: nn.Module, world: World, count: int, rng: torch.Generator
+        self, discriminator: nn.Module, world: World, count: int, rng: torch.Generator
     ) -> torch.Tensor:
-        """`count` images of a new generator, which Eq. 8 first trains against the critic."""
+        """`count` images of a new generator, which Eq. 8 first trains against the discriminator."""
         generator = world.make_generator(self.latent_size, rng)
         latents = torch.randn((count, self.latent_size), generator=rng).to(world.device)
         latents.requires_grad_(True)
@@ -209,20 +210,20 @@ class FedDPSD:
             betas=(0.5, 0.999),
         )
         generator.train()
-        critic.eval().requires_grad_(False)  # whatever was done with it before
+        discriminator.eval().requires_grad_(False)  # whatever was done with it before
         for _ in range(self.generator_steps):
-            loss = self.generator_loss(critic, generator(latents))
+            loss = self.generator_loss(discriminator, generator(latents))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-        critic.requires_grad_(True)
+        discriminator.requires_grad_(True)
         with torch.no_grad():
             return generator(latents)
 
-    def generator_loss(self, critic: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
         """Eq. 8: confident, balanced over the classes, and with active features."""
-        features = critic.features(images)
-        logits = critic.classifier(features)
+        features = discriminator.features(images)
+        logits = discriminator.classifier(features)
         return (
             self.one_hot_weight * losses.one_hot_loss(logits)
             + self.entropy_weight * losses.entropy_loss(logits)
@@ -238,10 +239,10 @@ class FedDPSD:
         no content; taken near the uniform prediction it points at the teacher's class.
         """
         predictions = predict(student, images, world.device)
-        if self.literal or not isinstance(world.mechanism, NormalizedGradient):
+        if self.as_printed or not isinstance(world.mechanism, NormalizedGradient):
             return predictions
         uniform = np.float32(1 / world.num_classes)
-        return uniform + np.float32(self.commitment) * (predictions - uniform)
+        return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
     def noisy_labels(
         self, world: World, predictions: NDArray[np.float32], total: Total
@@ -250,7 +251,7 @@ class FedDPSD:
         mean = total.sum / total.count
         if isinstance(world.mechanism, NormalizedGradient):  # Eq. 3
             bound = world.mechanism.row_norm(len(predictions))
-            return losses.noisy_label(predictions, mean, bound, self.label_step, self.literal)
+            return losses.noisy_label(predictions, mean, bound, self.label_step, self.as_printed)
         return mean  # Eq. 5: shares of the votes; or probabilities
 
     def train_student(
@@ -292,13 +293,13 @@ class FedDPSD:
         labels: torch.Tensor,
         predictions: NDArray[np.float32],
     ) -> torch.Tensor:
-        """L_s: the likelihood of the answers' noise; `literal` is the cross-entropy of Eq. 7."""
+        """L_s: the likelihood of the answers' noise; `as_printed` is the cross-entropy of Eq. 7."""
         mechanism = world.mechanism
-        if isinstance(mechanism, TopKRandomizedResponse) and not self.literal:
+        if isinstance(mechanism, TopKRandomizedResponse) and not self.as_printed:
             members = mechanism.members(predictions)
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))
             public = (torch.from_numpy(array).to(logits) for array in (members, lies))
             return losses.response_loss(logits, labels, *public)
-        if isinstance(mechanism, Additive) and not self.literal:
+        if isinstance(mechanism, Additive) and not self.as_printed:
             return losses.squared_loss(logits, labels)
         return losses.student_loss(logits, labels)

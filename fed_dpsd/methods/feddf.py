@@ -24,14 +24,15 @@ from fed_dpsd.streams import Streams
 class FedDF(Distilling):
     """Algorithm 1; the fields are conf/method/feddf.yaml."""
 
-    noise_share: float
-    areas_share: float
+    noise_fraction: float
+    areas_fraction: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.noise_share, self.areas_share) < 0 or self.noise_share + self.areas_share > 1:
+        noise, areas = self.noise_fraction, self.areas_fraction
+        if min(noise, areas) < 0 or noise + areas > 1:
             raise ValueError(
-                f"noise_share={self.noise_share} and areas_share={self.areas_share} must be >= 0 "
+                f"noise_fraction={noise} and areas_fraction={areas} must be >= 0 "
                 "and at most 1 together; the rest are lines"
             )
 
@@ -51,6 +52,6 @@ class FedDF(Distilling):
     ) -> NDArray[np.uint8]:
         """Procedural images."""
         queries = world.queries_per_round
-        noise, areas = int(self.noise_share * queries), int(self.areas_share * queries)
+        noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
         counts = noise, areas, queries - noise - areas
         return np.concatenate(procedural.draw(counts, world.image_shape, streams, number))

@@ -34,7 +34,7 @@ class Local:
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Nothing, but the class counts that a private training released."""
-        if ask.kind == "counts" and isinstance(site.mechanism, PostProcessing):
+        if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
             return release_class_counts(ask, site)
         raise ProtocolError("method Local answers nothing")
 

@@ -170,9 +170,8 @@ class Federation(Protocol):
 class Site(Protocol):
     """One client, as the client half of a method sees it."""
 
-    @property
-    def mechanism(self) -> Mechanism:
-        """What it answers with."""
+    def pay_for_training(self) -> Mechanism:
+        """Charge a private training, unless it is paid; return what answers are released with."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """The n teachers' (n, B, K) probabilities: never to leave but through `release`."""

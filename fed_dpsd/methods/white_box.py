@@ -23,7 +23,7 @@ from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing
+from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
@@ -39,8 +39,9 @@ def weights_stage(world: World) -> Stage:
 
 def release_weights(ask: Ask, site: Site) -> Answer:
     """A client's answer to an ask for its teachers' weights."""
-    paid = isinstance(site.mechanism, PostProcessing)
-    mechanism: Mechanism = site.mechanism if paid else WEIGHTS_LEAVE
+    mechanism = site.pay_for_training()
+    if not isinstance(mechanism, PostProcessing):
+        mechanism = WEIGHTS_LEAVE
     return site.release(mechanism, site.sensitive_weights(), ask)
 
 
@@ -154,7 +155,7 @@ class WhiteBox(ABC):
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """The weights, and the class counts that a private training released with them."""
-        if ask.kind == "counts" and isinstance(site.mechanism, PostProcessing):
+        if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
             return release_class_counts(ask, site)
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")

@@ -13,7 +13,7 @@ LADDER = (
     {"config"},
     {"binder", "losses", "data", "models", "report", "privacy"},
     {"methods"},
-    {"experiment"},
+    {"experiment", "renamed"},
     {"accounts"},
     {"client", "server"},
     {"simulation"},

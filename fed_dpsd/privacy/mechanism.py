@@ -336,11 +336,7 @@ def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
 
 
 def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
-<<<<<<< HEAD
     """Return (n, 1, K) probabilities of two worlds, in which teacher 0 names class 0 or 1."""
-=======
-    """Return (n, 1, K) probabilities of two worlds: teacher 0 names class 0 or 1, others name 0."""
->>>>>>> part-privacy
     first = np.zeros((teachers, 1, num_classes))
     first[:, 0, 0] = 1
     second = first.copy()

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -158,10 +157,10 @@ class Account:
             BudgetSpent: it would pass the budget, its queries and `more` the client's number of
                 them, or its releases the plan.
         """
-        if any(entry.digest == digest for entry in self._own()):
+        found = self.ledger.charges().find(digest)
+        if found and (found.run == self.run or digest in self._joined().reused):
             return None
-        found = (entry for entry in self.ledger.entries() if entry.digest == digest)
-        due = next(found, None) or self._affordable(mechanism, digest, kind, ask, more)
+        due = found or self._affordable(mechanism, digest, kind, ask, more)
         name = mechanism.name
         most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
         wanted = self._charged()[name] + due.releases
@@ -171,7 +170,7 @@ class Account:
 
     def is_paid(self, digest: str) -> bool:
         """Return whether the ledger holds a charge under a digest, for whatever run."""
-        return any(entry.digest == digest for entry in self.ledger.entries())
+        return self.ledger.charges().find(digest) is not None
 
     def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
         """Name what does not last for the planned run; "" where all does.
@@ -179,29 +178,32 @@ class Account:
         Args:
             trained: whether the teachers' first training is paid for.
         """
-        charges: list[Entry | Stage] = list(self.ledger.entries())
-        queries = self._answered() + self._plan.queries + self._plan.counts
+        charges = self.ledger.charges()
+        queries = charges.queries + self._plan.queries + self._plan.counts
+        stages = []
         for stage in self._plan.stages:
             if trained and isinstance(stage.mechanism, TrainingMechanism):
                 trained = False
             else:
-                charges.append(stage)
+                stages.append(stage)
                 queries += isinstance(stage.mechanism, TrainingMechanism)
         if queries > self._most_queries:
             return "queries"
-        return "" if self._lasts(charges) else "budget"
+        return "" if self._lasts(*stages) else "budget"
 
-    def _lasts(self, charges: Sequence[Entry | Stage]) -> bool:
-        """Return whether the budget admits these charges, for each relation that it bounds."""
+    def _lasts(self, *more: Entry | Stage) -> bool:
+        """Return whether the budget admits `more`, for each relation that it bounds."""
         settings = self._settings
         relations: list[Relation] = ["add_remove"]
         if settings.budget_relation == "replace_one":
             relations.append("replace_one")
+        charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
-                [charge.event("record", relation) for charge in charges],
+                [charge.event("record", relation) for charge, _ in charges],
                 settings.budget,
                 settings.delta,
+                [times for _, times in charges],
             )
             for relation in relations
         )
@@ -223,27 +225,20 @@ class Account:
             ask=ask.digest() if ask else "",
             run=self.run,
         )
-        if self._answered() + max(queries, 1) + more > self._most_queries:
+        if self.ledger.charges().queries + max(queries, 1) + more > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
-        if not self._lasts((*self.ledger.entries(), entry)):
+        if not self._lasts(entry):
             raise BudgetSpent("the client's privacy budget is spent")
         return entry
 
-    def _answered(self) -> int:
-        """Count answered queries; a charge for none, such as a training, counts as one."""
-        return sum(max(entry.queries, 1) for entry in self.ledger.entries())
-
-    def _own(self) -> list[Entry]:
-        """List the entries that the run was charged for, or reuses."""
-        reused = set(self._joined().reused)
-        entries = self.ledger.entries()
-        return [entry for entry in entries if entry.run == self.run or entry.digest in reused]
-
     def _charged(self) -> Counter[str]:
         """Count the releases of each mechanism that the run has cost."""
-        found = Counter(self._joined().forgotten)
-        for entry in self._own():
-            found[self._names.get(entry.mechanism, OTHER)] += entry.releases
+        joined, charges = self._joined(), self.ledger.charges()
+        reused = [entry for entry in map(charges.find, joined.reused) if entry]
+        others = [(entry.mechanism, entry.releases) for entry in reused if entry.run != self.run]
+        found = Counter(joined.forgotten)
+        for mechanism, releases in (*charges.released(self.run).items(), *others):
+            found[self._names.get(mechanism, OTHER)] += releases
         return +found
 
     def _joined(self) -> Joined:

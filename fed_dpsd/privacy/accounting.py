@@ -144,7 +144,9 @@ def _for_ideal_noise(delta: float) -> float:
     return (1 - CHANGED_SETTINGS_SHARE) * delta * math.exp(-PRECISION_MOST)
 
 
-def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bool:
+def within_budget(
+    charges: Sequence[DpEvent], budget: float, delta: float, times: Sequence[int] | None = None
+) -> bool:
     """Whether a data set's charges stay within (budget, delta), each chosen after seeing answers.
 
     While all charges have one setting (one event, or Gaussians of any multipliers) the composition
@@ -158,11 +160,13 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
             relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
+        times: how often each charge was made; once each where None.
 
     Raises:
         UnsupportedEventError: no proof here covers a charge.
     """
-    whole_life = ComposedDpEvent(list(charges))
+    counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))
+    whole_life = ComposedDpEvent(list(counted))
     counts, loss = _without_precision(_count_leaves(whole_life))
     if NonPrivateDpEvent() in counts:
         return False

@@ -4,7 +4,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -120,9 +120,12 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def disconnect(connection: sqlite3.Connection) -> None:
-    """Let go of the file, and of its journal, which holds nothing after a commit."""
-    with closing(connection), suppress(sqlite3.Error):
+def let_go(connection: sqlite3.Connection) -> None:
+    """Let others use the file, and delete its journal, which holds nothing after a commit.
+
+    After a write that failed the journal is what mends the file: then a connection is only closed.
+    """
+    with suppress(sqlite3.Error):
         connection.execute("PRAGMA locking_mode = NORMAL")
         connection.execute("PRAGMA journal_mode = DELETE")
 

@@ -24,10 +24,10 @@ from fed_dpsd.accounts.database import (
     Content,
     checksum,
     connect,
-    disconnect,
     holds_anything,
     identity,
     journal,
+    let_go,
     load,
     opened,
 )
@@ -158,7 +158,9 @@ class FileLedger:
         finally:
             self._left = identity(self._path)
             self._connection = None
-            disconnect(connection)
+            with closing(connection):
+                if self._remembered:  # else a write failed, and its journal may still be needed
+                    let_go(connection)
 
     def charges(self) -> Charges:
         """Return all charges so far, to ask about."""
@@ -287,9 +289,8 @@ class FileLedger:
         if not migration.exists(old):
             return
         with migration.held(old):
-            here = holds_anything(self._path)
             if migration.is_superseded(old):
-                if here:
+                if holds_anything(self._path):
                     return
                 raise LedgerError(
                     f"the ledger {self._path} is gone, to which {old} was moved; restore it from a "
@@ -297,9 +298,9 @@ class FileLedger:
                 )
             found = migration.load(old)
             _check_header(old, found.header, header)
-            if not (found.charges or found.notes):
+            if not (old.exists() or found.notes):
                 return
-            if not here:
+            if not self._path.exists():
                 self._build(found)
             elif not _holds(self._path, found):
                 raise LedgerError(

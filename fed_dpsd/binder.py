@@ -74,15 +74,19 @@ class Binder:
         return None
 
     def locate(self, package: str, path: Any, where: str) -> type | None:
-        """The class `MODULE.CLASS` inside our own `package`, or None after recording a problem."""
-        if isinstance(path, str) and re.fullmatch(r"[a-z_0-9]+\.[A-Za-z0-9]+", path):
-            module, name = path.split(".")
+        """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
+
+        Nothing outside our own `package` is ever imported, whatever a file or a message names.
+        """
+        pattern = rf"{re.escape(package)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
+        if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
+            module, name = match.groups()
             try:
                 found = getattr(importlib.import_module(f"{package}.{module}"), name)
                 return typing.cast(type, found)
             except (ImportError, AttributeError):
                 pass
-        self.problems.append(f"{where}={path!r} is not a MODULE.CLASS inside {package}")
+        self.problems.append(f"{where}={path!r} is not a class {package}.MODULE.CLASS")
         return None
 
     def finish(self) -> None:

@@ -201,12 +201,12 @@ def from_json(text: str) -> Experiment:
 def _bind_class(
     binder: Binder, package: str, values: Mapping[str, Any], where: str, public: dict[str, Any]
 ) -> Any:
-    """An instance of the class that `_class_` names, from its keys and public facts."""
-    cls = binder.locate(package, values.get("_class_"), f"{where}._class_")
+    """Return an instance of the class that `_target_` names, from its keys and public facts."""
+    cls = binder.locate(package, values.get("_target_"), f"{where}._target_")
     if cls is None:
         return None
     names = {field.name for field in dataclasses.fields(cls)}
-    arguments = {key: value for key, value in values.items() if key != "_class_"}
+    arguments = {key: value for key, value in values.items() if key != "_target_"}
     arguments |= {key: value for key, value in public.items() if key in names}
     return binder.bind(cls, arguments, f"{where}.")
 

@@ -1,12 +1,16 @@
-"""Shared fixtures: a home and a cache of their own, and a small experiment that runs in seconds."""
+"""Shared fixtures: a home and a cache of their own, and a small experiment that runs in seconds.
 
-import functools
+Heavy libraries are imported inside functions: the process that only hands out tests needs none.
+"""
+
+import copy
+import os
 
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
-from fed_dpsd.config import compose
-from fed_dpsd.experiment import set_up
+# Of processes that share the cores, each is quickest alone on one; tests of threads set their own.
+for _library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 SMALL = (
     "privacy=label",
@@ -32,9 +36,29 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_superlink.py")
 
 
-@functools.cache
+@pytest.fixture(autouse=True, scope="session")
+def _composed_once():
+    """Hydra takes a fifth of a second, and most tests ask for what others asked for."""
+    from fed_dpsd import config
+
+    compose, original, known = config._compose, config.conf_folder, {}
+
+    def remembering(overrides):
+        key = tuple(overrides)
+        if config.conf_folder is not original:  # a test with files of its own
+            return compose(overrides)
+        if key not in known:
+            known[key] = compose(overrides)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "_compose", remembering)
+        yield
+
+
 def composed(*overrides):
-    """What Hydra composes: half a second each, and most tests ask for the same again."""
+    from fed_dpsd.config import compose
+
     return compose(overrides)
 
 
@@ -65,6 +89,8 @@ def _own_home(home, monkeypatch):
 def small(tmp_path):
     """Sets up a small experiment; takes further overrides."""
 
+    from fed_dpsd.experiment import set_up
+
     def make(*overrides):
         raw = composed(*small_for(overrides), *overrides)
         return set_up(raw | {"out": raw["out"] or f"{tmp_path}/runs"}, tmp_path)
@@ -75,6 +101,8 @@ def small(tmp_path):
 @pytest.fixture
 def deployed(small, monkeypatch):
     """Sets up an experiment over hospitals, in what says it is a Flower process."""
+    from flwr.supercore.task_identity import TaskIdentity
+
     for name in ("task_id", "run_id", "node_id"):  # otherwise no message can be made
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
 

@@ -1,10 +1,10 @@
 """docs/extending.md: its files, in a copy of the project, and its commands."""
 
 import io
+import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import SMALL
+from tests.forks import finished, fork
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -24,19 +25,29 @@ COMMANDS = [
     for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     for line in block.splitlines()
 ]
-RUN_ALL = """
-import sys
-from fed_dpsd.cli import main
-import fed_dpsd
-print(fed_dpsd.__file__)
-for line in sys.stdin.read().splitlines():
-    sys.argv = line.split("\\0")
-    try:
-        main()
-    except SystemExit as done:
-        if done.code:
-            sys.exit(f"failed: {sys.argv}")
-"""
+
+
+def run_all(commands):
+    """The page's commands, by the package of the working directory."""
+    forget()
+    import fed_dpsd
+    from fed_dpsd.cli import main
+
+    print(fed_dpsd.__file__)
+    for words in commands:
+        sys.argv = words
+        try:
+            main()
+        except SystemExit as done:
+            if done.code:
+                sys.exit(f"failed: {words}")
+
+
+def forget():
+    """Let this process, a fork, import the package of its working directory."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fed_dpsd"]:
+        del sys.modules[name]
+    sys.path.insert(0, os.getcwd())
 
 
 @pytest.fixture
@@ -78,47 +89,45 @@ def small(command):
 def test_the_page_adds_a_method_a_mechanism_and_a_data_set(project):
     assert len(FILES) == 5
     assert len(COMMANDS) == 6
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ALL],
-        input="\n".join("\0".join(small(command)) for command in COMMANDS),
-        cwd=project,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert str(project) in done.stdout.splitlines()[0]
-    assert done.stderr.count("· ensemble") == 2
+    commands = [small(command) for command in COMMANDS]
+    log = project / "log"
+    code = finished(fork(lambda: run_all(commands), log, project))
+    assert code == 0, log.read_text()
+    assert log.read_text().startswith(str(project))
+    assert log.read_text().count("· ensemble") == 2
     (method,) = [content for name, content in FILES.items() if "methods" in name and "py" in name]
     assert len(method.splitlines()) <= 45
 
 
-def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project, monkeypatch):
+def audited():
+    """Audits of the page's mechanism, as it is and with an event of half the sensitivity."""
+    forget()
+    from dp_accounting import LaplaceDpEvent
+    from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
+
+    from fed_dpsd.audits.black_box import audit
+    from fed_dpsd.privacy.accounting import Stage, prove
+
+    class TooSmall(LaplaceProbabilities):
+        def event(self, unit, relation):
+            return LaplaceDpEvent(self.noise_multiplier)
+
+    for cls in (LaplaceProbabilities, TooSmall):
+        mechanism = cls(4, 1.0)
+        claim = prove([Stage(mechanism, 1, 1)], 1e-5, "record", "replace_one")
+        rng = np.random.default_rng(0)
+
+        def client(asks, row, mechanism=mechanism, rng=rng):
+            return [
+                mechanism.noise(mechanism.encode(values[0], row)[None], row, rng) for values in asks
+            ]
+
+        found = audit(mechanism, client, 1, 40_000, 1e-5, 1e-6)
+        print(found.lower_bound <= claim.value, found.refutes(claim.value, 1e-5, 1))
+
+
+def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
     """Audited: the claim holds; with half the sensitivity it is refuted (probability 1 - 1e-6)."""
-    script = """
-import dataclasses, sys
-import numpy as np
-from dp_accounting import LaplaceDpEvent
-from fed_dpsd.privacy.accounting import Stage, prove
-from fed_dpsd.privacy.audit import audit
-from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
-class TooSmall(LaplaceProbabilities):
-    def event(self, unit, relation):
-        return LaplaceDpEvent(self.noise_multiplier)
-for cls in (LaplaceProbabilities, TooSmall):
-    mechanism = cls(4, 1.0)
-    claim = prove([Stage(mechanism, 1, 1)], 1e-5, "record", "replace_one")
-    rng = np.random.default_rng(0)
-
-    def client(asks, row):
-        return [
-            mechanism.noise(mechanism.encode(values[0], row)[None], row, rng) for values in asks
-        ]
-
-    found = audit(mechanism, client, 1, 40_000, 1e-5, 1e-6)
-    print(found.lower_bound <= claim.value, found.refutes(claim.value, 1e-5, 1))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=project, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True", "False", "False", "True"]
+    log = project / "log"
+    assert finished(fork(audited, log, project)) == 0, log.read_text()
+    assert log.read_text().split() == ["True", "False", "False", "True"]

@@ -60,9 +60,9 @@ def test_the_gradient_is_finite_where_probabilities_vanish():
 def test_noisy_label_steps_down_the_gradient():
     predictions = np.array([[0.4, 0.6]])
     gradient = np.array([[1e-3, -1e-3]])
-    literal = losses.noisy_label(predictions, gradient, 1e-3, 0.1, literal=True)
-    assert literal == pytest.approx(np.array([[0.3999, 0.6001]]))
-    rescaled = losses.noisy_label(predictions, gradient, 1e-3, 0.1, literal=False)
+    as_printed = losses.noisy_label(predictions, gradient, 1e-3, 0.1, as_printed=True)
+    assert as_printed == pytest.approx(np.array([[0.3999, 0.6001]]))
+    rescaled = losses.noisy_label(predictions, gradient, 1e-3, 0.1, as_printed=False)
     assert rescaled == pytest.approx(np.array([[0.3, 0.7]]))
 
 

@@ -1,6 +1,5 @@
 """One client: its data, its teachers, its ledger, and the only door for anything private."""
 
-import functools
 import hashlib
 import json
 import logging
@@ -22,6 +21,7 @@ from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.renamed import former_method
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -63,21 +63,27 @@ class Site:
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
         self._test = test
+        self._paid: PostProcessing | None = None
         self.summing = summing
 
-    @functools.cached_property
-    def mechanism(self) -> Mechanism:
-        """What it answers with: its mechanism or, over a paid training, post-processing.
+    def pay_for_training(self) -> Mechanism:
+        """Charge the teachers' private training, unless this process has seen that it is paid.
+
+        Returns:
+            The mechanism that answers are released with: the client's own or, over a paid
+            training, post-processing.
 
         Raises:
             BudgetSpent: the training is not paid for, and would pass the budget or the plan.
         """
         if not isinstance(self._mechanism, TrainingMechanism):
             return self._mechanism
-        digest = self._teachers.identity
-        with self.ledger.transaction():
-            self.account.pay(self._mechanism, digest, "training")
-        return PostProcessing(digest)
+        if self._paid is None:
+            digest = self._teachers.identity
+            with self.ledger.transaction():
+                self.account.pay(self._mechanism, digest, "training")
+            self._paid = PostProcessing(digest)
+        return self._paid
 
     def join(self) -> None:
         """Take part in the run with the records as they are.
@@ -225,13 +231,13 @@ class Site:
             return np.full(shape, np.nan, np.float32)
 
     def _paid_teachers(self) -> Teachers:
-        """The teachers; a training mechanism's are charged before they take their first step."""
-        _ = self.mechanism
+        """Return the teachers, which train at their first use, after a private training is paid."""
+        self.pay_for_training()
         return self._teachers
 
     def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
         """Of an answer: what it is stored and charged under, and what its noise follows."""
-        method = json.dumps(dict(self.config.method), sort_keys=True)
+        method = json.dumps(former_method(self.config.method), sort_keys=True)
         asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         if self.summing:
             asked += f" {self.summing.tag(ask.digest())}"

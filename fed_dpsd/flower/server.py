@@ -153,7 +153,7 @@ class GridFederation(HostedFederation):
         self._took: dict[int, float] = {}
         self._away: set[int] = set()  # nodes that did not answer the last ask
         deadline = time.monotonic() + self._settings.node_timeout_seconds
-        while not self._meet() and time.monotonic() < deadline:
+        while not self._discover_nodes() and time.monotonic() < deadline:
             time.sleep(0.1)
         if len(self._clients) < self._least:
             known = f"only clients {sorted(self._clients)}" if self._hosts else "no node"
@@ -168,7 +168,7 @@ class GridFederation(HostedFederation):
         """Those that a node hosts, as far as is known."""
         return {client for clients in self._hosts.values() for client in clients}
 
-    def _meet(self) -> bool:
+    def _discover_nodes(self) -> bool:
         """Find out who the nodes are that are connected; whether everybody is known.
 
         A node is who it says it is, if no other has said so before in this run.
@@ -200,7 +200,7 @@ class GridFederation(HostedFederation):
         """
         started, timeout = time.monotonic(), self._settings.round_timeout_seconds
         if not self._settings.simulation:
-            self._meet()
+            self._discover_nodes()
         packed = {node: pack_ask(_told(ask, clients)) for node, clients in self._hosts.items()}
         replies = self._exchange(ANSWER, ask.query_id, packed)
         teachers = self.experiment.config.teachers_per_client
@@ -298,12 +298,12 @@ class GridFederation(HostedFederation):
             replies = self._grid.send_and_receive(messages, timeout=timeout) if messages else ()
             return {reply.metadata.src_node_id: reply for reply in replies}
         if kind != ANSWER:
-            return self._insist(contents, message, timeout)
-        replies = self._insist(contents, message, timeout, self._least)
+            return self._send_with_retries(contents, message, timeout)
+        replies = self._send_with_retries(contents, message, timeout, self._least)
         self._away = {n for n in contents if n not in replies or replies[n].has_error()}
         return replies
 
-    def _insist(
+    def _send_with_retries(
         self,
         nodes: Iterable[int],
         message: Callable[[int], Message],

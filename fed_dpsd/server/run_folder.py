@@ -19,6 +19,7 @@ from fed_dpsd.config import UserError, read_yaml
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import Bank
 from fed_dpsd.models.inference import to_unit
+from fed_dpsd.renamed import upgraded
 from fed_dpsd.storage import write_atomically, write_json
 
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
@@ -92,7 +93,7 @@ def open_run_folder(folder: Path) -> Experiment:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(f"{folder} is not a run folder: {path}: {error}") from None
-    return set_up(raw, None, written=True)
+    return set_up(upgraded(raw), None, written=True)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from fed_dpsd.simulation.superlink import gpu_share
+from fed_dpsd.simulation.superlink import gpu_fraction
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
@@ -107,4 +107,6 @@ def _processors() -> Check:
 def _gpu() -> Check:
     if not torch.cuda.is_available():
         return Check("GPU", True, "none, everything runs on the processor")
-    return Check("GPU", True, f"{torch.cuda.device_count()}, {gpu_share(5)} for each of 5 clients")
+    return Check(
+        "GPU", True, f"{torch.cuda.device_count()}, {gpu_fraction(5)} for each of 5 clients"
+    )

@@ -189,7 +189,7 @@ def _submit(place: Path, environment: Mapping[str, str], overrides: list[str], n
     text = json.dumps(" ".join(overrides), ensure_ascii=False)
     (place / "run.toml").write_text(f"overrides = {text}\n")
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
-    share = gpu_share(nodes)
+    share = gpu_fraction(nodes)
     if share:
         federation += f" client-resources-num-gpus={share}"
     answer = _flwr(
@@ -294,7 +294,7 @@ def _flwr(place: Path, environment: Mapping[str, str], *arguments: str) -> dict[
         raise SimulationFailed(f"`flwr {arguments[0]}` failed: {words[-300:]}") from None
 
 
-def gpu_share(nodes: int) -> float:
+def gpu_fraction(nodes: int) -> float:
     """GPUs for each client so that all actors fit; 0 without a GPU.
 
     Flower rounds the share to 32 bits and Ray counts int(1 / share) actors, so it stays below 1/n.

@@ -365,7 +365,7 @@ def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
     monkeypatch.setattr(superlink.torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(superlink.os, "cpu_count", lambda: 16)
     for nodes in range(1, 17):
-        assert int(1 / float(np.float32(superlink.gpu_share(nodes)))) >= nodes
+        assert int(1 / float(np.float32(superlink.gpu_fraction(nodes)))) >= nodes
 
 
 # --- sweep and report ---

@@ -91,9 +91,9 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("method", "_class_"), "os.system"),
-        (("method", "_class_"), ["fed_dpsd.FedDPSD"]),
-        (("privacy", "_class_"), None),
+        (("method", "_target_"), "os.system"),
+        (("method", "_target_"), ["fed_dpsd.methods.fed_dpsd.FedDPSD"]),
+        (("privacy", "_target_"), None),
         (("privacy", "noise_multiplier"), "tiny"),
         (("privacy", "noise_multiplier"), float("nan")),
         (("teacher", "epochs"), float("nan")),

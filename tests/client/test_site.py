@@ -64,7 +64,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     """To the noise's grid: of a sum that is cut off as a whole, one teacher could move more."""
     settings = "privacy.noise_at=server", "privacy.noise_multiplier=1e7", "teachers_per_client=3"
     site, _ = make(small("privacy=gradient", *settings), records)
-    mechanism = site.mechanism
+    mechanism = site.pay_for_training()
     rng = np.random.Generator(np.random.PCG64(0))
     gradients, question = rng.normal(size=(3, 32, 10)), ask()
     sent = site.release(mechanism, gradients, question).values / mechanism.lattice
@@ -126,7 +126,7 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
         answer(wrong)
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
-        site.release(site.mechanism, np.full((1, 32, 10), 0.1), wrong)
+        site.release(site.pay_for_training(), np.full((1, 32, 10), 0.1), wrong)
     assert not site.ledger.entries()
 
 
@@ -193,7 +193,7 @@ def test_a_private_training_is_charged_before_its_first_step(small, records, mon
     delta = experiment.config.privacy.delta
     whole = epsilon(spent(ledger.entries(), "record", "add_remove"), delta)
     assert whole == epsilon(training.event("record", "add_remove"), delta)
-    assert site.mechanism == PostProcessing(training.digest)
+    assert site.pay_for_training() == PostProcessing(training.digest)
 
 
 def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, records):

@@ -66,9 +66,9 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     experiment = small(*AGAINST_TEACHER)
     federation, _ = finish(experiment, tmp_path)
     world = World.of(experiment.config, experiment.mechanism)
-    critic = experiment.method.critic(federation, world)
+    discriminator = experiment.method.fetch_discriminator(federation, world)
     (teacher,) = federation._sites[0]._teachers.models
-    given, true = critic.state_dict(), teacher.state_dict()
+    given, true = discriminator.state_dict(), teacher.state_dict()
     assert all(torch.equal(given[name], true[name]) for name in true)
     entries = federation._sites[0].ledger.entries()
     assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # asked twice, charged once

@@ -14,7 +14,7 @@ from fed_dpsd.streams import Streams
 
 
 def test_gradient_labels_follow_eq_3(small):
-    experiment = small("privacy=gradient", "method.literal=true", "method.label_step=0.5")
+    experiment = small("privacy=gradient", "method.as_printed=true", "method.label_step=0.5")
     world = World.of(experiment.config, experiment.mechanism)
     predictions = np.full((1, 10), 0.1, np.float32)
     total = Total(np.arange(10.0)[None], count=4)
@@ -35,23 +35,23 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
         small("privacy=non_private", f"method.generator_steps={steps}") for steps in (0, 30)
     )
     world = World.of(trained.config, trained.mechanism)
-    critic = world.make_student(Streams(0).torch("critic"))
-    before = {name: t.clone() for name, t in critic.state_dict().items()}
+    discriminator = world.make_student(Streams(0).torch("discriminator"))
+    before = {name: t.clone() for name, t in discriminator.state_dict().items()}
     losses = []
     for experiment in (untrained, trained):
         method = experiment.method
-        images = method.generate(critic, world, 32, Streams(0).torch("generator"))
+        images = method.generate(discriminator, world, 32, Streams(0).torch("generator"))
         assert 0 <= images.min() < images.max() <= 1
-        losses.append(method.generator_loss(critic, images).item())
+        losses.append(method.generator_loss(discriminator, images).item())
     assert losses[1] < losses[0] - 0.1
-    after = critic.state_dict()
+    after = discriminator.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.requires_grad for parameter in critic.parameters())
+    assert all(parameter.requires_grad for parameter in discriminator.parameters())
 
 
 @pytest.mark.parametrize("shares", [(0.0, 0.0, 0.0), (0.25, 0.5, 0.0), (0.25, 0.25, 0.5)])
 def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
-    names = ("noise_share", "areas_share", "lines_share")
+    names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
     experiment = small("privacy=non_private", *settings)
     world = World.of(experiment.config, experiment.mechanism)
@@ -70,7 +70,7 @@ def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
 @pytest.mark.parametrize("queries", [2, 63, 65, 255])
 @pytest.mark.parametrize("shares", [(0.5, 0.5, 0.0), (0.34, 0.33, 0.33), (0.1, 0.2, 0.7)])
 def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
-    names = ("noise_share", "areas_share", "lines_share")
+    names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
     experiment = small(f"queries_per_round={queries}", *settings)
     world = World.of(experiment.config, experiment.mechanism)
@@ -83,13 +83,13 @@ def test_gradients_are_asked_for_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; at the paper's lambda it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)
     asked = {}
-    for literal in (False, True):
-        experiment = small("privacy=gradient", f"method.literal={literal}")
+    for as_printed in (False, True):
+        experiment = small("privacy=gradient", f"method.as_printed={as_printed}")
         world = World.of(experiment.config, experiment.mechanism)
         student = world.make_student(Streams(0).torch("student"))
         with torch.no_grad():
             student.classifier.bias[3] = 5
-        asked[literal] = experiment.method.predictions(student, images, world)
+        asked[as_printed] = experiment.method.predictions(student, images, world)
     assert asked[True].max() > 0.9
     assert asked[False].argmax() == 3
     assert asked[False] == pytest.approx(np.full((1, 10), 0.1), abs=0.01)

@@ -23,8 +23,8 @@ ANSWERS = [
     ("privacy=label",),
     ("privacy=label", "privacy.k=3"),
     ("privacy=gradient",),
-    ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.literal=true"),
-    ("privacy=label", "method.literal=true"),
+    ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.as_printed=true"),
+    ("privacy=label", "method.as_printed=true"),
     ("privacy=non_private",),
     ("privacy=gradient", "teachers_per_client=3"),
     ("privacy=label", "teachers_per_client=3"),
@@ -33,7 +33,7 @@ ANSWERS = [
     ("privacy=gradient", "privacy.k=3", "privacy.mask=private"),
     ("privacy=votes", "teachers_per_client=3"),
     ("privacy=votes", "privacy.noise_law=laplace", "privacy.noise_at=server"),
-    ("privacy=non_private", "method.turn=true"),
+    ("privacy=non_private", "method.match_polarity=true"),
     ("privacy=dp_teacher", "privacy.steps=3", "privacy.sample_rate=0.1"),
 ]
 WHITE_BOX = [("privacy=non_private",), ANSWERS[-1]]
@@ -42,7 +42,7 @@ ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg"
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], ANSWERS[-1]], "local": []}
 NEEDS = dict.fromkeys(("dpsd", "central"), ("num_clients=1",))
 NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
-ONE_ROUND = {"central.Central", "ensemble.WholeEnsemble"}
+ONE_ROUND = {"central", "ensemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]
 
 
@@ -77,7 +77,7 @@ def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp
         straight.append(weights(finished))
         states.append(dataclasses.replace(finished.state, bank=list(finished.state.bank)))
         assert all(np.isfinite(value) for value in finished.metrics.values())
-    one = experiment.config.method["_class_"] in ONE_ROUND
+    one = experiment.method_name in ONE_ROUND
     assert len(straight) == (1 if one else experiment.config.rounds)
     assert one or not equal(straight[0], straight[-1])
     for state in states[:-1]:
@@ -138,7 +138,7 @@ class Recorder:
     """A site that records what reaches `release`, and what leaves."""
 
     def __init__(self, site):
-        self.site, self.mechanism, self.released = site, site.mechanism, []
+        self.site, self.released = site, []
 
     def __getattr__(self, name):
         return getattr(self.site, name)

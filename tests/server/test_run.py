@@ -4,8 +4,8 @@ import copy
 import io
 import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import time
 
@@ -19,6 +19,7 @@ from hypothesis import strategies
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
+from fed_dpsd import cli
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import UserError
 from fed_dpsd.experiment import load_data, partitions
@@ -29,7 +30,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.simulation.local import LocalFederation
-from fed_dpsd.storage import app_folder
+from tests.forks import finished, fork
 
 DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
 FEDAVG = ("privacy=non_private", "method=fedavg", "teacher.same_start=true")
@@ -43,8 +44,25 @@ def complete(experiment, folder=None):
     return folder, summary, lines
 
 
-def test_what_a_run_leaves_behind(small):
-    folder, summary, lines = complete(small())
+@pytest.fixture(scope="module")
+def completed():
+    return {}
+
+
+@pytest.fixture
+def straight(small, completed):
+    """Complete runs, each made once: to be read, and never to be written to."""
+
+    def run(*overrides):
+        if overrides not in completed:
+            completed[overrides] = complete(small(*overrides))
+        return completed[overrides]
+
+    return run
+
+
+def test_what_a_run_leaves_behind(straight):
+    folder, summary, lines = straight()
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
     assert 0 <= summary["accuracy"]["student"] <= 1
@@ -104,19 +122,19 @@ def test_the_privacy_card_of_a_summary(small):
 
 
 def test_a_delta_that_is_too_large_is_said(small):
-    _, summary, _ = complete(small("privacy.delta=0.01"))
+    _, summary, _ = complete(small("privacy.delta=0.01", "rounds=1"))
     assert any("delta is NOT below one over" in n for n in summary["privacy"]["proven"][0]["notes"])
 
 
-def test_what_accuracies_are_measured_on_is_said(small):
-    _, summary, _ = complete(small())
+def test_what_accuracies_are_measured_on_is_said(straight):
+    _, summary, _ = straight()
     said = summary["accuracy"]["evaluated_on"]
     assert said == "360 test images of digits, public, in a simulation"
 
 
 def test_a_method_that_releases_nothing_proves_nothing(small):
     """An epsilon of 0 in the last line would look like the result of a proof."""
-    experiment = small("method=local")
+    experiment = small("method=local", "rounds=1")
     _, summary, _ = complete(experiment)
     assert [row["notes"] for row in summary["privacy"]["proven"]] == [["nothing is released"]] * 6
     line = result_line(experiment, summary)
@@ -125,7 +143,7 @@ def test_a_method_that_releases_nothing_proves_nothing(small):
 
 
 def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
-    _, summary, _ = complete(small("federation.simulation=false"))
+    _, summary, _ = complete(small("federation.simulation=false", "rounds=1"))
     assert summary["accuracy"]["ensemble"] is None
     assert summary["accuracy"]["clients"] is None
     assert summary["auroc"]["ensemble"] is None
@@ -134,14 +152,14 @@ def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
 
 def test_the_answered_vote_shows_what_the_noise_does(small):
     """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
-    _, summary, _ = complete(small("privacy.epsilon_per_answer=0"))
+    _, summary, _ = complete(small("privacy.epsilon_per_answer=0", "rounds=1"))
     assert summary["accuracy"]["answered_vote"] == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
-    _, summary, _ = complete(small("privacy=non_private"))
+    _, summary, _ = complete(small("privacy=non_private", "rounds=1"))
     assert summary["accuracy"]["answered_vote"] is None
 
 
-def test_the_summarys_student_is_that_of_the_last_line(small):
-    _, summary, lines = complete(small())
+def test_the_summarys_student_is_that_of_the_last_line(straight):
+    _, summary, lines = straight()
     assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
     assert summary["confusion"] == lines[-1]["student_confusion"]
     right = sum(summary["confusion"][label][label] for label in range(10))
@@ -153,7 +171,7 @@ def test_teachers_from_a_file_carry_a_caveat(small, tmp_path):
     write_weights(teacher, tmp_path / "teacher.safetensors")
     settings = (f"teacher.path={tmp_path}/teacher.safetensors", "teacher.arch=cnn")
     for given, caveat in (((), False), (settings, True)):
-        _, summary, _ = complete(small(*given))
+        _, summary, _ = complete(small(*given, "rounds=1"))
         for row in summary["privacy"]["proven"]:
             assert any("from a file" in note for note in row["notes"]) == caveat
 
@@ -391,7 +409,9 @@ class Breaking(LocalFederation):
         (KeyboardInterrupt(), "KeyboardInterrupt"),
     ],
 )
-def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expected, settings):
+def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(
+    small, straight, error, expected, settings
+):
     experiment = small(*settings)
     folder = new_run_folder(experiment)
     federation = Breaking(experiment, folder)
@@ -404,11 +424,11 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(small, error, expect
     assert summary["queries"]["answered_per_client"] == 128
     assert checkpoint.load(folder / "checkpoint").round == 2
     _, resumed, _ = complete(experiment, folder)
-    _, straight, _ = complete(small(*settings))
+    _, whole, _ = straight(*settings)
     assert resumed["status"] == "completed"
-    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["student_sha256"] == whole["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 192
-    assert resumed["queries"] == straight["queries"]
+    assert resumed["queries"] == whole["queries"]
     assert len((folder / "rounds.jsonl").read_text().splitlines()) == 3
 
 
@@ -416,7 +436,7 @@ GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 
 
 @pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG, GENERATORS], ids=str)
-def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, settings):
+def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, straight, settings):
     """Weights and class counts, fetched before the first round that is left, count once.
 
     Generators are trained against a student that, where it was not resumed, has just been tested.
@@ -430,25 +450,35 @@ def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, settings
     with pytest.raises(KeyboardInterrupt):
         runs.run(experiment, LocalFederation(experiment, folder), folder, stop)
     _, resumed, lines = complete(experiment, folder)
-    _, straight, _ = complete(small(*settings))
+    _, whole, _ = straight(*settings)
     assert [line["round"] for line in lines] == [2, 3]
-    assert resumed["queries"] == straight["queries"]
-    assert resumed["student_sha256"] == straight["student_sha256"]
+    assert resumed["queries"] == whole["queries"]
+    assert resumed["student_sha256"] == whole["student_sha256"]
+
+
+@pytest.fixture
+def copied(straight, tmp_path):
+    """The folder of a complete run, to be written to, and its summary."""
+
+    def copy_of(*overrides):
+        folder, summary, _ = straight(*overrides)
+        return shutil.copytree(folder, tmp_path / "copied"), summary
+
+    return copy_of
 
 
 @pytest.mark.parametrize("content", ["", "{}\n", '{"round": 1}\n{"rou'])
-def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, content):
+def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, copied, content):
     experiment = small("rounds=2")
-    folder, _, _ = complete(experiment)
+    folder, _ = copied("rounds=2")
     (folder / "rounds.jsonl").write_text(content)
     with pytest.raises(UserError, match=r"rounds.jsonl does not hold the 2 rounds .* delete the"):
         complete(experiment, folder)
     assert (folder / "rounds.jsonl").read_text() == content
 
 
-def test_resuming_a_completed_run_changes_nothing(small):
-    experiment = small()
-    folder, first, _ = complete(experiment)
+def test_resuming_a_completed_run_changes_nothing(copied):
+    folder, first = copied()
     before = (folder / "rounds.jsonl").read_text()
     _, again, lines = complete(open_run_folder(folder), folder)
     assert again["student_sha256"] == first["student_sha256"]
@@ -457,9 +487,9 @@ def test_resuming_a_completed_run_changes_nothing(small):
 
 
 @pytest.mark.parametrize("target", ["json", "safetensors", "bank"])
-def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, target):
+def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, copied, target):
     experiment = small()
-    folder, first, _ = complete(experiment)
+    folder, first = copied()
     place = folder / "checkpoint"
     path = place / ("bank/round_00003.safetensors" if target == "bank" else f"round_00003.{target}")
     path.write_bytes(path.read_bytes()[:-7])
@@ -471,9 +501,9 @@ def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, target):
     assert again["student_sha256"] == first["student_sha256"]
 
 
-def test_a_missing_checkpoint_file_is_named(small):
+def test_a_missing_checkpoint_file_is_named(small, copied):
     experiment = small("rounds=1")
-    folder, _, _ = complete(experiment)
+    folder, _ = copied("rounds=1")
     (folder / "checkpoint" / "round_00001.safetensors").unlink()
     with pytest.raises(
         UserError, match=r"it is missing\); delete the folder .*start the run again"
@@ -492,27 +522,26 @@ def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.7])
-def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(small, tmp_path, delay):
+def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
+    small, straight, tmp_path, delay
+):
     """The killed process runs the real command; `delay` is seconds after its first round."""
     experiment = small("rounds=12", f"run_folder={tmp_path}/killed")
     folder = new_run_folder(experiment)
-    code = "from fed_dpsd.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "resume", str(folder)],
-        env=os.environ | {"PYTHONPATH": str(app_folder())},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+
+    def resume():
+        sys.argv = ["fed-dpsd", "resume", str(folder)]
+        cli.main()
+
+    child = fork(resume, tmp_path / "log")
     log = folder / "rounds.jsonl"
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if log.exists() and log.read_text():
-            break
+    while time.monotonic() < deadline and not (log.exists() and log.read_text()):
         time.sleep(0.01)
     time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    os.kill(child, signal.SIGKILL)
+    finished(child)
     _, resumed, _ = complete(open_run_folder(folder), folder)
-    _, straight, _ = complete(small("rounds=12"))
-    assert resumed["student_sha256"] == straight["student_sha256"]
+    _, whole, _ = straight("rounds=12")
+    assert resumed["student_sha256"] == whole["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 12 * 64

@@ -1,0 +1,1 @@
+"""Simulated clients and whole federations on this machine: one process, Flower, sweeps, rehearsals."""

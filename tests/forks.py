@@ -1,0 +1,36 @@
+"""Commands in a fork of this process, which has imported what takes a new one many seconds."""
+
+import os
+import sys
+import traceback
+
+
+def fork(work, log, folder=None):
+    """Start `work` in a child of its own folder whose output goes to `log`; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        with log.open("w", buffering=1) as file:
+            for stream, number in (("stdout", 1), ("stderr", 2)):
+                os.dup2(file.fileno(), number)
+                setattr(sys, stream, file)
+            if folder:
+                os.chdir(folder)
+            try:
+                work()
+                status = 0
+            except SystemExit as done:
+                status = int(bool(done.code))
+                if isinstance(done.code, str):
+                    print(done.code)
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(status)  # nothing of pytest goes on here
+
+
+def finished(child):
+    """Wait for a child, and return its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

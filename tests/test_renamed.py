@@ -1,0 +1,36 @@
+"""Run folders and ledgers of version 0.1 after keys were renamed."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fed_dpsd.renamed import former_method, upgraded
+from fed_dpsd.server.run_folder import open_run_folder
+
+# As version 0.1 wrote it, at the commit before the names changed.
+FORMER = Path(__file__).parent / "run_folder_0.1.yaml"
+
+
+@pytest.fixture
+def former(tmp_path):
+    raw = yaml.safe_load(FORMER.read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw | {"out": str(tmp_path)}))
+    return tmp_path
+
+
+def test_a_run_folder_of_version_0_1_opens(former):
+    experiment = open_run_folder(former)
+    assert experiment.method_name == "fed_dpsd"
+    assert experiment.method.match_polarity
+    assert experiment.method.noise_fraction == 0.125
+    assert experiment.mechanism.name == "label"
+
+
+def test_digests_are_over_the_names_of_version_0_1(former):
+    raw = yaml.safe_load((former / "config.yaml").read_text())
+    assert former_method(upgraded(raw)["method"]) == raw["method"]
+    written = json.loads(open_run_folder(former).to_json())
+    assert former_method(written["method"]) == raw["method"]
+    assert upgraded(written) == written

@@ -12,6 +12,6 @@ the noise; the masked values and opened shares of secure sums (`secure_sum.py`);
 public reason; and statements of what the run has cost. In a simulation, exact diagnostics too.
 
 Variables named `sensitive_...` hold private values before noise. Methods (`fed_dpsd/methods`) see
-them in their `client` halves, and mechanisms (`fed_dpsd/privacy`) bound them and add the noise. This
+them in their `client` halves; mechanisms (`fed_dpsd/privacy`) bound them and add the noise. This
 folder and `fed_dpsd/server` never import each other; tests/test_architecture.py checks it.
 """

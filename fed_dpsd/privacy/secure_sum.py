@@ -27,6 +27,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
@@ -59,9 +60,10 @@ class Masked:
 
     def to_bytes(self) -> bytes:
         """Return the message as an npz."""
-        boxes = {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
+        arrays: dict[str, Any] = {"values": self.values}
+        arrays |= {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
         content = io.BytesIO()
-        np.savez(content, values=self.values, **boxes)
+        np.savez(content, **arrays)
         return content.getvalue()
 
     @classmethod

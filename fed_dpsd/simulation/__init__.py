@@ -1,1 +1,1 @@
-"""Simulated clients and whole federations on this machine: one process, Flower, sweeps, rehearsals."""
+"""Simulated clients and federations on this machine: one process, Flower, sweeps, rehearsals."""

@@ -123,7 +123,10 @@ def test_a_line_holds_each_distinct_event_once_and_what_it_is_the_cost_of():
 
 @pytest.mark.parametrize("event", [NoOpDpEvent(), ComposedDpEvent([NoOpDpEvent()])])
 def test_an_event_of_an_unknown_type_is_never_written(ledger, event):
-    with pytest.raises(TypeError, match="not an event that a ledger may hold"), ledger.transaction():
+    with (
+        pytest.raises(TypeError, match="not an event that a ledger may hold"),
+        ledger.transaction(),
+    ):
         ledger.charge(entry(event=event))
     assert digests(ledger) == []
 
@@ -440,7 +443,9 @@ def test_nothing_is_charged_twice(ledger):
     assert digests(ledger) == ["a"]
 
 
-@pytest.mark.parametrize("other", ["x'00'", "NULL", "'text'", "(SELECT content || x'00' FROM notes)"])
+@pytest.mark.parametrize(
+    "other", ["x'00'", "NULL", "'text'", "(SELECT content || x'00' FROM notes)"]
+)
 def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, file, path, other):
     charge(file, "a", "b")
     with file.transaction():
@@ -595,9 +600,7 @@ def test_a_folder_above_that_nobody_may_read_is_not_in_the_way(tmp_path, file, m
     assert digests(file) == ["a"]
 
 
-def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(
-    path, file, monkeypatch
-):
+def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(path, file, monkeypatch):
     """It may have emptied the journal's header, and not synced that."""
     charge(file, "a")
     journal, synced = path.with_name(f"{path.name}-journal"), []

@@ -72,7 +72,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("noise=loud", "noise='loud' must be"),
         (
             "privacy.noise_at=distributed",
-            "noise_at='distributed' and quorum=None: a quorum and 'distributed' go",
+            "quorum=None: a quorum and 'distributed' go",
         ),
         (
             "privacy.noise_at=distributed privacy.quorum={threshold:2,colluding:0}",

@@ -52,7 +52,7 @@ class NotAllowed(ProtocolError):
 
 @dataclass(frozen=True)
 class Hospital:
-    """One hospital's side of a federation.
+    """A hospital's side of a federation.
 
     Args:
         name: name of this data set, borne by the ledger. A budget is per data set, for life.

@@ -1,9 +1,3 @@
-<<<<<<< HEAD
-"""The public side: it draws queries, sums answers, trains the student and writes the run folder.
-
-It sees nothing of a client but its replies, so all that it makes of them is post-processing. This
-folder and `fed_dpsd/client` never import each other; tests/test_architecture.py checks it.
-=======
 """The public side of a federation: the coordinator, which sees only what clients sent.
 
 Everything here is public by post-processing: run folders, checkpoints, summaries and exported
@@ -18,5 +12,4 @@ each ask before it is sent, and the tally (fed_dpsd/accounts) keeps its cost bef
 from the answers. secure_sum.py opens a sum of masked answers without seeing any single one.
 
 server/ and client/ never import each other, at any distance: tests/test_architecture.py.
->>>>>>> part-sides
 """

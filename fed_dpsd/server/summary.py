@@ -78,15 +78,9 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
-<<<<<<< HEAD
             path = accounts.get(client_name(client))
             entries = read(path) if path else ()
-            if config.ledger:  # of all runs
-=======
-            path = ledger_path(ledger_folder(experiment, folder), client)
-            entries = read(path) if path.exists() else ()
             if config.ledger:  # that ledger holds the charges of all runs
->>>>>>> part-sides
                 entries = [entry for entry in entries if entry.run == folder.name]
             ledgers.append(entries)
         tally = Tally(folder, plan.releases)

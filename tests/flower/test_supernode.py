@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.supernode.runtime import run_clientapp
@@ -28,9 +29,13 @@ supernode._client = client
 KEEP = STUB + "keep('site.yaml')"
 
 
+def environment(folder):
+    return supernode.environment(folder / "commands", {**os.environ, "WORD": "one"})
+
+
 @pytest.fixture
 def settings(tmp_path):
-    return supernode.environment(tmp_path / "commands", {**os.environ, "WORD": "one"})
+    return environment(tmp_path)
 
 
 def call(settings, *arguments, **options):
@@ -38,44 +43,46 @@ def call(settings, *arguments, **options):
     return subprocess.Popen(command, env=settings, text=True, **options)
 
 
-@pytest.fixture
-def keeper(settings, tmp_path):
-    """A process that keeps a stub imported; what its forks print goes to a file."""
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", KEEP], env=settings, stdout=log)
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory):
+    """A process that keeps a stub imported; what its forks print goes to a file in its folder."""
+    folder = tmp_path_factory.mktemp("keeper")
+    command = [sys.executable, "-c", KEEP]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment(folder), stdout=log)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "commands" / "socket").exists():
+    while not (folder / "commands" / "socket").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    yield process
+    yield SimpleNamespace(folder=folder, settings=environment(folder), poll=process.poll)
     process.kill()
     process.wait()
 
 
-def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(
-    keeper, settings, tmp_path
-):
+def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
     calls = [
-        call({**settings, "WORD": word}, word, "0.2", cwd=tmp_path / folder)
+        call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)
         for word, folder in (("one", "."), ("two", "commands"))
     ]
     assert [each.wait(30) for each in calls] == [0, 0]
-    printed = (tmp_path / "log").read_text()
-    assert f"one one {tmp_path}\n" in printed
-    assert f"two two {tmp_path}/commands\n" in printed
+    printed = (keeper.folder / "log").read_text()
+    assert f"one one {keeper.folder}\n" in printed
+    assert f"two two {keeper.folder}/commands\n" in printed
     assert printed.count("ended") == 2  # a command ends when its fork does
     assert keeper.poll() is None
 
 
-def test_a_command_that_is_ended_ends_its_fork(keeper, settings, tmp_path):
-    command = call(settings, "long", "60")
+def test_a_command_that_is_ended_ends_its_fork(keeper):
+    log = keeper.folder / "log"
+    ended = log.read_text().count("ended")
+    command = call(keeper.settings, "long", "60")
     deadline = time.monotonic() + 30
-    while "long" not in (tmp_path / "log").read_text():
+    while "long" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.send_signal(signal.SIGTERM)
     assert command.wait(30) == 0
-    assert "ended" not in (tmp_path / "log").read_text()
+    assert log.read_text().count("ended") == ended
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):

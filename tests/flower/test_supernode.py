@@ -18,15 +18,24 @@ STUB = f"""
 {supernode.importing()}
 import os, time
 from fed_dpsd.flower import supernode
-from tests.hospitals import site_file
-supernode._prepare = lambda site: None
 def client():
+    if sys.argv[1] == "prepared":
+        from fed_dpsd.models.scattering import whitening
+        before = set(sys.modules)
+        from flwr.supernode.cli import flwr_clientapp
+        print(whitening.cache_info().currsize, set(sys.modules) - before)
+        return
     print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
     time.sleep(float(sys.argv[2]))
     print("ended", flush=True)
 supernode._client = client
 """
-KEEP = STUB + "keep('site.yaml')"
+
+
+def keeping(folder):
+    """A program that keeps a stub imported, prepared for a site's file."""
+    path = site_file(folder, models=["scattering"], shape=[1, 8, 8])
+    return f"{STUB}keep({str(path)!r})"
 
 
 def environment(folder):
@@ -47,7 +56,7 @@ def call(settings, *arguments, **options):
 def keeper(tmp_path_factory):
     """A process that keeps a stub imported; what its forks print goes to a file in its folder."""
     folder = tmp_path_factory.mktemp("keeper")
-    command = [sys.executable, "-c", KEEP]
+    command = [sys.executable, "-c", keeping(folder)]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment(folder), stdout=log)
     deadline = time.monotonic() + 60
@@ -86,12 +95,13 @@ def test_a_command_that_is_ended_ends_its_fork(keeper):
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):
+    program = f"{STUB}supernode._prepare = print; keep('site.yaml')"
     parent = subprocess.Popen(
         [
             sys.executable,
             "-c",
             "import subprocess, sys, time\n"
-            f"kept = subprocess.Popen([sys.executable, '-c', {KEEP!r}])\n"
+            f"kept = subprocess.Popen([sys.executable, '-c', {program!r}])\n"
             "print(kept.pid, flush=True)\ntime.sleep(60)",
         ],
         env=settings,
@@ -141,17 +151,7 @@ def test_every_other_kind_of_process_is_refused(settings):
         assert "this site runs client processes only" in done.stderr
 
 
-def test_what_is_prepared_is_what_a_site_allows(tmp_path):
-    """In a process of its own: fixed features are computed, and Flower's client is imported."""
-    path = site_file(tmp_path, models=["scattering"], shape=[1, 8, 8])
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom fed_dpsd.flower import supernode\n"
-        f"supernode._prepare(Path({str(path)!r}))\n"
-        "from fed_dpsd.models.scattering import whitening\n"
-        "before = set(sys.modules)\nfrom flwr.supernode.cli import flwr_clientapp\n"
-        "print(whitening.cache_info().currsize, set(sys.modules) - before)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "1 set()\n"
+def test_what_is_prepared_is_what_a_site_allows(keeper):
+    """Before a command comes: fixed features are computed, and Flower's client is imported."""
+    assert call(keeper.settings, "prepared").wait(30) == 0
+    assert "1 set()\n" in (keeper.folder / "log").read_text().splitlines(keepends=True)

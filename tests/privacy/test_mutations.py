@@ -33,7 +33,8 @@ from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
 
-FAILURE, DELTA, QUERIES, RUNS = 1e-3, 1e-3, 4, 5_000
+FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
+RUNS, TRAININGS = 5_000, 80
 GRADIENT = NormalizedGradient(10, 5.56)  # all prove an epsilon of about 2.1 in four answers
 VOTES = NoisyVotes(10, 3.93)
 LAPLACE = NoisyVotes(10, 3.49, "laplace")
@@ -107,7 +108,7 @@ def steps(mechanism, linear=True):
 
     def found(config):
         claim = uncounted(mechanism)
-        guesses = guess_steps(claim, claim, 50, linear, secrets(), 150)
+        guesses = guess_steps(claim, claim, 50, linear, secrets(), TRAININGS)
         return contradicts(guesses, claim.event("record", "add_remove"), advantage(claim))
 
     return found

@@ -32,7 +32,7 @@ SCHEMA = (
 
 @dataclass
 class Content:
-    """What a ledger's file holds, verified, without the content of answers and notes.
+    """The verified content of a ledger's file, without the content of answers and notes.
 
     Args:
         header: format, data and client; empty where nothing was written yet.

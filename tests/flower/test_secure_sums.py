@@ -17,6 +17,7 @@ from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import DISTRIBUTED, Hospitals, answer, ask, federate, summing
+from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
 from tests.server.test_federation import CLIENT_APP
 
@@ -169,8 +170,7 @@ def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, t
     hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
     with pytest.raises(UserError, match="keys: the public key of 2 is invalid"):
         answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
-    with hospital.ledger.transaction():
-        assert not hospital.ledger.entries()
+    assert not entries_of(hospital.ledger)
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
@@ -182,7 +182,7 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
         site = hospital.open(experiment, run)
         assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
         with site.ledger.transaction():
-            entries = site.ledger.entries()
+            entries = entries_of(site.ledger)
             noise.append(site.ledger.stored(entries[-1].digest))
     assert len(entries) == 2
     assert np.array_equal(noise[0], noise[1])
@@ -239,7 +239,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
         assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
         with site.ledger.transaction():
-            kept.append([entry.digest for entry in site.ledger.entries()])
+            kept.append([entry.digest for entry in entries_of(site.ledger)])
     assert [len(digests) for digests in kept] == [1, 2]
 
 

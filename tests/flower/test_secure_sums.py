@@ -182,7 +182,7 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
         site = hospital.open(experiment, run)
         assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
         with site.ledger.transaction():
-            entries = entries_of(site.ledger)
+            entries = site.ledger.entries()
             noise.append(site.ledger.stored(entries[-1].digest))
     assert len(entries) == 2
     assert np.array_equal(noise[0], noise[1])
@@ -239,7 +239,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
         assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
         with site.ledger.transaction():
-            kept.append([entry.digest for entry in entries_of(site.ledger)])
+            kept.append([entry.digest for entry in site.ledger.entries()])
     assert [len(digests) for digests in kept] == [1, 2]
 
 

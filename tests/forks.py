@@ -1,12 +1,17 @@
 """Commands in a fork of this process, which has imported what takes a new one many seconds."""
 
+import importlib
 import os
 import sys
 import traceback
 
+LATE = ("flwr_datasets.partitioner", "torch._dynamo")  # what a run imports when it comes to it
+
 
 def fork(work, log, folder=None):
     """Start `work` in a child of its own folder whose output goes to `log`; returns its id."""
+    for name in LATE:
+        importlib.import_module(name)
     child = os.fork()
     if child:
         return child

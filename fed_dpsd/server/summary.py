@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.ledger import ledger_path, read
+from fed_dpsd.accounts.ledger import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition
 from fed_dpsd.privacy.mechanism import Epsilon
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.storage import write_json
+from fed_dpsd.storage import client_name, write_json
 
 MEANINGFUL_EPSILON = 10.0
 HEADLINE = ("record", "replace_one")
@@ -75,11 +75,11 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     """
     ledgers = []
     config = experiment.config
-    plan = plan_of(experiment)
+    plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
-            path = ledger_path(ledger_folder(experiment, folder), client)
-            entries = read(path) if path.exists() else ()
+            path = accounts.get(client_name(client))
+            entries = read(path) if path else ()
             if config.ledger:  # that ledger holds the charges of all runs
                 entries = [entry for entry in entries if entry.run == folder.name]
             ledgers.append(entries)

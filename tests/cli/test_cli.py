@@ -221,7 +221,7 @@ def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
     for line in out:
         if "so far" in line or line.startswith("spent: "):
             assert "trust nobody, delta 1e-05, gdp_exact)" in line
-    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.jsonl", "--json")
+    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.sqlite", "--json")
     (account,) = json.loads(out[0]).values()
     assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]
     summary = json.loads((Path(folder) / "summary.json").read_text())
@@ -255,10 +255,12 @@ def test_a_ledger_that_is_none_is_one_line(fed_dpsd, tmp_path):
     assert "holds no ledger" in err
 
 
-def test_audit_says_in_words_what_is_refuted(fed_dpsd):
-    """A small run; the paper's own setting is in privacy/test_audit.py."""
+def test_audit_says_in_words_what_is_refuted(fed_dpsd, monkeypatch):
+    """A small run; the paper's own setting is in audits/test_black_box.py."""
     small = ("rounds=2", "queries_per_round=64", "privacy=gradient", "privacy.noise_multiplier=5.0")
-    code, out, _ = fed_dpsd("privacy", "audit", *small)
+    with monkeypatch.context() as patch:  # fewer runs for the words, all of them for the numbers
+        patch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 2_000)
+        code, out, _ = fed_dpsd("privacy", "audit", *small)
     assert code == 0
     text = "\n".join(out)
     assert text.count("consistent with the proven epsilon") == 2

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from flwr.supernode.runtime import run_clientapp
@@ -17,20 +18,33 @@ STUB = f"""
 {supernode.importing()}
 import os, time
 from fed_dpsd.flower import supernode
-from tests.hospitals import site_file
-supernode._prepare = lambda site: None
 def client():
+    if sys.argv[1] == "prepared":
+        from fed_dpsd.models.scattering import whitening
+        before = set(sys.modules)
+        from flwr.supernode.cli import flwr_clientapp
+        print(whitening.cache_info().currsize, set(sys.modules) - before)
+        return
     print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
     time.sleep(float(sys.argv[2]))
     print("ended", flush=True)
 supernode._client = client
 """
-KEEP = STUB + "keep('site.yaml')"
+
+
+def keeping(folder):
+    """A program that keeps a stub imported, prepared for a site's file."""
+    path = site_file(folder, models=["scattering"], shape=[1, 8, 8])
+    return f"{STUB}keep({str(path)!r})"
+
+
+def environment(folder):
+    return supernode.environment(folder / "commands", {**os.environ, "WORD": "one"})
 
 
 @pytest.fixture
 def settings(tmp_path):
-    return supernode.environment(tmp_path / "commands", {**os.environ, "WORD": "one"})
+    return environment(tmp_path)
 
 
 def call(settings, *arguments, **options):
@@ -38,53 +52,56 @@ def call(settings, *arguments, **options):
     return subprocess.Popen(command, env=settings, text=True, **options)
 
 
-@pytest.fixture
-def keeper(settings, tmp_path):
-    """A process that keeps a stub imported; what its forks print goes to a file."""
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", KEEP], env=settings, stdout=log)
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory):
+    """A process that keeps a stub imported; what its forks print goes to a file in its folder."""
+    folder = tmp_path_factory.mktemp("keeper")
+    command = [sys.executable, "-c", keeping(folder)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment(folder), stdout=log)
     deadline = time.monotonic() + 60
-    while not (tmp_path / "commands" / "socket").exists():
+    while not (folder / "commands" / "socket").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    yield process
+    yield SimpleNamespace(folder=folder, settings=environment(folder), poll=process.poll)
     process.kill()
     process.wait()
 
 
-def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(
-    keeper, settings, tmp_path
-):
+def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
     calls = [
-        call({**settings, "WORD": word}, word, "0.2", cwd=tmp_path / folder)
+        call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)
         for word, folder in (("one", "."), ("two", "commands"))
     ]
     assert [each.wait(30) for each in calls] == [0, 0]
-    printed = (tmp_path / "log").read_text()
-    assert f"one one {tmp_path}\n" in printed
-    assert f"two two {tmp_path}/commands\n" in printed
+    printed = (keeper.folder / "log").read_text()
+    assert f"one one {keeper.folder}\n" in printed
+    assert f"two two {keeper.folder}/commands\n" in printed
     assert printed.count("ended") == 2  # a command ends when its fork does
     assert keeper.poll() is None
 
 
-def test_a_command_that_is_ended_ends_its_fork(keeper, settings, tmp_path):
-    command = call(settings, "long", "60")
+def test_a_command_that_is_ended_ends_its_fork(keeper):
+    log = keeper.folder / "log"
+    ended = log.read_text().count("ended")
+    command = call(keeper.settings, "long", "60")
     deadline = time.monotonic() + 30
-    while "long" not in (tmp_path / "log").read_text():
+    while "long" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.send_signal(signal.SIGTERM)
     assert command.wait(30) == 0
-    assert "ended" not in (tmp_path / "log").read_text()
+    assert log.read_text().count("ended") == ended
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):
+    program = f"{STUB}supernode._prepare = print; keep('site.yaml')"
     parent = subprocess.Popen(
         [
             sys.executable,
             "-c",
             "import subprocess, sys, time\n"
-            f"kept = subprocess.Popen([sys.executable, '-c', {KEEP!r}])\n"
+            f"kept = subprocess.Popen([sys.executable, '-c', {program!r}])\n"
             "print(kept.pid, flush=True)\ntime.sleep(60)",
         ],
         env=settings,
@@ -134,17 +151,7 @@ def test_every_other_kind_of_process_is_refused(settings):
         assert "this site runs client processes only" in done.stderr
 
 
-def test_what_is_prepared_is_what_a_site_allows(tmp_path):
-    """In a process of its own: fixed features are computed, and Flower's client is imported."""
-    path = site_file(tmp_path, models=["scattering"], shape=[1, 8, 8])
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom fed_dpsd.flower import supernode\n"
-        f"supernode._prepare(Path({str(path)!r}))\n"
-        "from fed_dpsd.models.scattering import whitening\n"
-        "before = set(sys.modules)\nfrom flwr.supernode.cli import flwr_clientapp\n"
-        "print(whitening.cache_info().currsize, set(sys.modules) - before)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "1 set()\n"
+def test_what_is_prepared_is_what_a_site_allows(keeper):
+    """Before a command comes: fixed features are computed, and Flower's client is imported."""
+    assert call(keeper.settings, "prepared").wait(30) == 0
+    assert "1 set()\n" in (keeper.folder / "log").read_text().splitlines(keepends=True)

@@ -12,8 +12,17 @@ from fed_dpsd.streams import Streams
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", CLASSIFIERS)
+def every(name, shape):
+    """A case; the principal components of so many coefficients take a quarter of a minute."""
+    long = name == "scattering" and shape == (3, 32, 32)
+    return pytest.param(name, shape, marks=[pytest.mark.slow, pytest.mark.ci] if long else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [every(name, shape) for name in CLASSIFIERS for shape in SHAPES]
+    + [every("scattering", (3, 16, 16))],
+)
 def test_classifiers_take_any_shape(name, shape):
     model = initialise(lambda: CLASSIFIERS[name](shape, 7, 4), Streams(0).torch("model"))
     images = torch.rand((5, *shape), generator=Streams(0).torch("images"))

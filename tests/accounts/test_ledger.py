@@ -629,8 +629,8 @@ def _fill(file, limit, looks, told):
                 told.value += 1
                 if looks:
                     file.entries()
-            except LedgerError:
-                continue
+            except LedgerError as error:
+                assert "free disk space" in str(error) or "FOREIGN KEY" in str(error), str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     charge(file, "c")
 

@@ -1,0 +1,244 @@
+"""Ledgers on real files after kills in the midst of a commit, losses of power, and flipped bits.
+
+That SQLite syncs its journal before the file, and the file before it ends a commit, is SQLite's
+promise; the pragmas it needs for that are tested in test_ledger.py.
+"""
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+
+from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.entry import Entry
+from fed_dpsd.accounts.ledger import FileLedger, LedgerError, ledger_path
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+
+FORK = multiprocessing.get_context("fork")
+COSTS = dict.fromkeys(UNITS_AND_RELATIONS, GaussianDpEvent(50.0))
+HOT = bytes.fromhex("d9d505f920a163d7")  # how a journal begins that is still to be rolled back
+PAGE = 4096
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
+
+
+def entry(number):
+    return Entry.now(
+        **{"digest": f"{number:064x}", "kind": "answers", "query_id": number, "queries": 5},
+        **{"releases": 5, "mechanism": "Möbius", "trust": "nobody", "costs": COSTS},
+    )
+
+
+def answer(number):
+    """An answer of less than a page, or of several."""
+    return np.random.default_rng(number).normal(size=20 if number % 2 else 1_500)
+
+
+def opened(folder):
+    return FileLedger(folder, 0, "digits")
+
+
+def fill(folder, *numbers, told=lambda number, what: None):
+    file = opened(folder)
+    for number in numbers:
+        with file.transaction():
+            file.charge(entry(number))
+            told(number, "charged")
+            file.store(f"{number:064x}", answer(number))
+            told(number, "stored")
+            file.note(f"{number % 3}", f"{number}".encode() * 400)
+
+
+def account(folder):
+    """All that a ledger holds; an answer or a note that it refuses to give counts as refused."""
+    file, found = opened(folder), {}
+    with file.transaction():
+        for each in file.entries():
+            found[each.digest] = each.to_json().partition('"at"')[0]
+            values = file.stored(each.digest)
+            found[each.digest, "answer"] = None if values is None else values.tobytes()
+        return found | {name: file.noted(name) for name in "012"}
+
+
+def put(folder, content, beside=b""):
+    """Write a ledger's file, and its journal where there is one; return the folder."""
+    folder.mkdir(exist_ok=True)
+    path = ledger_path(folder, 0)
+    path.write_bytes(content)
+    journal(path).unlink(missing_ok=True)
+    if beside:
+        journal(path).write_bytes(beside)
+    return folder
+
+
+def refused_or(folder, *accounts):
+    """Return whether a ledger is refused; else it is one of these accounts."""
+    try:
+        found = account(folder)
+    except LedgerError:
+        return True
+    assert found in accounts
+    return False
+
+
+@pytest.fixture(scope="module")
+def place():
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    """A ledger's file and account, before and after one more charge with its answer."""
+    folder, both = place / "whole", []
+    for numbers in (range(7), [8]):
+        fill(folder, *numbers)
+        both += [ledger_path(folder, 0).read_bytes(), account(folder)]
+    return both
+
+
+# --- bits ---
+
+
+def test_a_flipped_bit_anywhere_is_an_error_or_changes_nothing(place, whole):
+    content, expected, *_ = whole
+    rng = np.random.default_rng(0)
+    pages = range(0, len(content), PAGE)
+    places = [page + offset for page in pages for offset in (0, 1, 3, 5, 8, PAGE - 1)]
+    places += [*range(100), *rng.integers(0, len(content), 300)]
+    refused = 0
+    for spot in places:
+        damaged = bytearray(content)
+        damaged[spot] ^= 1 << rng.integers(8)
+        refused += refused_or(put(place / "damaged", damaged), expected)
+    assert refused > len(places) / 2  # the rest is what no ledger uses
+
+
+def test_a_page_that_is_lost_or_of_another_time_is_an_error(place, whole):
+    content, expected, later, after = whole
+    rng, refused = np.random.default_rng(1), 0
+    for page in range(0, len(content), PAGE):
+        for new in (bytes(PAGE), rng.bytes(PAGE), later[page : page + PAGE]):
+            damaged = content[:page] + new + content[page + PAGE :]
+            refused += refused_or(put(place / "damaged", damaged), expected, after)
+        assert refused_or(put(place / "damaged", content[: page + 100]), expected)
+        if page:
+            assert refused_or(put(place / "damaged", content[:page]), expected)
+    assert refused > 2 * len(content) // PAGE
+
+
+# --- kills and losses of power ---
+
+
+def _fill_up_to(folder, limit):
+    """Charge until the kernel kills the process: at the first byte of a file beyond the limit."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    fill(folder, 8)
+
+
+@pytest.fixture(scope="module")
+def torn(place, whole):
+    """What processes leave that are killed in the midst of a commit: file and journal."""
+    found = []
+    for limit in range(256, len(whole[2]), PAGE // 2):
+        folder = put(place / "torn", whole[0])
+        child = FORK.Process(target=_fill_up_to, args=(folder, limit))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGXFSZ
+        path = ledger_path(folder, 0)
+        beside = journal(path).read_bytes() if journal(path).exists() else b""
+        found.append((path.read_bytes(), beside))
+    return found
+
+
+def _charged(whole):
+    """The account after the charge whose answer was not stored yet."""
+    _, before, _, after = whole
+    digest = f"{8:064x}"
+    return before | {digest: after[digest], (digest, "answer"): None}
+
+
+def _stored(whole):
+    """The account after the answer, whose note was not written yet."""
+    return {name: whole[1].get(name, content) for name, content in whole[3].items()}
+
+
+def test_a_process_killed_at_any_size_leaves_the_state_before_or_after(place, whole, torn):
+    states = (whole[1], _charged(whole), _stored(whole), whole[3])
+    hot = 0
+    for content, beside in torn:
+        hot += beside.startswith(HOT) and content != whole[0]
+        assert not refused_or(put(place / "left", content, beside), *states)
+        assert not journal(ledger_path(place / "left", 0)).exists()
+    assert hot > 2  # else no process was killed while it wrote the file
+
+
+def test_a_loss_of_power_in_a_commit_takes_all_of_it_back(place, whole, torn):
+    """Of the pages that are being written any may be on disk, in any part: the journal has all."""
+    rng = np.random.default_rng(2)
+    states = (whole[1], _charged(whole), _stored(whole))
+    refused = 0
+    for content, beside in torn:
+        if not beside.startswith(HOT):
+            continue
+        (expected,) = [a for a in states if _is(put(place / "left", content, beside), a)]
+        size = ledger_path(place / "left", 0).stat().st_size
+        back = ledger_path(place / "left", 0).read_bytes()
+        for _ in range(4):
+            mixed = bytearray(back + bytes(max(0, len(content) - size)))
+            for spot in range(0, len(content), 512):  # a sector is written or is not
+                if back[spot : spot + 512] != content[spot : spot + 512] and rng.random() < 0.5:
+                    mixed[spot : spot + 512] = content[spot : spot + 512]
+            assert _is(put(place / "left", mixed, beside), expected)
+            cut = int(rng.integers(len(beside)))  # before the file is touched
+            assert _is(put(place / "left", back, beside[:cut]), expected)
+            refused += refused_or(put(place / "left", mixed), *states, whole[3])
+    assert refused  # the control: without its journal a torn file is no account
+
+
+def _is(folder, expected):
+    return account(folder) == expected
+
+
+def _fill_for_ever(folder, pipe):
+    def told(number, what):
+        os.write(pipe, f"{number} {what}\n".encode())
+
+    fill(folder, *range(10_000), told=told)
+
+
+def test_what_a_killed_process_said_it_charged_or_stored_is_there(tmp_path):
+    rng = np.random.default_rng(3)
+    for trial in range(12):
+        folder = tmp_path / f"{trial}"
+        source, pipe = os.pipe()
+        child = FORK.Process(target=_fill_for_ever, args=(folder, pipe))
+        child.start()
+        os.close(pipe)
+        said = os.read(source, 100)
+        time.sleep(float(rng.random()) / 20)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        while more := os.read(source, 1 << 16):
+            said += more
+        os.close(source)
+        found = account(folder)
+        for line in said.decode().splitlines():
+            number, what = line.split()
+            digest = f"{int(number):064x}"
+            assert digest in found
+            if what == "stored":
+                assert found[digest, "answer"] == answer(int(number)).tobytes()
+        charged = sum(line.endswith("charged") for line in said.decode().splitlines())
+        assert charged <= sum(isinstance(name, str) and len(name) == 64 for name in found)
+        shutil.rmtree(folder)

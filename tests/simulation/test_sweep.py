@@ -17,6 +17,7 @@ from fed_dpsd.experiment import set_up
 from fed_dpsd.server import run as runs
 from fed_dpsd.server import run_folder
 from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import write_failure
 from fed_dpsd.simulation import sweep as sweeps
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import write_atomically
@@ -33,7 +34,7 @@ def really(experiment, folder, progress=lambda line: None):
 
 def at_once(experiment, folder):
     """Leave what a completed run would, without running."""
-    runs.write_failure(experiment, folder, "local", UserError("none"))
+    write_failure(experiment, folder, "local", UserError("none"))
     path = folder / "summary.json"
     summary = json.loads(path.read_text()) | {"status": "completed", "student_sha256": "0" * 64}
     summary["confusion"] = [[0, 3], [1, 2]]

@@ -16,7 +16,7 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_c
 from fed_dpsd.config import UserError, compose, one_line
 from fed_dpsd.experiment import Experiment, partitions, set_up
 from fed_dpsd.protocol import ProtocolError
-from fed_dpsd.server.export import Student, open_student, student_of
+from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
@@ -55,6 +55,16 @@ class Run:
     def privacy(self) -> PrivacyCard:
         """The published epsilon and every proven one, each with its meaning."""
         return PrivacyCard(self.summary["privacy"])
+
+    def export(
+        self, folder: Path | str, form: Literal["safetensors", "onnx"] = "safetensors"
+    ) -> Path:
+        """Write the student, with its privacy card inside, and return the file's path.
+
+        Raises:
+            UserError: the run has no student to export, or the file exists or cannot be written.
+        """
+        return export(self.folder, Path(folder).absolute(), Format(form))
 
     def __str__(self) -> str:
         """Return the result in one line."""

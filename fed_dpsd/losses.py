@@ -1,4 +1,4 @@
-"""Losses of FedDPSD, one pure function per equation (arXiv 2601.19090).
+"""Losses of FedDPSD: one pure function per equation (arXiv 2601.19090).
 
 B is the batch size, K the number of classes. Probabilities are rows that sum to 1.
 """
@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-# Probabilities are kept this far from 0 and 1, so that logarithms and quotients stay finite.
+# Probabilities stay this far from 0 and 1, so that logarithms and quotients are finite.
 SMALLEST_PROBABILITY = 1e-8
 
 
@@ -27,11 +27,11 @@ def _split_target(
 def decoupled_kd(
     teacher: torch.Tensor, student: torch.Tensor, balance: float = 8.0
 ) -> torch.Tensor:
-    """Eq. 2: decoupled distillation, target-class plus `balance` times non-target-class divergence.
+    """Return Eq. 2: target-class divergence plus `balance` times non-target-class divergence.
 
-    The paper's print divides the j-th non-target probability by 1 - p_j; decoupled distillation
-    (its reference [88]) divides by 1 - p_r, r the teacher's class, which is what makes it a
-    divergence between distributions. That is used here.
+    As printed, the paper divides the j-th non-target probability by 1 - p_j. Decoupled distillation
+    (its reference [88]) divides by 1 - p_r, where r is the teacher's class. Only this gives a
+    divergence between distributions, so it is used here.
 
     Args:
         teacher: (B, K) float, teacher probabilities.
@@ -56,10 +56,10 @@ def decoupled_kd(
 def decoupled_kd_gradient(
     teacher: NDArray[np.floating], student: NDArray[np.floating], balance: float = 8.0
 ) -> NDArray[np.float64]:
-    """Gradient of Eq. 2 with respect to the student's *probabilities*, in closed form.
+    """Return the gradient of Eq. 2 in the student's *probabilities*, in closed form.
 
-    The K probabilities are independent coordinates here (no softmax Jacobian): it is the quantity
-    that Alg. 2 normalises and releases.
+    The K probabilities are independent coordinates here (no softmax Jacobian). Alg. 2 normalises
+    and releases this gradient.
 
     Args:
         teacher: (B, K) float, teacher probabilities.
@@ -91,17 +91,17 @@ def noisy_label(
     step: float,
     as_printed: bool,
 ) -> NDArray[np.float64]:
-    """Eq. 3 (Alg. 2 line 14): the label, one step from the student's prediction down the gradient.
+    """Return the label of Eq. 3 (Alg. 2 line 14): a gradient step from the student's prediction.
 
-    A label may leave the simplex: what projects it would bias it, and the noise could no longer be
-    averaged out over the bank.
+    A label may leave the simplex. A projection would bias it, and the noise would no longer average
+    out over the bank.
 
     Args:
         predictions: (B, K), the student's probabilities.
-        gradient: (B, K), mean released gradient, of norm about `bound`.
+        gradient: (B, K), mean released gradient, with a norm of about `bound`.
         bound: beta, the normalisation bound of the answers, > 0.
         step: gamma, > 0.
-        as_printed: the paper's step, which moves a label by step * bound; otherwise by `step`.
+        as_printed: whether to move a label by step * bound, as in the paper; otherwise by `step`.
 
     Returns:
         (B, K) float64.
@@ -110,15 +110,15 @@ def noisy_label(
 
 
 def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Eq. 7: mean cross-entropy of (B, K) student `logits` against (B, K) soft `labels`."""
+    """Return Eq. 7: mean cross-entropy of (B, K) student `logits` and (B, K) soft `labels`."""
     return functional.cross_entropy(logits, labels)
 
 
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Eq. 7 for labels with Gaussian noise: mean squared distance of probabilities and labels.
+    """Return Eq. 7 for labels with Gaussian noise: mean squared error of the probabilities.
 
-    It is the noise's own likelihood: zero-mean noise does not move its minimum, however large. A
-    cross-entropy has no minimum at all where a label is negative.
+    It is the negative log-likelihood of the noise. Zero-mean noise does not move its minimum,
+    however large. A cross-entropy has no minimum where a label is negative.
 
     Args:
         logits: (B, K) float.
@@ -130,17 +130,17 @@ def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def response_loss(
     logits: torch.Tensor, votes: torch.Tensor, members: torch.Tensor, lie_probability: torch.Tensor
 ) -> torch.Tensor:
-    """Eq. 7 for randomised responses: mean negative log-likelihood of the votes under their law.
+    """Return Eq. 7 for randomised responses: mean negative log-likelihood of the votes.
 
-    The response law is public, so the student can be asked which votes it predicts: with p its
-    probabilities, P_I their sum over the k members of I, a and b the probabilities of truth and of
-    one lie, a vote for v in I has probability a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free
-    post-processing, and unlike a cross-entropy against the votes it learns from a teacher whose
-    class is outside I that the student is wrong about I.
+    The law of the responses is public, so the student implies a probability for each vote. Let p be
+    the student's probabilities and P_I their sum over the k members of I. Let a and b be the
+    probabilities of the truth and of one lie. A vote for v in I then has probability
+    a p_v + b (P_I - p_v) + (1 - P_I) / k. This is free post-processing. If a teacher's class is
+    outside I, the student learns that I is wrong; a cross-entropy against votes cannot teach this.
 
     Args:
         logits: (B, K) float.
-        votes: (B, K) float, shares of the votes, zero outside I.
+        votes: (B, K) float, fractions of the votes, zero outside I.
         members: (B, K) float, 1 inside I and 0 outside.
         lie_probability: (B, 1) float, b, in (0, 1 / k].
     """
@@ -153,14 +153,14 @@ def response_loss(
 
 
 def one_hot_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Eq. 8, first term: mean cross-entropy of (B, K) `logits` against their own argmax."""
+    """Return the first term of Eq. 8: mean cross-entropy of (B, K) `logits` and their argmax."""
     return functional.cross_entropy(logits, logits.argmax(1))
 
 
 def entropy_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Eq. 8, second term: negative entropy of the batch's mean prediction, for class balance.
+    """Return the second term of Eq. 8: negative entropy of the mean prediction, for balance.
 
-    The paper prints a sum over samples, which would undo the first term; its text (class balance)
+    The paper prints a sum over samples, which would undo the first term. Its text (class balance)
     and its reference [11] mean the entropy of the mean over the batch.
     """
     mean = logits.softmax(1).mean(0)
@@ -168,9 +168,9 @@ def entropy_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 def activation_loss(features: torch.Tensor) -> torch.Tensor:
-    """Eq. 8, third term: minus the mean norm of the student's features, (B, F).
+    """Return the third term of Eq. 8: minus the mean norm of the student's (B, F) features.
 
-    The paper prints a plus; its text (real images activate more) and its reference [11] mean a
+    The paper prints a plus. Its text (real images activate more) and its reference [11] mean a
     minus. The norm is divided by sqrt(F), so that its weight does not depend on the network.
     """
     return -features.norm(dim=1).mean() / features.shape[1] ** 0.5

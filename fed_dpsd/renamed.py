@@ -1,6 +1,6 @@
-"""Keys that had other names in version 0.1, in run folders and in the digests of ledgers.
+"""Configuration keys with other names in version 0.1, in run folders and in ledger digests.
 
-Run folders of then still open, and a client that was upgraded recognises what it has answered.
+Run folders of version 0.1 still open, and an upgraded client recognises the asks it has answered.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _FORMER_NAMES = {new: former for former, new in _NEW_NAMES.items()}
 
 
 def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of a run folder with the keys of today."""
+    """Return a run folder's configuration with today's keys."""
     configuration = dict(raw)
     for group, package in _PACKAGES.items():
         values = dict(configuration[group])
@@ -31,7 +31,7 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's keys as version 0.1 had them, for digests that lie in ledgers."""
+    """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
     values["_class_"] = str(values.pop("_target_")).removeprefix(_PACKAGES["method"])
     return values

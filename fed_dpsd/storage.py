@@ -1,4 +1,4 @@
-"""Where files lie, and how they are written so that a crash leaves the old one or the new one."""
+"""Storage: where files lie, and atomic writes, so that a crash leaves the old or the new file."""
 
 import contextlib
 import io
@@ -12,7 +12,10 @@ import numpy as np
 
 
 def home() -> Path:
-    """Return FED_DPSD_HOME, by default ~/.fed-dpsd: caches, and the runs of a bare `flwr run`."""
+    """Return FED_DPSD_HOME, by default ~/.fed-dpsd.
+
+    It holds caches and, by default, the runs of `flwr run`.
+    """
     return Path(os.environ.get("FED_DPSD_HOME") or Path.home() / ".fed-dpsd").absolute()
 
 
@@ -43,7 +46,7 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, or leave it as it was; durable on return.
 
-    Its folder is made where there is none.
+    Its folder is created if it does not exist.
     """
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
@@ -57,13 +60,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def json_of(content: Mapping[str, Any]) -> bytes:
+    """Return the content of a JSON file that people can read."""
+    return (json.dumps(content, indent=2) + "\n").encode()
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file that people can read, atomically."""
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_atomically(path, json_of(content))
 
 
 def remove(path: Path) -> None:
-    """Delete a file, if it is there; it stays deleted after a loss of power."""
+    """Delete a file if it exists; it stays deleted after a loss of power."""
     path.unlink(missing_ok=True)
     sync(path.parent)
 

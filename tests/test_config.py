@@ -1,6 +1,8 @@
 """Composition and its errors: each names key, value and remedy, and all come at once."""
 
+import itertools
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +70,10 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ("federation.min_clients=2", "federation.min_clients=2 must be >= 1, or null, as in a"),
         ("federation=deployment federation.min_clients=0", "federation.min_clients=0 must be >= 1"),
         ("noise=loud", "noise='loud' must be"),
-        ("privacy.noise_at=distributed", "noise_at='distributed' and quorum=None: they go"),
+        (
+            "privacy.noise_at=distributed",
+            "quorum=None: a quorum and 'distributed' go",
+        ),
         (
             "privacy.noise_at=distributed privacy.quorum={threshold:2,colluding:0}",
             "privacy.quorum.threshold=2 must be above half of num_clients=5",
@@ -171,3 +176,14 @@ def test_an_experiment_survives_its_json(tmp_path):
         again = from_json(experiment.to_json())
         assert again == experiment
         assert json.loads(again.to_json()) == json.loads(experiment.to_json())
+
+
+@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_yaml_says_first_what_it_is(path):
+    """In a sentence; Hydra wants its own directive, where there is one, above everything else."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("# @package")]
+    assert re.match(r"# [A-Z0-9]", lines[0])
+    comment = " ".join(
+        line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    )
+    assert "." in comment

@@ -123,4 +123,5 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
-    assert names["summary"]["status"] == "completed"
+    assert names["run"].summary["status"] == "completed"
+    assert names["student"].facts["privacy"] == names["run"].privacy.content

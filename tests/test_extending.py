@@ -103,10 +103,10 @@ def audited():
     """Audits of the page's mechanism, as it is and with an event of half the sensitivity."""
     forget()
     from dp_accounting import LaplaceDpEvent
+    from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
 
     from fed_dpsd.audits.black_box import audit
     from fed_dpsd.privacy.accounting import Stage, prove
-    from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
 
     class TooSmall(LaplaceProbabilities):
         def event(self, unit, relation):

@@ -1,4 +1,4 @@
-"""What a run may still cost a client: its budget, and what its coordinator has written down."""
+"""A client's account of one run: a charge must fit the budget and the coordinator's record."""
 
 import hashlib
 import json
@@ -24,33 +24,33 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class BudgetSpent(Exception):
-    """A charge would pass the client's budget: nothing was charged, trained or drawn."""
+    """A charge would exceed the client's budget; nothing was charged, trained or drawn."""
 
 
 class Unplanned(BudgetSpent):
-    """A charge would pass what the coordinator has written down; nothing was charged or drawn.
+    """A charge would exceed the coordinator's record; nothing was charged or drawn.
 
     Args:
-        wanted: what it must acknowledge first.
+        wanted: releases by mechanism that the coordinator must acknowledge first.
     """
 
     def __init__(self, wanted: Releases) -> None:
         self.wanted = wanted
-        told = ", ".join(f"{count:,} releases of {name}" for name, count in wanted.items())
-        super().__init__(f"unplanned: this run would cost the client {told}")
+        cost = ", ".join(f"{count:,} releases of {name}" for name, count in wanted.items())
+        super().__init__(f"unplanned: this run would cost the client {cost}")
 
 
 class RecordsChanged(Exception):
-    """The records are not those that the client joined the run with; nothing was charged."""
+    """The records differ from those that the client joined the run with; nothing was charged."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a client notes of a run beside its ledger.
+    """A client's note on a run, kept beside its ledger.
 
     Args:
-        records: keyed digest of its records; "" before it joined.
-        changed: how many times they changed since.
+        records: keyed digest of the client's records; "" before it joined.
+        changed: how many times the records have changed since.
         forgotten: releases by mechanism that the coordinator has heard of and the ledger has lost.
         reused: digests of entries of other runs that this run uses too.
     """
@@ -62,16 +62,18 @@ class Joined:
 
 
 class Account:
-    """A client's account of one run. `due`, `pay` and the like are called inside a transaction.
+    """A client's account of one run.
+
+    `pay`, `due`, `is_paid` and `lacking` are called inside a transaction of the ledger.
 
     Args:
-        ledger: of the data set, over all runs.
+        ledger: the ledger of the data set, over all runs.
         settings: budget and delta.
-        plan: of the run.
+        plan: the charges that the run is expected to make.
         run: the coordinator's name of the run.
-        most_queries: images that the ledger may ever hold answers to; a charge for none, such as a
-            training, counts as one.
-        when_records_change: whether the client goes on with a run in which they do.
+        most_queries: number of images that the ledger may ever hold answers to. A charge without
+            images, such as a training, counts as one.
+        when_records_change: whether the client goes on with a run during which its records change.
     """
 
     def __init__(
@@ -91,11 +93,11 @@ class Account:
         self._names = {str(stage.mechanism): stage.mechanism.name for stage in plan.stages}
 
     def hear(self, ask: Ask, client: int) -> None:
-        """Begin to answer an ask; it says what its coordinator has written down by now.
+        """Begin to answer an ask, and compare the ledger with the coordinator's record in it.
 
-        Where that is more than the ledger holds for the run, an older state was restored. What it
-        has forgotten counts from now on as charged, so a charge is unplanned that would be made
-        for a second time.
+        If the record holds more than the ledger does for the run, an older state of the ledger was
+        restored. The forgotten releases count as charged from now on. So a charge that would be
+        made for a second time is unplanned.
         """
         self._acknowledged = ask.acknowledged
         with self.ledger.transaction():
@@ -108,7 +110,7 @@ class Account:
         """Take part in the run with records of this digest.
 
         Raises:
-            RecordsChanged: they are others than before, and the client does not go on then.
+            RecordsChanged: the records differ from before, and the client's policy is to refuse.
         """
         with self.ledger.transaction():
             joined = self._joined()
@@ -122,7 +124,7 @@ class Account:
             self._keep(replace(joined, records=records))
 
     def state(self, wanted: Releases | None = None) -> Statement:
-        """Return what the coordinator is told with every reply."""
+        """Return the statement that goes to the coordinator with every reply."""
         with self.ledger.transaction():
             joined = self._joined()
             return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
@@ -130,10 +132,10 @@ class Account:
     def pay(
         self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
     ) -> None:
-        """Stage the run for a digest, unless it has paid. A charge of another run is reused.
+        """Charge the run for a digest, unless it has paid; reuse the charge of another run.
 
         Raises:
-            BudgetSpent: it would pass the budget or the plan; nothing was charged.
+            BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
         """
         due = self.due(mechanism, digest, kind, ask)
         if due is None:
@@ -150,31 +152,38 @@ class Account:
         digest: str,
         kind: EntryKind,
         ask: Ask | None = None,
-        more: int = 0,
+        reserved: int = 0,
     ) -> Entry | None:
-        """Return the entry that the run is still to pay for; None where it has paid.
+        """Return the entry that the run still has to pay for; None if it has paid.
+
+        Args:
+            mechanism: the mechanism that releases the values.
+            digest: idempotency key of the charge.
+            kind: the kind of content that leaves.
+            ask: the ask that leads to the charge; None where no ask does.
+            reserved: number of queries that must still fit besides those of the ask.
 
         Raises:
-            BudgetSpent: it would pass the budget, its queries and `more` the client's number of
-                them, or its releases the plan.
+            BudgetSpent: the charge would exceed the budget, the client's number of queries, or
+                the plan.
         """
         if any(entry.digest == digest for entry in self._own()):
             return None
-        found = (entry for entry in self.ledger.entries() if entry.digest == digest)
-        due = next(found, None) or self._affordable(mechanism, digest, kind, ask, more)
+        earlier = (entry for entry in self.ledger.entries() if entry.digest == digest)
+        due = next(earlier, None) or self._affordable(mechanism, digest, kind, ask, reserved)
         name = mechanism.name
         most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
-        wanted = self._charged()[name] + due.releases
-        if due.releases and wanted > most:
-            raise Unplanned({name: wanted})
+        total = self._charged()[name] + due.releases
+        if due.releases and total > most:
+            raise Unplanned({name: total})
         return due
 
     def is_paid(self, digest: str) -> bool:
-        """Return whether the ledger holds a charge under a digest, for whatever run."""
+        """Return whether the ledger holds a charge under a digest, whichever run was charged."""
         return any(entry.digest == digest for entry in self.ledger.entries())
 
     def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
-        """Name what does not last for the planned run; "" where all does.
+        """Name the limit that the planned run would exceed; "" if it exceeds none.
 
         Args:
             trained: whether the teachers' first training is paid for.
@@ -189,9 +198,9 @@ class Account:
                 queries += isinstance(stage.mechanism, TrainingMechanism)
         if queries > self._most_queries:
             return "queries"
-        return "" if self._lasts(charges) else "budget"
+        return "" if self._budget_admits(charges) else "budget"
 
-    def _lasts(self, charges: Sequence[Entry | Stage]) -> bool:
+    def _budget_admits(self, charges: Sequence[Entry | Stage]) -> bool:
         """Return whether the budget admits these charges, for each relation that it bounds."""
         settings = self._settings
         relations: list[Relation] = ["add_remove"]
@@ -207,9 +216,9 @@ class Account:
         )
 
     def _affordable(
-        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, more: int
+        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, reserved: int
     ) -> Entry:
-        """Make a new charge that does not pass the budget."""
+        """Make a new charge that fits the budget and the client's number of queries."""
         queries = ask.queries if ask and kind != "training" else 0
         entry = Entry.now(
             digest=digest,
@@ -223,37 +232,37 @@ class Account:
             ask=ask.digest() if ask else "",
             run=self.run,
         )
-        if self._answered() + max(queries, 1) + more > self._most_queries:
+        if self._answered() + max(queries, 1) + reserved > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
-        if not self._lasts((*self.ledger.entries(), entry)):
+        if not self._budget_admits((*self.ledger.entries(), entry)):
             raise BudgetSpent("the client's privacy budget is spent")
         return entry
 
     def _answered(self) -> int:
-        """Count answered queries; a charge for none, such as a training, counts as one."""
+        """Count answered queries; a charge without images, such as a training, counts as one."""
         return sum(max(entry.queries, 1) for entry in self.ledger.entries())
 
     def _own(self) -> list[Entry]:
-        """List the entries that the run was charged for, or reuses."""
+        """List the entries that the run was charged for or reuses."""
         reused = set(self._joined().reused)
         entries = self.ledger.entries()
         return [entry for entry in entries if entry.run == self.run or entry.digest in reused]
 
     def _charged(self) -> Counter[str]:
         """Count the releases of each mechanism that the run has cost."""
-        found = Counter(self._joined().forgotten)
+        releases = Counter(self._joined().forgotten)
         for entry in self._own():
-            found[self._names.get(entry.mechanism, OTHER)] += entry.releases
-        return +found
+            releases[self._names.get(entry.mechanism, OTHER)] += entry.releases
+        return +releases
 
     def _joined(self) -> Joined:
-        noted = self.ledger.noted(self._note)
-        if noted is None:
+        note = self.ledger.noted(self._note)
+        if note is None:
             return Joined()
         try:
-            found = json.loads(noted)
-            found["reused"] = tuple(found["reused"])
-            return Joined(**found)
+            fields = json.loads(note)
+            fields["reused"] = tuple(fields["reused"])
+            return Joined(**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError(f"the note of run {self.run} is damaged ({error})") from None
 

@@ -1,6 +1,6 @@
 """The privacy card: every epsilon of a run, a plan or a ledger, with its meaning.
 
-It reads the published formulas only to print them: none steers a run.
+The card prints the epsilons of the published formulas; no such formula steers a run.
 """
 
 import dataclasses
@@ -51,22 +51,22 @@ class PrivacyCard:
 
     @property
     def published(self) -> float:
-        """The epsilon of the papers' formulas; it guarantees nothing."""
+        """Return the epsilon of the papers' formulas; it guarantees nothing."""
         return float(self.content["epsilon_published"])
 
     @property
     def proven(self) -> tuple[Epsilon, ...]:
-        """Every proven epsilon, for each unit and relation."""
+        """Return every proven epsilon, for each unit and relation."""
         return tuple(map(Epsilon.from_json, self.content["proven"]))
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
         """Return the proven epsilon of a unit and relation, such as "record" and "add_remove"."""
-        (found,) = (e for e in self.proven if (e.unit, e.relation) == (unit, relation))
-        return found
+        (claim,) = (e for e in self.proven if (e.unit, e.relation) == (unit, relation))
+        return claim
 
     @property
     def covers_nothing(self) -> bool:
-        """Whether nothing is released."""
+        """Return whether nothing is released."""
         return all(NOTHING_NOTE in epsilon.notes for epsilon in self.proven)
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class PrivacyCard:
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """What a client will be charged in this experiment."""
+    """Return what a client will be charged in this experiment."""
     return experiment.method.plan(World.of(experiment.config, experiment.mechanism))
 
 
@@ -90,18 +90,19 @@ def privacy_card(
     notes: tuple[str, ...] = (),
     records: int | None = None,
 ) -> dict[str, Any]:
-    """The `privacy` object of summary.json and of `fed-dpsd privacy plan`.
+    """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
-    What is proven covers the plan, whatever was used of it, and all that was charged besides.
+    The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
+    charged besides.
 
     Args:
-        experiment: whose mechanism and delta.
+        experiment: the experiment with the mechanism and delta.
         plan: what a client will be charged.
-        ledgers: the clients' charges for this run; `spent` is that of the client that spent most.
-            Empty before a run, and where hospitals keep them.
+        ledgers: the clients' charges for this run. `spent` is that of the client that spent most.
+            Empty before a run, and where hospitals keep their ledgers.
         charged: releases by mechanism that a client was or may be charged for.
-        notes: what else to say of the run.
-        records: of the largest client, where that is public.
+        notes: further facts about the run.
+        records: number of records of the largest client, where that is public; None otherwise.
     """
     settings, mechanism = experiment.config.privacy, experiment.mechanism
     uncovered = not _covers(plan, charged)
@@ -137,7 +138,7 @@ def _value(bound: Bound) -> float:
 
 
 def _covers(plan: Plan, charged: Releases) -> bool:
-    """Return whether all that was charged is of the plan's mechanisms, and can be accounted for."""
+    """Return whether the plan knows the mechanism of each charge, and can account for them all."""
     planned = plan.releases
     return all(
         name in planned and count <= TIMES_PLANNED * planned[name]
@@ -146,10 +147,13 @@ def _covers(plan: Plan, charged: Releases) -> bool:
 
 
 def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation) -> Bound:
-    """Bound what the plan and all that was charged besides come to."""
+    """Bound the epsilon of the plan together with all that was charged besides.
+
+    The bound is 0 where nothing was charged besides, since the plan has a bound of its own.
+    """
     if not _covers(plan, charged):
         return Bound(math.inf, delta, "none")
-    if not +(Counter(charged) - plan.releases):  # the plan has been accounted for
+    if not +(Counter(charged) - plan.releases):
         return Bound(0.0, delta, "none")
     events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.stages}
     counts = plan.releases | Counter(charged)
@@ -162,13 +166,13 @@ def proven(
     plan: Plan,
     unit: Unit,
     relation: Relation,
-    said: tuple[str, ...] = (),
+    further_notes: tuple[str, ...] = (),
     records: int | None = None,
 ) -> Epsilon:
-    """The proven epsilon of a plan's answers in this experiment, with its caveats."""
+    """Return the proven epsilon of a plan's answers in this experiment, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
     if not plan.stages:
-        return prove((), delta, unit, relation, (NOTHING_NOTE, *said))
+        return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
     notes.append(TUNING_NOTE)
     if records is None:
@@ -185,7 +189,7 @@ def proven(
         notes.append(TEACHER_NOTE)
     if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:
         notes.append(QUORUM_NOTE.format(experiment.mechanism.quorum.colluding))
-    return prove(plan.stages, delta, unit, relation, (*notes, *said))
+    return prove(plan.stages, delta, unit, relation, (*notes, *further_notes))
 
 
 def _number(value: float) -> float | str:
@@ -196,10 +200,10 @@ def _number(value: float) -> float | str:
 
 
 def ledger_files(path: Path) -> list[Path]:
-    """The ledgers at `path`: a file itself, or those of a folder or of a run folder.
+    """List the ledgers at `path`: a file itself, or those of a folder or of a run folder.
 
     Raises:
-        UserError: there is none.
+        UserError: `path` holds no ledger.
     """
     if path.is_file():
         return [path]
@@ -210,7 +214,10 @@ def ledger_files(path: Path) -> list[Path]:
 
 
 def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation) -> Epsilon:
-    """What a ledger's charges prove together, their settings taken as chosen in advance."""
+    """Return the epsilon that a ledger's charges prove together.
+
+    Their settings are taken as chosen in advance.
+    """
     bound = epsilon(spent(entries, unit, relation), delta)
     trust = weakest(entry.trust for entry in entries)
     queries = sum(entry.queries for entry in entries)

@@ -1,4 +1,4 @@
-"""One line of a client's account: what left, and what it cost."""
+"""Entries: each is one line of a client's ledger, with what left the client and what it cost."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,20 +28,20 @@ _EVENTS: dict[str, type[DpEvent]] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge.
+    """A charge.
 
     Args:
-        digest: idempotency key: of the whole ask, the mechanism and the teachers.
-        kind: what left.
-        query_id: the ask's.
-        queries: synthetic queries answered; 0 for a training.
+        digest: idempotency key, a digest of the whole ask, the mechanism and the teachers.
+        kind: the kind of content that left.
+        query_id: the id of the ask.
+        queries: number of synthetic queries answered; 0 for a training.
         releases: how many times each event of `costs` counts.
-        mechanism: for people.
-        trust: who must be honest.
-        costs: one release's event for each of UNITS_AND_RELATIONS.
-        at: when, an ISO 8601 second in UTC.
-        ask: digest of the ask, by which its sender knows it; "" where none led to the charge.
-        run: the coordinator's name of the run that it was charged for; "" in older ledgers.
+        mechanism: text that describes the mechanism to people.
+        trust: the parties that must be honest.
+        costs: the event of a single release for each of UNITS_AND_RELATIONS.
+        at: time of the charge, an ISO 8601 second in UTC.
+        ask: digest of the ask, by which its sender knows it; "" where no ask led to the charge.
+        run: the coordinator's name of the run that was charged; "" in older ledgers.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -67,15 +67,15 @@ class Entry:
 
     @classmethod
     def now(cls, **fields: Any) -> "Entry":
-        """An entry made at this second."""
+        """Return an entry dated to this second."""
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of the whole charge."""
+        """Return the event of the whole charge."""
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
-        """One line that a person can read: each distinct event once, with what it is the cost of.
+        """Return one readable line, in which each distinct event stands once, by unit and relation.
 
         Raises:
             TypeError: an event is not of a type that a ledger may hold.
@@ -88,7 +88,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
-        """The entry of a line of `to_json`; only events of known types are built."""
+        """Return the entry of a line of `to_json`; only events of known types are built."""
         values = json.loads(line, object_hook=_unpack)
         costs = {
             tuple(pair.split()): event
@@ -109,5 +109,5 @@ def _unpack(values: dict[str, Any]) -> Any:
 
 
 def spent(entries: Sequence[Entry], unit: Unit, relation: Relation) -> DpEvent:
-    """Everything charged, as one event."""
+    """Return everything charged, as one event."""
     return ComposedDpEvent([entry.event(unit, relation) for entry in entries])

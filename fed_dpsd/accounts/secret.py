@@ -1,4 +1,4 @@
-"""What only a client knows: noise is drawn from it, and its key for secure sums."""
+"""Secrets: a client's noise, and its key for secure sums, follow from one that it never sends."""
 
 import contextlib
 import hashlib
@@ -13,12 +13,12 @@ from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
 
 
 def ledger_folder(experiment: Experiment, run_folder: Path) -> Path:
-    """Where simulated clients' accounts are: in the run folder, or where `ledger` says."""
+    """Return the folder of simulated clients' ledgers: the key `ledger`, or in the run folder."""
     return Path(experiment.config.ledger or run_folder / "ledger")
 
 
 def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStreams | None:
-    """What a simulated client, or any server, draws noise from; None for the seeds.
+    """Return the noise source of a simulated client, or of any server; None for the seeds.
 
     Its secret lies beside the ledgers.
     """
@@ -28,7 +28,7 @@ def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStrea
 
 
 def secret_of(path: Path) -> bytes:
-    """The secret at `path`, drawn by the operating system where there is none yet.
+    """Return the secret at `path`; the operating system draws it if there is none yet.
 
     Raises:
         UserError: the file cannot be read or written, or others may read it.
@@ -44,15 +44,18 @@ def secret_of(path: Path) -> bytes:
             finally:
                 os.close(file)
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)  # one of several processes wins, and all use its secret
+                os.link(temporary, path)  # one of several processes wins; all use its secret
             temporary.unlink()
         if path.stat().st_mode & 0o077:
             raise UserError(f"{path} can be read by others; do `chmod 600 {path}`")
         return path.read_bytes()
     except OSError as error:
-        raise UserError(f"the secret {path} cannot be read or written ({error})") from None
+        raise UserError(
+            f"the secret {path} cannot be read or written ({error}); see that the user of the "
+            "service may do both"
+        ) from None
 
 
 def exchange_key(secret: bytes) -> bytes:
-    """A client's private key for secure sums, 32 bytes, from its secret."""
+    """Derive a client's private key for secure sums, 32 bytes, from its secret."""
     return hmac.digest(secret, b"secure sums", hashlib.sha256)

@@ -1,7 +1,7 @@
-"""What the clients of a run were charged, as far as its coordinator knows: charges.json.
+"""The coordinator's tally of what a run has cost its clients: charges.json.
 
-A client charges a run no more than the plan, or than what this file holds. So the larger of the two
-is at least what any client's ledger holds, whatever crashes.
+A client charges a run no more than the larger of the plan and this file. So that maximum is at
+least what any client's ledger holds for the run, whatever crashes.
 """
 
 import json
@@ -13,21 +13,21 @@ from pathlib import Path
 
 from fed_dpsd.config import UserError
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Releases, Statement, check_releases
-from fed_dpsd.storage import write_atomically
+from fed_dpsd.storage import json_of, write_atomically
 
-OTHER = "other"  # mechanisms that are none of the run's
-TIMES_PLANNED = 100  # more releases than so many plans are not accounted for: the card says `inf`
+OTHER = "other"  # stands for all mechanisms that are not the run's
+TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 logger = logging.getLogger("fed_dpsd")
 
 
 @dataclass
 class Known:
-    """What is known of one client.
+    """The coordinator's knowledge of one client.
 
     Args:
         charged: releases by mechanism, never fewer than before.
-        forgotten: those that its ledger has lost, because its state was rolled back.
-        changed: how many times its records changed during the run.
+        forgotten: releases that the client's ledger has lost because its state was rolled back.
+        changed: how many times the client's records changed during the run.
     """
 
     charged: Counter[str] = field(default_factory=Counter)
@@ -46,7 +46,7 @@ class Tally:
 
     Args:
         run_folder: the folder of charges.json.
-        planned: releases by mechanism that every client is charged for.
+        planned: releases by mechanism that the plan charges every client for.
 
     Raises:
         UserError: the file cannot be read.
@@ -57,10 +57,10 @@ class Tally:
         self.acknowledged, self.clients = Counter[str](), dict[int, Known]()
         try:
             if self._path.exists():
-                found = json.loads(self._path.read_text())
-                check_releases("acknowledged", found["acknowledged"])
-                self.acknowledged = Counter(found["acknowledged"])
-                clients = found["clients"].items()
+                content = json.loads(self._path.read_text())
+                check_releases("acknowledged", content["acknowledged"])
+                self.acknowledged = Counter(content["acknowledged"])
+                clients = content["clients"].items()
                 self.clients = {int(client): Known(**known) for client, known in clients}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ProtocolError) as error:
             raise UserError(
@@ -70,63 +70,66 @@ class Tally:
 
     @property
     def heard(self) -> dict[int, Releases]:
-        """What each client has said that the run has cost it."""
+        """Return what the run has cost each client by its own statement."""
         return {client: dict(known.charged) for client, known in self.clients.items()}
 
     @property
     def charged(self) -> Counter[str]:
-        """The most that any client was or may be charged for, by mechanism."""
+        """Return the most releases that any client was or may be charged for, by mechanism."""
         total = Counter(self.acknowledged)
         for known in self.clients.values():
             total |= known.charged
         return total
 
     def notes(self) -> tuple[str, ...]:
-        """Say what a reader of the card must know besides its numbers."""
+        """Return the facts that a reader of the card must know besides its numbers."""
         lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
         changed = sorted(client for client, known in self.clients.items() if known.changed)
         notes = (
             (lost, "clients {} forgot charges: an older state was restored there"),
             (changed, "clients {} changed records during the run"),
         )
-        return tuple(note.format(", ".join(map(str, who))) for who, note in notes if who)
+        return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
 
     def take(self, answers: Mapping[int, Answer | Refusal]) -> set[int]:
-        """Write down what clients say, once, and return those whose ask is to be sent again.
+        """Write down the clients' statements, and return the clients to send the ask again.
 
-        Of these the charges are acknowledged, which is durable on return.
+        Their charges are acknowledged, which is durable on return.
         """
         before, again = self._content(), set()
-        for client, given in answers.items():
-            if given.statement is not None:
-                self._hear(client, given.statement)
-                wanted = given.statement.wanted
+        for client, answer in answers.items():
+            if answer.statement is not None:
+                self._hear(client, answer.statement)
+                wanted = answer.statement.wanted
                 if wanted and self._acknowledge(client, wanted):
                     again.add(client)
         if self._content() != before:
             write_atomically(self._path, self._content())
         return again
 
-    def _hear(self, client: int, told: Statement) -> None:
+    def _hear(self, client: int, statement: Statement) -> None:
         known = self.clients.setdefault(client, Known())
-        if (forgotten := self._read(told.forgotten)) - known.forgotten:
+        if (forgotten := self._by_planned(statement.forgotten)) - known.forgotten:
             known.forgotten |= forgotten
             logger.warning(
                 "client %d: its ledger lacks charges of this run, so an older state was restored "
                 "there; the card keeps them",
                 client,
             )
-        known.charged |= self._read(told.charged)
-        if told.changed > known.changed:
-            known.changed = told.changed
+        known.charged |= self._by_planned(statement.charged)
+        if statement.changed > known.changed:
+            known.changed = statement.changed
             logger.warning("client %d: its records changed during the run", client)
 
-    def _read(self, releases: Releases) -> Counter[str]:
-        """Return counts of the run's mechanisms, and one of all others together."""
-        found = Counter[str]()
+    def _by_planned(self, releases: Releases) -> Counter[str]:
+        """Count the releases of each of the run's mechanisms, and those of all others together.
+
+        A count stops one above the largest that is accounted for.
+        """
+        counts = Counter[str]()
         for name, count in releases.items():
-            found[name if name in self._planned else OTHER] += min(count, self._most(name) + 1)
-        return found
+            counts[name if name in self._planned else OTHER] += min(count, self._most(name) + 1)
+        return counts
 
     def _acknowledge(self, client: int, wanted: Releases) -> bool:
         """Put charges beyond the plan on the card, if the plan knows their mechanisms."""
@@ -137,10 +140,9 @@ class Tally:
         return True
 
     def _most(self, name: str) -> int:
-        """Return how many releases of a mechanism are accounted for; none of one without a plan."""
+        """Return how many releases of a mechanism are accounted for; 0 if it is not planned."""
         return TIMES_PLANNED * self._planned.get(name, 0)
 
     def _content(self) -> bytes:
         clients = {client: vars(known) for client, known in sorted(self.clients.items())}
-        content = {"acknowledged": self.acknowledged, "clients": clients}
-        return (json.dumps(content, indent=2) + "\n").encode()
+        return json_of({"acknowledged": self.acknowledged, "clients": clients})

@@ -1,4 +1,4 @@
-"""Audits of what hospitals run: the site, its sampler, its messages, and the trainer.
+"""Audits of the code that hospitals run: the site, its sampler, its messages, and the trainer.
 
 The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit follow
 the run's seed, so that an audit can be repeated: they protect nothing.
@@ -19,7 +19,7 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
 from fed_dpsd.audits.black_box import Audit, Proof, audit, enumerated, verdict
 from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
-from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.audits.one_run import Guesses, conclude
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
@@ -34,11 +34,11 @@ from fed_dpsd.privacy.training import DPSGD
 
 Say = Callable[[str], None]
 
-# Settings at which an attack comes close to the proof: few answers, much of what one may tell.
+# Settings at which an attack comes close to the proof: few answers, each of which may tell much.
 CLOSE_EPSILON, CLOSE_DELTA, CLOSE_QUERIES, CLOSE_RUNS, CLOSE_FAILURE = 2.1, 1e-3, 4, 100_000, 0.01
-ALONE_RUNS = 2_000  # where each release needs an ask of its own
+ALONE_RUNS = 2_000  # fewer, where each release needs an ask of its own
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
-# Trainings: steps enough that most canaries are sampled, and runs enough for them to be counted.
+# Trainings: enough steps to sample most canaries, and enough runs to count them.
 TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 20_000, (60, 1_000)
 CANARIES, COUNTED_CANARIES, COUNTED_RUNS = 100, 1_000, 200
 ASKED_RUNS, OWN_RUNS = 500, (10, 100)
@@ -54,12 +54,12 @@ class Attack:
     """An audit beside the numbers that it is about.
 
     Args:
-        title: what was attacked, in words.
+        title: the attacked part, in words.
         mechanism: the claim.
-        audit: what is leaked at least.
-        proof: what is leaked at most, if the claim is true.
+        audit: lower bounds on the leak.
+        proof: upper bounds on the leak, if the claim is true.
         published: the paper's number for as many answers; `inf` where none is looked at.
-        tests_code: whether the settings are such that a broken implementation must show.
+        tests_code: whether a broken implementation must show at these settings.
     """
 
     title: str
@@ -71,7 +71,7 @@ class Attack:
 
     @property
     def contradicts(self) -> bool:
-        """Whether a proven number is refuted."""
+        """Return whether a proven number is refuted."""
         return bool(self.proof.contradicted(self.audit))
 
     def verdict(self) -> list[str]:
@@ -83,7 +83,7 @@ class Attack:
 
     @property
     def _published_delta(self) -> float:
-        """Theorem 2 claims a pure bound; the others claim the delta that they are asked for."""
+        """Return 0 for Theorem 2, which claims a pure bound, and the proof's delta otherwise."""
         pure = isinstance(self.mechanism, TopKRandomizedResponse)
         return 0.0 if pure else self.proof.epsilon.delta
 
@@ -109,9 +109,9 @@ def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> 
     """Attack the implementation, and last the run's own settings.
 
     Args:
-        experiment: whose mechanism is claimed.
-        broken: what the attacked hospital does instead: half of the noise, or next to none.
-        say: told what is going on.
+        experiment: the experiment whose mechanism is claimed.
+        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
+        say: called with a line of progress.
 
     Raises:
         UserError: the mechanism randomises nothing.
@@ -143,7 +143,7 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
     runs = ALONE_RUNS if alone else CLOSE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
     client = victims.hospital(config, victims.break_noise(close, broken), secrets, seeded=False)
-    found = audit(
+    result = audit(
         close,
         client,
         CLOSE_QUERIES,
@@ -152,20 +152,22 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
         CLOSE_FAILURE,
         report_mu=_answers_mu(close, 1) is not None,
     )
-    yield Attack("the implementation", close, found, _answers_proof(close, CLOSE_QUERIES, found))
+    yield Attack("the implementation", close, result, _answers_proof(close, CLOSE_QUERIES, result))
 
     say(f"the run's settings: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):
-        found = enumerated(attacked, queries)
+        result = enumerated(attacked, queries)
     else:
         client = victims.hospital(config, attacked, secrets, experiment.seeded)
-        found = audit(mechanism, client, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, report_mu=False)
+        result = audit(
+            mechanism, client, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, report_mu=False
+        )
     yield Attack(
         "the run's settings",
         mechanism,
-        found,
-        _answers_proof(mechanism, queries, found, delta),
+        result,
+        _answers_proof(mechanism, queries, result, delta),
         published_epsilon(mechanism, plan.queries, delta),
         tests_code=False,
     )
@@ -177,9 +179,9 @@ def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
 
 
 def _answers_proof(
-    mechanism: Mechanism, queries: int, found: Audit, delta: float = CLOSE_DELTA
+    mechanism: Mechanism, queries: int, result: Audit, delta: float = CLOSE_DELTA
 ) -> Proof:
-    proven = _record_epsilon(mechanism, queries, delta, found.relation)
+    proven = _record_epsilon(mechanism, queries, delta, result.relation)
     return Proof(proven, _answers_mu(mechanism, queries))
 
 
@@ -200,16 +202,13 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
     guesses = guess_steps(
         victims.break_noise(close, broken), close, canaries, linear, secrets, runs
     )
-    what = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
+    advantage = steps_advantage(close)
+    audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
     yield Attack(
         "the training's steps (worst-case records, no class counts, weights that stand still)",
         close,
-        conclude(guesses, delta, TRAINING_FAILURE, 0, WHITE_BOX, what),
-        Proof(
-            _record_epsilon(close, 0, delta, "add_remove"),
-            gaussian_mu(close.event("record", "add_remove")),
-            steps_advantage(close),
-        ),
+        conclude(guesses, delta, TRAINING_FAILURE, 0, WHITE_BOX, audited),
+        _training_proof(close, 0, delta, advantage),
     )
 
     if mechanism.counts_classes:
@@ -228,32 +227,45 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
 
     say(f"released probabilities: {ASKED_RUNS} trainings on up to {victims.CANARIES} images")
     guesses = victims.guess_answers(config, victims.break_noise(close, broken), secrets, ASKED_RUNS)
-    queries = victims.CANARIES
-    yield Attack(
+    yield _black_box(
         "the probabilities of trained teachers (images that are far from parallel, no others)",
         close,
-        conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, "released probabilities"),
-        Proof(
-            _record_epsilon(close, queries, delta, "add_remove"),
-            gaussian_mu(close.event("record", "add_remove")),
-            steps_advantage(close),
-        ),
+        guesses,
+        delta,
+        advantage,
         tests_code=close.sample_rate == 1,  # sampled, an image moves final weights by little
     )
 
     runs = int(np.clip(STEPS_IN_ALL // mechanism.steps, *OWN_RUNS))
     say(f"the run's settings: {runs} trainings of {mechanism.steps:,} steps, as before")
     guesses = victims.guess_answers(config, victims.break_noise(mechanism, broken), secrets, runs)
-    yield Attack(
+    yield _black_box(
         "the run's settings: probabilities of trained teachers",
         mechanism,
-        conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, "released probabilities"),
-        Proof(
-            _record_epsilon(mechanism, queries, delta, "add_remove"),
-            gaussian_mu(mechanism.event("record", "add_remove")),
-        ),
+        guesses,
+        delta,
+        advantage=None,
         tests_code=False,
     )
+
+
+def _black_box(
+    title: str,
+    claimed: DPSGD,
+    guesses: Guesses,
+    delta: float,
+    advantage: float | None,
+    tests_code: bool,
+) -> Attack:
+    queries, audited = victims.CANARIES, "released probabilities"
+    result = conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, audited)
+    proof = _training_proof(claimed, queries, delta, advantage)
+    return Attack(title, claimed, result, proof, tests_code=tests_code)
+
+
+def _training_proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
+    proven = _record_epsilon(mechanism, queries, delta, "add_remove")
+    return Proof(proven, gaussian_mu(mechanism.event("record", "add_remove")), advantage)
 
 
 # --- claims -----------------------------------------------------------------------------------

@@ -27,17 +27,17 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
-# A client of the audited mechanism, with noise of its own at every call. It is given (n, B, K)
-# values of its teachers for each of some asks, and the student's (B, K) predictions for the first
-# ask; a later ask that is smaller has the first of these rows. It returns what the adversary sees,
-# (B, K) for each ask.
+# A client of the audited mechanism, with noise of its own at every call. It takes (n, B, K) values
+# of its teachers for each of some asks, and the student's (B, K) predictions for the first ask; a
+# later ask that is smaller has the first of these rows. It returns the (B, K) values of each ask
+# that the adversary sees.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
-VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, so that it stays in the cache
-RUNS_AT_ONCE = 1_000  # of an ask: draws that an ask repeats reach no more runs than these
-PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; a quarter between
-ROUNDING = 1e-9  # of an enumerated ratio
+VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, which stay in the cache
+RUNS_AT_ONCE = 1_000  # of an ask, and the most runs that a repeated draw may reach
+PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; between, a quarter of all
+ROUNDING = 1e-9  # most of an enumerated ratio
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Audit:
 
     Args:
         lower_bound: no epsilon below it holds at `delta`.
-        mu_lower_bound: no Gaussian differential privacy of a mu below it holds. It stays a mu: to
-            read an epsilon off it would assume a Gaussian trade-off. None: not looked for.
-        failure_probability: that any of the bounds is wrong, over the audit's own randomness.
-        delta: at which `lower_bound` holds.
+        mu_lower_bound: no Gaussian differential privacy of a mu below it holds. It stays a mu:
+            reading an epsilon off it would assume a Gaussian trade-off. None: not looked for.
+        failure_probability: of any of the bounds, over the audit's own randomness.
+        delta: the delta at which `lower_bound` holds.
         method: "sampling" of two worlds, "enumeration" of an answer's laws, or guesses at
             "canaries".
-        assumption: what the worlds take for granted.
+        assumption: the premise of the worlds, in words.
         runs: simulated in each world, or trainings on canaries; 0 by enumeration.
         queries: answers in a run.
         audited: the randomness, in words.
@@ -91,22 +91,22 @@ class Audit:
         )
 
     def refutes(self, epsilon: float, delta: float, queries: int) -> bool:
-        """Whether (epsilon, delta) is no bound for `queries` answers where a record changes.
+        """Return whether (epsilon, delta) is no bound for `queries` answers where a record changes.
 
-        Only a claim of no larger delta, and of all the queries in a run, covers what was audited.
+        Only a claim of no larger delta, and of all the queries in a run, covers the audited runs.
         """
         covered = delta <= self.delta and self.queries <= queries
         return covered and self.lower_bound > epsilon + ROUNDING
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; infinity is the string "inf"."""
+        """Return all fields; infinity is the string "inf"."""
         bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
         return vars(self) | {"lower_bound": bound, "unit": self.unit}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The proven numbers that an audit is held against.
+    """Proven numbers that an audit is held against.
 
     Args:
         epsilon: of the audited answers or training.
@@ -119,7 +119,7 @@ class Proof:
     advantage: float | None = None
 
     def contradicted(self, audit: Audit) -> list[str]:
-        """The proven numbers that are below an audit's lower bounds, in words."""
+        """Name the proven numbers that are below an audit's lower bounds."""
         proven = self.epsilon
         weaker = vanishes(proven.unit, proven.relation)  # a promise to a client that leaves
         refuted = []
@@ -145,7 +145,7 @@ def audit(
 ) -> Audit:
     """Audit a mechanism by sampling answers of a client that is said to use it.
 
-    Both worlds of `worst_case` are lived through `runs` times each. A run counts as the first world
+    Both worlds of `worst_case` are simulated `runs` times each. A run counts as the first world
     where its log-likelihood ratio, summed over the queries, reaches a threshold that was fixed on a
     pilot with draws of its own. True and false positives then get Clopper-Pearson bounds, and
     epsilon >= log((true_low - delta) / false_high). Compare with the proof of
@@ -157,11 +157,12 @@ def audit(
     another shift, so that noise is tested on every class.
 
     Runs share asks, unless an ask is one release. The failure probability assumes that the rows of
-    an ask are independent draws, which is part of the claim: code that breaks it is to be found.
+    an ask are independent draws. Independence is part of the claim: the audit is to find code that
+    breaks it.
 
     Args:
-        mechanism: what is claimed: the worlds and the likelihoods are its own.
-        client: whose answers are looked at.
+        mechanism: the claim: the worlds and the likelihoods are its own.
+        client: the client whose answers are attacked.
         queries: in a run, >= 1.
         runs: in each world, >= 1.
         delta: in [0, 1).
@@ -185,17 +186,17 @@ def audit(
             "noise, and no epsilon holds; audit 'dp_teacher', 'gradient', 'votes' or 'label' "
             "instead"
         )
-    share = failure_probability / (4 if report_mu else 2)
+    failure = failure_probability / (4 if report_mu else 2)
     pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
     ratios = _ratios(mechanism, client, queries, runs)
-    hits = (ratios >= rates.best_threshold(pilot, share, delta)).sum(axis=1)
+    hits = (ratios >= rates.best_threshold(pilot, failure, delta)).sum(axis=1)
     mu = None
     if report_mu:
         above = (ratios >= np.median(pilot)).sum(axis=1)
-        low, high = rates.low(above[0], runs, share), rates.high(above[1], runs, share)
+        low, high = rates.low(above[0], runs, failure), rates.high(above[1], runs, failure)
         mu = max(0.0, float(ndtri(low) - ndtri(high)))
     return Audit(
-        max(0.0, float(rates.log_odds(hits, runs, share, delta))),
+        max(0.0, float(rates.log_odds(hits, runs, failure, delta))),
         mu,
         failure_probability,
         delta,
@@ -208,14 +209,14 @@ def audit(
 
 
 def enumerated(mechanism: TopKRandomizedResponse, queries: int) -> Audit:
-    """Audit the encoder of responses without sampling: as many telling ones in a row."""
+    """Audit the encoder of responses without sampling: `queries` of the most telling ones."""
     ratio = queries * enumerate_response(mechanism)
-    what = _randomness(mechanism)
-    return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, what)
+    audited = _randomness(mechanism)
+    return Audit(ratio, None, 0.0, 0.0, "enumeration", PREMISE, 0, queries, audited)
 
 
 def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
-    """The largest log-ratio of any answer's probabilities under any two teachers.
+    """Return the largest log-ratio of any answer's probabilities under any two teachers.
 
     Each law is `encode`'s own: of a class inside the student's set, of one outside, and of none
     (NaN), for students that find 1 to K classes probable, so that a threshold gives every size.
@@ -233,11 +234,11 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
 
 
 def verdict(audit: Audit, proof: Proof, published: float, published_delta: float) -> list[str]:
-    """Sentences on what the audit refutes, and what it does not.
+    """Say in sentences what the audit refutes, and what it does not.
 
     Args:
-        audit: of what all numbers are about.
-        proof: what is proven of it.
+        audit: of the answers or training that all numbers are about.
+        proof: the proven numbers.
         published: the paper's number for as many queries; `inf` if it claims nothing.
         published_delta: the delta that it claims.
     """
@@ -320,9 +321,9 @@ def _ratios(
                 for rows in [len(part) * size]
             ]
             for number, answers in enumerate(client(asks, public[shifts])):
-                told = statistic(answers, shifts[: len(answers)])
-                told = told * (-1.0) ** (swaps[: len(answers)] + number)
-                part += told.reshape(-1, len(part)).sum(axis=0)
+                row_ratios = statistic(answers, shifts[: len(answers)])
+                row_ratios = row_ratios * (-1.0) ** (swaps[: len(answers)] + number)
+                part += row_ratios.reshape(-1, len(part)).sum(axis=0)
     return ratios
 
 
@@ -376,5 +377,5 @@ def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:
 
 
 def _down(bound: float) -> str:
-    """A lower bound, rounded down."""
+    """Format a lower bound, rounded down."""
     return f"{math.floor(bound * 1e3) / 1e3:.3f}" if math.isfinite(bound) else "inf"

@@ -1,12 +1,12 @@
 """Trainings on canaries: records whose gradients an adversary can tell from all the others'.
 
 The adversary is the one that the proof of DP-SGD is about: it chose the records, and it sees the
-noisy sum of every step. It does not know which coins put which record in.
+noisy sum of every step. It does not know which records the coins put in.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from fed_dpsd.privacy.noise import Rng, SecretStreams
 from fed_dpsd.privacy.training import DPSGD
 
 LOUD = 1e3  # a canary's feature for a network, in units of the bound
-STILL = 1e-12  # A learning rate at which weights hardly move, so gradients stay as they are.
+STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay as they are
 
 
 @dataclass(frozen=True)
@@ -48,27 +48,26 @@ def guess_steps(
     """Train on canaries, `runs` times, and guess each from the noisy sums of all steps.
 
     A canary is one loud coordinate of a feature vector, its own, so that clipped gradients are
-    orthogonal, but for the bias, and as long as the bound: the worst case of the proof. Weights
-    start at zero and hardly move, so that they stay so. Its score is the log-likelihood ratio of
-    what it added to the steps' sums, (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2).
+    orthogonal, except for the bias, and as long as the bound: the worst case of the proof. Weights
+    start at zero and hardly move, so gradients stay so. A canary's score is the log-likelihood
+    ratio of what it added to the steps' sums, (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2).
 
     Args:
-        mechanism: whose `train` runs; its class counts are not part of this.
-        claimed: whose rate and noise the adversary believes in.
+        mechanism: the mechanism whose `train` runs; its class counts are not part of this.
+        claimed: the mechanism whose rate and noise the adversary believes in.
         canaries: m of a run.
-        linear: whether a linear layer is trained, else a network whose gradients are taken apart.
+        linear: whether a linear layer is trained; otherwise a network, whose gradients Opacus forms
+            record by record.
         streams: secrets of the runs.
         runs: R, independent ones.
     """
     fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
     fields |= {"learning_rate": STILL, "count_share": None}
-    included = np.empty((runs, canaries), bool)
-    scores = np.empty((runs, canaries))
-    for run in range(runs):
-        secret, watched = next(streams), _Watched(**fields)
-        included[run] = secret.numpy("coins").random(canaries) < 0.5
+
+    def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
+        watched = _Watched(**fields)
         loud = LARGEST_INPUT if linear else LOUD * mechanism.max_grad_norm
-        records = torch.eye(canaries)[torch.from_numpy(included[run])] * loud
+        records = torch.eye(canaries)[torch.from_numpy(included)] * loud
         inputs = records[:, None].repeat(1, mechanism.copies, 1)
         layer = nn.Linear(canaries, 2, bias=linear)
         for parameter in layer.parameters():
@@ -79,8 +78,10 @@ def guess_steps(
         sums = np.stack([part for part in watched.seen if part.shape == (2, canaries)])
         parts = (sums[:, 1] - sums[:, 0]) / math.sqrt(2) / mechanism.max_grad_norm  # (T, m)
         ratios = _log_ratio(claimed, parts).sum(axis=0)
-        scores[run] = ratios - ratios.mean()  # with other noise than claimed all may lie below 0
-    return Guesses(included, scores)
+        # Centred, for with other noise than claimed all may lie below 0.
+        return ratios - ratios.mean()
+
+    return _guess(score, canaries, streams, runs)
 
 
 def guess_counts(
@@ -89,26 +90,39 @@ def guess_counts(
     """Release class counts, `runs` times, each canary the only one of its class.
 
     Args:
-        mechanism: whose `count` runs.
+        mechanism: the mechanism whose `count` runs.
         canaries: m of a run.
         streams: secrets of the runs.
         runs: R, independent ones.
     """
+
+    def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
+        labels = np.flatnonzero(included)
+        return mechanism.count(labels, canaries, secret.numpy("class counts")) - 0.5
+
+    return _guess(score, canaries, streams, runs)
+
+
+def _guess(
+    score: Callable[[NDArray[np.bool_], SecretStreams], NDArray[np.float64]],
+    canaries: int,
+    streams: Iterator[SecretStreams],
+    runs: int,
+) -> Guesses:
+    """Include canaries by fair coins and score them, in runs with secrets of their own."""
     included = np.empty((runs, canaries), bool)
     scores = np.empty((runs, canaries))
     for run in range(runs):
         secret = next(streams)
         included[run] = secret.numpy("coins").random(canaries) < 0.5
-        labels = np.flatnonzero(included[run])
-        counts = mechanism.count(labels, canaries, secret.numpy("class counts"))
-        scores[run] = counts - 0.5
+        scores[run] = score(included[run], secret)
     return Guesses(included, scores)
 
 
 def steps_advantage(mechanism: DPSGD) -> float:
     """Bound the total variation distance of a training's steps, one added record apart.
 
-    That is delta at epsilon 0. At rate 1 it is that of one Gaussian mechanism.
+    The distance is delta at epsilon 0. At rate 1 it is that of one Gaussian mechanism.
     """
     multiplier, steps = mechanism.noise_multiplier, mechanism.steps
     if mechanism.sample_rate == 1:

@@ -1,7 +1,7 @@
 """Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
 
-Every bound here holds for whatever the audited algorithm does with the canaries, however they
-disturb each other (docs/privacy.md, Theorems 11 and 12).
+Every bound here holds whatever the audited algorithm does with the canaries, however they disturb
+each other (docs/privacy.md, Theorems 12 and 13).
 """
 
 import math
@@ -17,14 +17,14 @@ from fed_dpsd.audits.black_box import Audit
 # An event of probability y in one of two neighbouring worlds has at least this one in the other.
 Claim = Callable[[float], float]
 
-GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # shares of the canaries, the surest first
+GUESSED = (1.0, 0.3, 0.1, 0.03, 0.01)  # fractions of the canaries, the surest first
 LARGEST = 50.0  # the search for an epsilon or mu ends here
-STAKES = np.linspace(0.05, 0.95, 19)  # shares of the capital at stake
+STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses at canaries, beside what was so.
+    """Guesses at canaries, beside the truth.
 
     Args:
         included: (R, m) whether a canary was in the data set, fair coins, of R independent runs.
@@ -37,7 +37,7 @@ class Guesses:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """(R, m) whether a guess is right."""
+        """Return (R, m) whether each guess is right."""
         return np.asarray((self.scores > 0) == self.included)
 
 
@@ -55,8 +55,8 @@ def approximate(epsilon: float, delta: float) -> Claim:
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
     """Say whether so many right guesses refute a claim.
 
-    If the claim holds for a canary that is added or removed, then at least `right` of `made`
-    guesses are right with a probability below `failure` wherever this is true (Theorem 12; the
+    If the claim holds for a canary that is added or removed, and this returns true, then at least
+    `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the
     recursion is that of Mahloujifar, Melis, Chaudhuri: "Auditing f-Differential Privacy in One
     Run", arXiv 2410.22235v1).
 
@@ -86,25 +86,26 @@ def strongest(
 ) -> float:
     """Find the largest parameter whose claim the guesses refute, in a family of ever weaker ones.
 
-    Guesses of several sure shares of the canaries are looked at; each may fail equally often.
+    Guesses at several fractions of the canaries, the surest first, are tested; each test may fail
+    equally often.
 
     Args:
         family: claims by a parameter >= 0.
-        guesses: of all runs together: runs on canaries of their own are one algorithm.
+        guesses: of all runs together; runs on canaries of their own are one algorithm.
         failure: in (0, 1), that the result is too large, over coins and noise.
         tolerance: of the result, which is rounded down; 0 where nothing is refuted.
     """
     order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
     right = np.cumsum(guesses.right.ravel()[order])
     best = 0.0
-    for share in GUESSED:
-        made = math.ceil(share * len(order))
-        found = (len(order), made, int(right[made - 1]), failure / len(GUESSED))
-        if refutes(family(best + tolerance), *found):
+    for fraction in GUESSED:
+        made = math.ceil(fraction * len(order))
+        counts = (len(order), made, int(right[made - 1]), failure / len(GUESSED))
+        if refutes(family(best + tolerance), *counts):
             low, high = best + tolerance, LARGEST
             while high - low > tolerance:
                 middle = (low + high) / 2
-                low, high = (middle, high) if refutes(family(middle), *found) else (low, middle)
+                low, high = (middle, high) if refutes(family(middle), *counts) else (low, middle)
             best = low
     return best
 
@@ -113,19 +114,19 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
     """Bound the total variation distance of two worlds, one canary apart, from below.
 
     A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
-    share of right guesses in a run is no larger either. Runs are independent, and a mean of bounded
-    variables is bounded from below by betting on it (Waudby-Smith, Ramdas, arXiv 2010.09686,
-    Section 4; Theorem 13). All canaries are guessed at.
+    fraction of right guesses in a run is no larger either. Runs are independent, and a mean of
+    bounded variables is bounded from below by betting on it (Waudby-Smith, Ramdas, arXiv
+    2010.09686, Section 4; Theorem 13). All canaries are guessed at.
 
     Args:
         guesses: of R runs.
         failure: in (0, 1), that the result is too large.
     """
-    shares = guesses.right.mean(axis=1)
+    fractions = guesses.right.mean(axis=1)
     low, high = 0.5, 1.0
     for _ in range(40):
         mean = (low + high) / 2
-        capital = np.log1p(STAKES[:, None] * (shares / mean - 1)).sum(axis=1)
+        capital = np.log1p(STAKES[:, None] * (fractions / mean - 1)).sum(axis=1)
         wins = float(np.logaddexp.reduce(capital)) - math.log(len(STAKES)) > -math.log(failure)
         low, high = (mean, high) if wins else (low, mean)
     return 2 * low - 1
@@ -137,14 +138,14 @@ def conclude(
     """Bound what a canary that is added or removed may tell, from below.
 
     Epsilon is bounded by Theorem 12, with half of the failure probability. The other half goes to
-    the advantage, and to the mu whose advantage it is; of a single run, to mu by Theorem 12.
+    the advantage, and to the mu whose advantage it is; for a single run, to mu by Theorem 12.
 
     Args:
         guesses: of R runs.
-        delta: in [0, 1), at which epsilon is bounded.
+        delta: the delta at which epsilon is bounded, in [0, 1).
         failure: in (0, 1), of all bounds together.
         queries: answers that the adversary saw in a run; 0 where it saw a training.
-        assumption: what the adversary could see and do.
+        assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
     """
     runs, canaries = guesses.scores.shape

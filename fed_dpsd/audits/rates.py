@@ -1,4 +1,4 @@
-"""Bounds on rates, and on the epsilon they come from, by counted hits of a test.
+"""Bounds on rates, and on the epsilon behind them, by counted hits of a test.
 
 Clopper and Pearson: "The Use of Confidence or Fiducial Limits Illustrated in the Case of the
 Binomial", Biometrika 26, 1934.
@@ -14,30 +14,30 @@ from scipy.stats import beta
 CANDIDATES = 100  # thresholds tried on the pilot
 
 
-def low(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
-    """Bound a rate from below; it lies lower with probability at most `share` (Clopper-Pearson)."""
-    bound = beta.ppf(share, hits, runs - np.asarray(hits) + 1)
+def low(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
+    """Bound a rate from below; it is lower with probability `failure` at most (Clopper-Pearson)."""
+    bound = beta.ppf(failure, hits, runs - np.asarray(hits) + 1)
     return np.where(np.asarray(hits) > 0, bound, 0.0)
 
 
-def high(hits: ArrayLike, runs: int, share: float) -> NDArray[np.float64]:
-    """Bound a rate from above; it lies higher with probability at most `share`."""
-    return 1 - low(runs - np.asarray(hits), runs, share)
+def high(hits: ArrayLike, runs: int, failure: float) -> NDArray[np.float64]:
+    """Bound a rate from above; it is higher with probability `failure` at most."""
+    return 1 - low(runs - np.asarray(hits), runs, failure)
 
 
-def log_odds(hits: NDArray[Any], runs: int, share: float, delta: float) -> NDArray[np.float64]:
+def log_odds(hits: NDArray[Any], runs: int, failure: float, delta: float) -> NDArray[np.float64]:
     """Bound epsilon from below, `-inf` for none, by (2, ...) true and false positives."""
-    above = np.maximum(low(hits[0], runs, share) - delta, 0)
+    above = np.maximum(low(hits[0], runs, failure) - delta, 0)
     with np.errstate(divide="ignore"):
-        bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, share))
+        bound: NDArray[np.float64] = np.log(above) - np.log(high(hits[1], runs, failure))
     return bound
 
 
-def best_threshold(pilot: NDArray[np.float64], share: float, delta: float) -> float:
+def best_threshold(pilot: NDArray[np.float64], failure: float, delta: float) -> float:
     """Choose the threshold of a pilot's largest bound, its rates smoothed for the tail."""
     runs = pilot.shape[1]
     width = np.maximum(pilot.std(axis=1, keepdims=True) * runs ** (-1 / 3), np.finfo(float).tiny)
     candidates = np.linspace(pilot.min(), pilot.max(), CANDIDATES)
-    with np.errstate(over="ignore"):  # of runs that are all alike
+    with np.errstate(over="ignore"):  # where all runs are alike
         hits = [ndtr((pilot - candidate) / width).sum(axis=1) for candidate in candidates]
-    return float(candidates[np.argmax(log_odds(np.transpose(hits), runs, share, delta))])
+    return float(candidates[np.argmax(log_odds(np.transpose(hits), runs, failure, delta))])

@@ -1,4 +1,4 @@
-"""Hospitals to attack: what they would release, by the code that releases it.
+"""Hospitals to attack: they release their answers by a deployment's own code.
 
 Sites, their sampler, ledgers and messages are those of a deployment; a victim may be given less
 noise than its claim says.
@@ -32,8 +32,8 @@ from fed_dpsd.protocol import Ask
 
 Broken = Literal["half", "none"]
 
-ALMOST_NONE = 1e-3  # of the noise
-CANARIES, CANDIDATES = 8, 500  # asked about, and chosen from
+ALMOST_NONE = 1e-3  # the fraction of the noise that is left
+CANARIES, CANDIDATES = 8, 500  # images that are asked about, and images to choose them from
 PILOT = 40  # trainings that set thresholds
 
 
@@ -64,9 +64,9 @@ def hospital(
     server adds the noise, it is added here.
 
     Args:
-        config: the run's; its budget is left aside, and images are tiny.
-        mechanism: what the sites use.
-        secrets: what they draw from.
+        config: the run's, except that there is no budget and images are tiny.
+        mechanism: the mechanism that the sites use.
+        secrets: the secrets that they draw from.
         seeded: whether they draw from seeds instead, as in a simulation.
     """
     honest = mechanism.quorum.honest if isinstance(mechanism, Shared) and mechanism.quorum else 1
@@ -112,19 +112,19 @@ def guess_answers(
     """Train teachers on canaries, ask a site about them, and guess which were in; `runs` times.
 
     A canary's score is how far the answer's logarithm for its label lies above those of the other
-    classes, less the median over a pilot: what its own clipped gradients have added there.
+    classes, less the median over a pilot. Its own clipped gradients have raised that logarithm.
 
     Args:
-        config: the run's; its budget is left aside, and nothing is kept.
-        mechanism: what trains the teachers.
-        secrets: what sites and coins draw from.
+        config: the run's, except that there is no budget and nothing is kept.
+        mechanism: the mechanism that trains the teachers.
+        secrets: the secrets that sites and coins draw from.
         runs: R, independent ones, besides the pilot.
     """
     images, labels = _canaries(config)
-    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(PILOT)]
-    threshold = np.median([score for _, score in asked], axis=0)
-    asked = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(runs)]
-    included, scores = (np.stack(each) for each in zip(*asked, strict=True))
+    pilot = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(PILOT)]
+    threshold = np.median([score for _, score in pilot], axis=0)
+    results = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(runs)]
+    included, scores = (np.stack(each) for each in zip(*results, strict=True))
     return Guesses(included, scores - threshold)
 
 
@@ -151,7 +151,7 @@ def _ask_about(
     labels: NDArray[np.int64],
     secret: SecretStreams,
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Train on the canaries that coins put in; return the coins, and what the answers say."""
+    """Train on the canaries that coins put in; return the coins, and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache:
         site = Site(
@@ -169,9 +169,9 @@ def _ask_about(
         paid = site.pay_for_training()
         answer = site.release(paid, site.sensitive_probabilities(images), ask)
     (values,) = _sent([answer.values])
-    told = np.log(np.maximum(values.astype(np.float64), 1e-30))
-    own = told[np.arange(CANARIES), labels]
-    return included, (own - told.mean(axis=1)) * num_classes / (num_classes - 1)
+    logs = np.log(np.maximum(values.astype(np.float64), 1e-30))
+    own = logs[np.arange(CANARIES), labels]
+    return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
 def _account(config: Config, mechanism: Mechanism) -> Account:
@@ -181,7 +181,7 @@ def _account(config: Config, mechanism: Mechanism) -> Account:
 
 
 def _unlimited(config: Config) -> Config:
-    """Lift the budget, and have teachers trained rather than read."""
+    """Lift the budget, and have teachers trained rather than read from a file."""
     privacy = dataclasses.replace(config.privacy, budget=None)
     teacher = dataclasses.replace(config.teacher, path=None, arch=None)
     return dataclasses.replace(config, privacy=privacy, teacher=teacher)

@@ -1,4 +1,4 @@
-"""A hospital: its own file says what it answers, with what, and how much; a message never does.
+"""A hospital: its own file, never a message, sets what it answers, by what means and how much.
 
 The file is YAML with the keys of `Hospital`; `fed-dpsd site init` writes one with a line on each.
 """
@@ -31,7 +31,7 @@ from fed_dpsd.storage import client_name, conf_folder
 
 logger = logging.getLogger("fed_dpsd")
 
-# What a message may ask for at most, by the key of conf/; a hospital's file may say otherwise.
+# The most that a message may ask for, by the key of conf/; a hospital's file may set other limits.
 LIMITS = {
     "teachers_per_client": 100,
     "queries_per_round": 10_000,
@@ -42,12 +42,12 @@ LIMITS = {
     "privacy.steps": 10_000,
     "privacy.copies": 5,
 }
-KEPT = 400  # teachers on disk besides a run's own; others are trained again, to the same bits
+KEPT = 400  # teachers on disk besides a run's own; a deleted one is trained again, to the same bits
 _REMEDY = "`fed-dpsd site init` writes one"
 
 
 class NotAllowed(ProtocolError):
-    """A message asks for what this hospital does not do; the reason is public."""
+    """A message asks for something that this hospital does not do; the reason is public."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +55,29 @@ class Hospital:
     """One hospital's side of a federation.
 
     Args:
-        name: of this data set: a budget is per data set, for life, and the ledger bears the name.
+        name: name of this data set, borne by the ledger. A budget is per data set, for life.
         client: its number among the federation's `num_clients`, from 0.
+        num_clients: number of clients of the federation.
         state: folder of the ledger, the teachers and the secret that noise is drawn from.
         files: its records.
         shape: (C, size, size) of the federation's images.
         num_classes: K of the federation.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
-        queries: synthetic images that may ever be answered; a charge for none, such as a training,
-            counts as one.
+        delta: failure probability of the budget, between 0 and 1.
+        queries: number of synthetic images that may ever be answered. A charge without images,
+            such as a training, counts as one.
         threads: processor threads for its teachers.
         methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
-        trust: whom it trusts: "nobody"; "threshold", with `keys` and `colluding`, for secure sums;
-            "server", which then sees answers without noise.
-        keys: of secure sums, all hospitals' in their order, each from its own `fed-dpsd site key`.
-        colluding: hospitals that may work for the coordinator, in secure sums, or look at their
-            results: one that holds against fewer is refused.
-        limits: LIMITS, where it has others.
-        when_records_change: during a run: "refuse" what it asks from then on, or "retrain", which
-            is charged.
+        trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
+            secure sums; "server", which then sees answers without noise.
+        keys: public keys for secure sums, of all hospitals in their order, each from the
+            hospital's own `fed-dpsd site key`.
+        colluding: number of hospitals that may work for the coordinator in secure sums, or look
+            at their results. A secure sum that withstands fewer is refused.
+        limits: limits on a message in place of those in LIMITS.
+        when_records_change: policy if records change during a run: "refuse" its further asks, or
+            "retrain", which is charged.
 
     Raises:
         ValueError: a value is out of its range, or a name is unknown.
@@ -111,7 +114,10 @@ class Hospital:
         ):
             raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
         if self.keys and len(self.keys) != self.num_clients:
-            raise ValueError(f"keys: {len(self.keys)} of num_clients={self.num_clients}")
+            raise ValueError(
+                f"keys: {len(self.keys)} of num_clients={self.num_clients}; give each hospital's, "
+                "from its `fed-dpsd site key`, or none"
+            )
         if self.client >= self.num_clients:
             raise ValueError(
                 f"client={self.client} must be below num_clients={self.num_clients}: the first is 0"
@@ -141,15 +147,15 @@ class Hospital:
 
     @property
     def folder(self) -> Path:
-        """`state`, as a path."""
+        """Return `state` as a path."""
         return Path(self.state)
 
     @property
     def ledger(self) -> FileLedger:
-        """Its account.
+        """Return the ledger of this data set.
 
         Raises:
-            UserError: what was spent stands in the account of another number.
+            UserError: the folder holds the ledger of another client number.
         """
         folder, own = self.folder / "ledger", client_name(self.client)
         others = {path.stem for path in folder.glob("client_*.jsonl")} - {own}
@@ -158,46 +164,47 @@ class Hospital:
                 f"client={self.client}: {folder} holds the account of {min(others)}; a hospital "
                 "keeps its number for as long as it keeps its data"
             )
-        with contextlib.suppress(OSError):  # the ledger will say what is wrong
+        with contextlib.suppress(OSError):  # the ledger reports the cause when it is opened
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return FileLedger(folder, self.client, self.name)
 
     def read(self) -> HospitalRecords:
-        """Its records.
+        """Read its records.
 
         Raises:
-            UserError: they are not as `files` says.
+            UserError: the records are not as `files` says.
         """
         return read(self.files, self.shape, self.num_classes)
 
     def experiment(self, text: str, images: int) -> Experiment:
-        """What a coordinator's experiment comes to here: budget, data and places are this file's.
+        """Return a coordinator's experiment, with budget, data and places from this file instead.
 
         Args:
             text: `Experiment.to_json` of the coordinator.
-            images: that it now asks about.
+            images: number of images that the coordinator now asks about.
 
         Raises:
-            NotAllowed: it asks for what the file does not allow, or it is malformed.
+            NotAllowed: the file does not allow the experiment, or it is malformed.
         """
         try:
             raw = json.loads(text)
             self._check(raw)
-            found = set_up(self._own(raw), None, written=True)
+            experiment = set_up(self._with_own_settings(raw), None, written=True)
         except ConfigError as error:
             raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise NotAllowed("the experiment is malformed") from None
-        if images > found.config.queries_per_round:
+        config, trust = experiment.config, experiment.mechanism.trust
+        if images > config.queries_per_round:
             raise NotAllowed(
-                f"{images} images in one ask; queries_per_round={found.config.queries_per_round}"
+                f"{images} images in one ask; queries_per_round={config.queries_per_round}"
             )
-        if found.mechanism.trust not in self.trust:
-            raise NotAllowed(f"this site does not trust the {found.mechanism.trust}")
-        return found
+        if trust not in self.trust:
+            raise NotAllowed(f"this site does not trust the {trust}")
+        return experiment
 
     def _check(self, raw: Mapping[str, Any]) -> None:
-        """Refuse what is not allowed, before any class of it is looked up."""
+        """Refuse an experiment that the file does not allow, before any class is looked up."""
         for key, group, names in (
             ("method", "method", self.methods),
             ("privacy", "privacy", self.privacy),
@@ -211,10 +218,10 @@ class Hospital:
         facts: dict[str, Any] = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
         facts["data.num_classes"] = self.num_classes
         for key, fact in facts.items():
-            if _at(raw, key) != fact:
+            if _value_at(raw, key) != fact:
                 raise NotAllowed(f"{key} is {fact} at this site")
         for key, most in {**LIMITS, **self.limits}.items():
-            value = _at(raw, key, 0)
+            value = _value_at(raw, key, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
                 raise NotAllowed(f"{key} is at most {most} at this site")
         if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
@@ -222,8 +229,8 @@ class Hospital:
         if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
             raise NotAllowed("this site trains its own teachers: teacher.path must be null")
 
-    def _own(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """The experiment with everything that is this site's to say."""
+    def _with_own_settings(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the experiment with all settings that only this site decides."""
         own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
         own_budget = ("budget", "delta", "budget_relation")
         budget = {key: getattr(self, key) for key in own_budget}
@@ -240,19 +247,20 @@ class Hospital:
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:
-        """The client that answers for this hospital in `experiment`, its records read anew.
+        """Read the records anew, and return the site that answers for this hospital.
 
         Args:
-            experiment: as `experiment` has it.
+            experiment: an experiment that the method `experiment` has returned.
             run: the coordinator's name of the run.
 
         Raises:
-            UserError: the records cannot be read, or the secret cannot.
+            NotAllowed: its secure sums withstand too few colluding clients.
+            UserError: the records or the secret cannot be read, or the keys are wrong.
         """
-        found = self.read()
-        if found.unreadable:
-            logger.warning("%d images cannot be read and are left out", len(found.unreadable))
-        patients = found.records.patients
+        content = self.read()
+        if content.unreadable:
+            logger.warning("%d images cannot be read and are left out", len(content.unreadable))
+        patients = content.records.patients
         self._prune(KEPT + experiment.config.teachers_per_client)
         secret, ledger = secret_of(self.folder / "secret"), self.ledger
         party = self._party(experiment, secret)
@@ -264,8 +272,8 @@ class Hospital:
             config=experiment.config,
             mechanism=experiment.mechanism,
             client=self.client,
-            records=found.records,
-            shard_ids=found.ids if patients is None else patients,
+            records=content.records,
+            shard_ids=content.ids if patients is None else patients,
             test=None,
             account=account,
             secret=SecretStreams(secret),
@@ -273,17 +281,17 @@ class Hospital:
         )
 
     def _prune(self, most: int) -> None:
-        """Delete the teachers that were not used for longest: messages may ask for any number."""
+        """Delete all but the `most` teachers used last: messages may ask for any number of them."""
         paths = (self.folder / "cache" / "teachers").glob("*")
-        with contextlib.suppress(FileNotFoundError):  # another process does the same
+        with contextlib.suppress(FileNotFoundError):  # another process may be deleting them too
             for path in sorted(paths, key=lambda path: -path.stat().st_mtime)[most:]:
                 path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
-        """Its part in secure sums; None where there are none.
+        """Return its part in secure sums; None where the mechanism has none.
 
         Raises:
-            NotAllowed: it holds against fewer colluding clients than the file says.
+            NotAllowed: the sums withstand fewer colluding clients than the file demands.
             UserError: the file's keys are not those of all hospitals, its own in its place.
         """
         mechanism = experiment.mechanism
@@ -300,7 +308,7 @@ class Hospital:
 
 
 def open_file(path: Path) -> Hospital:
-    """The hospital of a site's file; relative paths in it start from the file.
+    """Return the hospital of a site's file; relative paths in it start from the file's folder.
 
     Raises:
         UserError: the file cannot be read, or is not as `Hospital` says.
@@ -313,11 +321,11 @@ def open_file(path: Path) -> Hospital:
     hospital = binder.bind(Hospital, raw, "site.")
     binder.finish()
     assert hospital is not None
-    return _anchored(hospital, path.parent.absolute())
+    return _with_absolute_paths(hospital, path.parent.absolute())
 
 
-def _anchored(hospital: Hospital, folder: Path) -> Hospital:
-    """With absolute paths; what is relative starts from `folder`."""
+def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:
+    """Return the hospital with absolute paths; relative ones start from `folder`."""
 
     def absolute(path: str) -> str:
         return str(folder / Path(path).expanduser())
@@ -328,13 +336,13 @@ def _anchored(hospital: Hospital, folder: Path) -> Hospital:
 
 @functools.cache
 def _choices(group: str) -> dict[str, str]:
-    """The names of a group of conf/, with the class of each."""
+    """Return the names of a group of conf/, with the class of each."""
     files = sorted((conf_folder() / group).glob("*.yaml"))
     return {file.stem: read_yaml(file)["_target_"] for file in files}
 
 
-def _at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """The value of a dotted key, or the default where there is none."""
+def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return the value of a dotted key, or the default where its last part is missing."""
     *groups, last = key.split(".")
     for group in groups:
         tree = tree[group]

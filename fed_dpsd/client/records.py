@@ -1,6 +1,6 @@
 """A hospital's own files, read where they lie: a folder of classes, CSV, npz or parquet.
 
-Whatever is raised or listed here names local files and labels: it is for the hospital's own screen
+Errors and lists of this module name local files and labels. They are for the hospital's own screen
 and log, and never part of a message.
 """
 
@@ -23,24 +23,26 @@ from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
-NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # as tables write a value that is missing
-PHOTOMETRIC = 262  # TIFF's tag: 0 where white is 0
+NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
+PHOTOMETRIC = 262  # the TIFF tag that is 0 if white is stored as 0
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
 @dataclass(frozen=True)
 class HospitalFiles:
-    """Where a hospital's records are, and what its labels are called.
+    """The place of a hospital's records, and the names of its labels.
 
     Args:
         path: a folder with a subfolder for each class, or a .csv, .npz or .parquet file.
-        classes: the federation's class of each local label: a subfolder's name, or what the label
-            column says.
-        image_column: of a CSV, paths from the CSV's folder; of an npz, the name of the array
-            (N, H, W) or (N, H, W, 3); of parquet, encoded images.
+        classes: the federation's class of each local label, which is the name of a subfolder or a
+            value of the label column.
+        image_column: in a CSV, the column of paths from the CSV's folder; in an npz, the name of
+            the array (N, H, W) or (N, H, W, 3); in parquet, the column of encoded images.
         label_column: the column, or the npz's array, of labels.
-        patient_column: that of patients; with it a client's teachers share records out by patient.
-        skip_unreadable: leave images out that cannot be read; else they are an error.
+        patient_column: the column, or the npz's array, of patients. With it, all records of a
+            patient go to the same teacher of the client.
+        skip_unreadable: whether images that cannot be read are left out; otherwise they are an
+            error.
     """
 
     path: str
@@ -62,13 +64,13 @@ class HospitalFiles:
 
 @dataclass(frozen=True)
 class HospitalRecords:
-    """What was read.
+    """The content of a hospital's files.
 
     Args:
-        records: of the federation's shape and classes.
+        records: the records, in the federation's shape and classes.
         ids: (N,) int64, ascending: a hash of each image's file, or of its pixels in an npz. So the
             order of the files does not matter, and an id stays when others come or go.
-        unreadable: what was left out, a line each.
+        unreadable: a line on each image that was left out.
     """
 
     records: Split
@@ -89,13 +91,13 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
     """Read every record; images become grey or RGB, and are scaled to the federation's size.
 
     Args:
-        files: where they are.
-        shape: (C, size, size) that the federation asks for.
-        num_classes: its number of classes.
+        files: the place and format of the records.
+        shape: (C, size, size) of the federation's images.
+        num_classes: the federation's number of classes.
 
     Raises:
         UserError: files, columns or labels are not as `files` says, or images cannot be read and
-            must not be skipped; it names them and the remedy.
+            must not be skipped. The message names them and the remedy.
     """
     for label, number in files.classes.items():
         if number >= num_classes:
@@ -104,13 +106,13 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             )
     path = Path(files.path)
     reader = _reader(path)
-    images, labels, ids, patients, unreadable, strangers = [], [], [], [], [], set()
+    images, labels, ids, patients, unreadable, unknown_labels = [], [], [], [], [], set()
     for item in reader(path, files):
         if item.label is None:
             unreadable.append(f"{item.name}: it lies in no class's folder")
             continue
         if item.label not in files.classes:
-            strangers.add(item.label)
+            unknown_labels.add(item.label)
             continue
         try:
             content, pixels = open_image(item.image, shape)
@@ -119,12 +121,12 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             continue
         images.append(pixels)
         labels.append(files.classes[item.label])
-        ids.append(_number(content))
-        patients.append(0 if item.patient is None else _number(item.patient.encode()))
-    if strangers:
+        ids.append(_hash64(content))
+        patients.append(0 if item.patient is None else _hash64(item.patient.encode()))
+    if unknown_labels:
         raise UserError(
-            f"{path}: {_some('labels', sorted(strangers))} not in classes; add each, with the "
-            "federation's class that it is"
+            f"{path}: {_some('labels', sorted(unknown_labels))} not in classes; add each, with "
+            "the federation's class that it is"
         )
     if unreadable and not files.skip_unreadable:
         raise UserError(
@@ -133,23 +135,24 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         )
     if not images:
         raise UserError(f"{path} holds no image that can be read; give the folder or file of some")
-    order = np.lexsort((patients, labels, ids))  # files in another order are the same records
+    order = np.lexsort((patients, labels, ids))  # so that the order of the files does not matter
     known = np.array(patients, np.int64)[order] if files.patient_column is not None else None
     split = Split(np.stack([images[i] for i in order]), np.array(labels, np.int64)[order], known)
     return HospitalRecords(split, np.array(ids, np.int64)[order], tuple(unreadable))
 
 
-def _some(what: str, lines: Sequence[str]) -> str:
-    """So many of something, the first few by name, for a sentence that ends with a predicate."""
+def _some(noun: str, lines: Sequence[str]) -> str:
+    """Begin a sentence with a count of things and the names of the first few, as far as "are"."""
     more = ", ..." if len(lines) > NAMED_AT_MOST else ""
     some = ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST])
-    return f"{len(lines)} {what} ({some}{more}) are"
+    return f"{len(lines)} {noun} ({some}{more}) are"
 
 
 def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str | None:
-    """A patient's name; without one an image might be seen by another of the patient's teachers.
+    """Return a patient's name; None where there is no column of patients.
 
-    None where there is no column of patients.
+    An image without a patient's name is an error: it might go to another teacher than the
+    patient's other images.
     """
     if files.patient_column is None:
         return None
@@ -162,15 +165,15 @@ def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str | N
     return text
 
 
-def _number(content: bytes) -> int:
-    """64 bits of a hash, signed."""
+def _hash64(content: bytes) -> int:
+    """Return a hash of 64 bits as a signed number."""
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 # --- formats ---
 
-_RIGHTS = "see that it is there, and that the user of the service may read it"
+_ACCESS_REMEDY = "see that it is there, and that the user of the service may read it"
 
 
 def _reader(path: Path) -> Callable[[Path, HospitalFiles], Iterator[_Item]]:
@@ -179,14 +182,14 @@ def _reader(path: Path) -> Callable[[Path, HospitalFiles], Iterator[_Item]]:
     known = {".csv": _read_csv, ".npz": _read_npz, ".parquet": _read_parquet}
     if path.is_file() and path.suffix in known:
         return known[path.suffix]
-    what = f"is no {', '.join(known)} file" if path.exists() else "is not there"
+    problem = f"is no {', '.join(known)} file" if path.exists() else "is not there"
     raise UserError(
-        f"path={path} {what}; give a folder with a subfolder for each class, or one such file"
+        f"path={path} {problem}; give a folder with a subfolder for each class, or one such file"
     )
 
 
 def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """A subfolder for each class, with images at any depth; what is hidden is passed over."""
+    """Read a subfolder for each class, with images at any depth; hidden files are skipped."""
     if files.patient_column is not None:
         raise UserError(
             f"patient_column={files.patient_column!r}: a folder of classes names no patients; use "
@@ -194,10 +197,10 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         )
     for label in files.classes:
         if not (path / label).is_dir():
-            raise UserError(f"{path}: there is no folder {label!r} of classes; {_RIGHTS}")
+            raise UserError(f"{path}: there is no folder {label!r} of classes; {_ACCESS_REMEDY}")
 
     def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); {_RIGHTS}")
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}); {_ACCESS_REMEDY}")
 
     for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
         here = Path(place).resolve()
@@ -216,7 +219,7 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
 
 
 def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """A row for each image."""
+    """Read a CSV with a row for each image."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -232,7 +235,7 @@ def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
 
 
 def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """Arrays of pixels, labels and patients, as MedMNIST has them."""
+    """Read arrays of pixels, labels and patients, in the layout of MedMNIST."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             _check_columns(path, files, arrays.files)
@@ -243,7 +246,7 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                 patients = arrays[files.patient_column].reshape(-1)
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # zipfile and zlib raise whatever broken bytes lead them to
+    except Exception as error:  # zipfile and zlib raise any type of error on broken bytes
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}); give an npz of arrays, with no "
             "objects among them"
@@ -254,16 +257,18 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             f"{path}: {files.image_column} is {images.dtype} of shape {images.shape}; it must be "
             "uint8 of shape (N, H, W) or (N, H, W, 3)"
         )
-    for what, array in (("labels", labels), ("patients", patients)):
+    for noun, array in (("labels", labels), ("patients", patients)):
         if array is not None and len(array) != len(images):
-            raise UserError(f"{path}: {len(images)} images but {len(array)} {what}")
+            raise UserError(
+                f"{path}: {len(images)} images but {len(array)} {noun}; give one for each image"
+            )
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         name, patient = f"image {index}", None if patients is None else patients[index]
         yield _Item(name, image, str(label), _patient(path, files, name, patient))
 
 
 def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """Encoded images as Hugging Face keeps them: bytes, or a struct with `bytes`."""
+    """Read encoded images in the layout of Hugging Face: bytes, or a struct with `bytes`."""
     columns = [files.image_column, files.label_column]
     columns += [files.patient_column] if files.patient_column is not None else []
     index = 0
@@ -284,7 +289,7 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                 yield _Item(name, image, str(row[files.label_column]), patient)
                 index += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as parquet ({error})") from None
+        raise UserError(f"{path} cannot be read as parquet ({error}); export it anew") from None
 
 
 def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> None:
@@ -292,7 +297,8 @@ def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> No
         column = getattr(files, key)
         if column is not None and column not in names:
             raise UserError(
-                f"{path}: there is no {key}={column!r}; it has {', '.join(names) or 'none'}"
+                f"{path}: there is no {key}={column!r}; name one of those that it has: "
+                f"{', '.join(names) or 'none'}"
             )
 
 
@@ -302,14 +308,14 @@ def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> No
 def open_image(
     image: Path | bytes | NDArray[np.uint8], shape: tuple[int, ...]
 ) -> tuple[bytes, NDArray[np.uint8]]:
-    """An image's own content, and its (C, size, size) pixels of `shape`.
+    """Return an image's own content, and its (C, size, size) pixels of `shape`.
 
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
-        shape: what it becomes: grey or RGB, the middle square, scaled.
+        shape: (C, size, size) of the result: grey or RGB, the middle square, scaled.
 
     Raises:
-        OSError or ValueError: it is no image, or its pixels have no range that is known.
+        OSError or ValueError: it is no image, or the range of its pixels is unknown.
     """
     if isinstance(image, np.ndarray):
         return image.tobytes(), _fit(Image.fromarray(image), shape)
@@ -327,20 +333,21 @@ def open_image(
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
     except (OSError, ValueError, MemoryError):
         raise
-    except Exception as error:  # Pillow's plugins raise whatever broken bytes lead them to
+    except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _fit(image: Any, shape: tuple[int, ...], inverted: bool = False) -> NDArray[np.uint8]:
-    """(C, size, size) pixels: the middle square, scaled; 16 bits become 8.
+    """Return (C, size, size) pixels: the middle square, scaled; 16 bits become 8.
 
-    Pillow turns an inverted image of 8 bits (white is 0) around, and none of 16.
+    Pillow itself turns an inverted image (white is 0) around if it has 8 bits, but not if it has
+    16. So `inverted` matters only for the latter.
     """
-    if image.mode in ("I", "F"):  # "L" would cut them off at 255
+    if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
         raise ValueError(
             "its pixels are floats, signed or of 32 bits; convert it to 8 or 16 bits without a sign"
         )
-    if image.mode.startswith("I;16"):  # as radiographs often have
+    if image.mode.startswith("I;16"):  # radiographs often have 16 bits
         values = np.asarray(image).astype(np.uint16)
         image = Image.fromarray(((~values if inverted else values) >> 8).astype(np.uint8))
     image = image.convert("L" if shape[0] == 1 else "RGB")

@@ -1,7 +1,8 @@
-"""Secure sums of answers: a client's part, which it never plays twice, and the server's.
+"""The client's half of a secure sum, in which a client takes part at most once.
 
-The arithmetic is privacy/secure_sum.py. What a client masks, and whose names it has confirmed, is
-noted beside its charges, so a process that is killed goes on with the same.
+The arithmetic is privacy/secure_sum.py; the server's half is server/secure_sum.py. A client notes
+its masked answer and the names that it has confirmed beside its charges, so a process that is
+killed goes on with the same.
 """
 
 import hashlib
@@ -12,20 +13,17 @@ import numpy as np
 
 from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.privacy.mechanism import Shared
-from fed_dpsd.privacy.secure_sum import (
-    Masked,
-    Party,
-)
+from fed_dpsd.privacy.secure_sum import Masked, Party
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, SumStep
 
 
 class Summing:
-    """One client's part in the secure sums of a run.
+    """A client's part in the secure sums of a run.
 
     Args:
-        party: its keys.
-        mechanism: it answers with; its noise comes in shares.
-        ledger: where it notes what it must not forget.
+        party: the client's keys.
+        mechanism: the mechanism of its answers, each of which holds a noise share.
+        ledger: the ledger beside which it notes masked answers and confirmed names.
         run: the coordinator's name of the run; sums of other runs have other masks and other noise.
     """
 
@@ -33,9 +31,10 @@ class Summing:
         self._party, self._mechanism, self._ledger, self._run = party, mechanism, ledger, run
 
     def masked(self, answer: Answer, ask: Ask) -> Answer:
-        """A released answer, which holds a share of the noise, as it may leave.
+        """Mask a released answer, which holds a noise share, so that it may leave.
 
-        One ask of one run has one mask, for ever: what is asked again is what left before.
+        An ask of a run has the same mask for ever: an ask that is repeated gets the bytes that left
+        before.
         """
         tag = self.tag(ask.digest())
         with self._ledger.transaction():
@@ -45,14 +44,17 @@ class Summing:
                 masked = self._party.mask(np.rint(units).astype(np.int64), tag.encode())
                 kept = masked.to_bytes()
                 self._ledger.note(f"{tag}-masked", kept)
-        found = Masked.from_bytes(kept)
-        return replace(answer, values=found.values, sealed=found.sealed)
+        masked = Masked.from_bytes(kept)
+        return replace(answer, values=masked.values, sealed=masked.sealed)
 
     def step(self, step: SumStep) -> dict[str, bytes]:
-        """Its second or third message: by client, or by two, what the server is to pass on.
+        """Return the client's second or third message: proofs, or opened secret shares.
+
+        Proofs are keyed by the client that the server passes them on to. Opened shares are keyed
+        by a client, or by two clients "A B".
 
         Raises:
-            ProtocolError: it has no part in the sum, or has confirmed other names.
+            ProtocolError: the client has no part in the sum, or has confirmed other names.
             SumError: see `Party`; nothing was opened.
         """
         tag, names = self.tag(step.ask), json.dumps(sorted(set(step.named))).encode()
@@ -71,15 +73,13 @@ class Summing:
         return own | {f"{a} {b}": share for (a, b), share in opened.between.items()}
 
     def tag(self, ask: str) -> str:
-        """Of the sum of the answers to an ask: who takes part in it has the same.
+        """Return the tag of the sum of the answers to an ask; all that take part derive the same.
 
-        Who share their records out by patient and who do not may be summed.
+        It leaves out whether shards go by record or by patient, so the answers of clients that
+        differ in this may be summed.
         """
         shards = replace(self._mechanism.shards, by="record")
         mechanism = replace(self._mechanism, shards=shards)  # type: ignore[type-var]
         keys = [key.hex() for _, key in sorted(self._party.public_keys.items())]
-        what = [self._run, ask, str(mechanism), keys]
-        return hashlib.sha256(json.dumps(what).encode()).hexdigest()
-
-
-# --- server ---
+        content = [self._run, ask, str(mechanism), keys]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()

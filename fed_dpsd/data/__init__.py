@@ -1,1 +1,1 @@
-"""Data sets and how they are split among simulated clients."""
+"""Data sets, and their partition among simulated clients."""

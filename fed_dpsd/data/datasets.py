@@ -1,6 +1,6 @@
-"""One loader for the embedded digits, parquet folders and Hugging Face names.
+"""A loader for scikit-learn's digits, parquet folders and Hugging Face data sets.
 
-The folders have the Hugging Face parquet layout, so one reader serves both.
+Folders have the Hugging Face parquet layout, so the same code reads both.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ DIGITS_TEST_SIZE = 360
 
 @dataclass(frozen=True)
 class Split:
-    """Images (N, C, H, W) uint8 with their labels and, where known, patients, (N,) int64 each."""
+    """Images, (N, C, H, W) uint8, with labels and, where known, patients, (N,) int64 each."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -32,14 +32,14 @@ class Split:
         return len(self.labels)
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
-        """The records at `indices`."""
+        """Return the records at `indices`."""
         patients = None if self.patients is None else self.patients[indices]
         return Split(self.images[indices], self.labels[indices], patients)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training split, which clients share out, and a public test split."""
+    """A training split, which is divided among the clients, and a public test split."""
 
     train: Split
     test: Split
@@ -49,16 +49,16 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     """Load a data set.
 
     Args:
-        config: which one; its shape and number of classes are checked against the data.
-        cache: folder for decoded images, so that a second process reads them at once.
+        config: the data set to load; shape and number of classes are checked against the data.
+        cache: folder for decoded images, so that a second process need not decode them again.
 
     Raises:
-        UserError: the folder or the network is missing, or the data is not as `config` says.
+        UserError: the folder or the network is missing, or the data contradicts `config`.
     """
     if config.name == "digits":
         if config.patient_column is not None:
             raise UserError(
-                f"data.patient_column={config.patient_column!r}: data=digits knows no patients; "
+                f"data.patient_column={config.patient_column!r}: data=digits has no patients; "
                 "use null"
             )
         return _digits()
@@ -66,25 +66,23 @@ def load(config: DataConfig, cache: Path) -> Dataset:
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
-    """The test split alone; see `load`."""
+    """Load the test split alone; see `load`."""
     return _digits().test if config.name == "digits" else _load_split(config, "test", cache)
 
 
 def _digits() -> Dataset:
-    """scikit-learn's digits as uint8, with a fixed random split."""
+    """Return scikit-learn's digits as uint8, with a fixed random split."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]  # (1797, 1, 8, 8)
-    everything = Split(images, bunch.target.astype(np.int64))
-    order = np.random.Generator(np.random.PCG64(0)).permutation(len(everything))
-    return Dataset(
-        everything.take(order[DIGITS_TEST_SIZE:]), everything.take(order[:DIGITS_TEST_SIZE])
-    )
+    records = Split(images, bunch.target.astype(np.int64))
+    order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
+    return Dataset(records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE]))
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
-    """One split from `config.path` or, without a path, from the Hugging Face hub."""
+    """Load a split from `config.path` or, without a path, from the Hugging Face hub."""
     if config.path is not None:
         file = Path(config.path) / f"{split}.parquet"
         if not file.is_file():
@@ -111,8 +109,8 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
         if decoded.patients is not None:
             _save(patients, decoded.patients)
         _save(labels, decoded.labels)
-    known = np.load(patients) if patients.is_file() else None
-    return Split(np.load(images, mmap_mode="r"), np.load(labels), known)
+    patient_ids = np.load(patients) if patients.is_file() else None
+    return Split(np.load(images, mmap_mode="r"), np.load(labels), patient_ids)
 
 
 def _read_table(config: DataConfig, split: str) -> "pyarrow.Table":
@@ -124,7 +122,7 @@ def _read_table(config: DataConfig, split: str) -> "pyarrow.Table":
 
 
 def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
-    """Arrow columns to arrays; images keep their size, and become grey or RGB as the shape says."""
+    """Convert Arrow columns to arrays, and images to grey or RGB as `config.shape` says."""
     where = f"data={config.name} ({config.path or config.hub}), split {split}"
     for key in ("image_column", "label_column", "patient_column"):
         column = getattr(config, key)
@@ -135,9 +133,9 @@ def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
             )
     labels = table.column(config.label_column).to_numpy().astype(np.int64)
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= config.num_classes:
-        found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
+        actual = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
         raise UserError(
-            f"{where}: labels are {found}, but data.num_classes={config.num_classes} "
+            f"{where}: labels are {actual}, but data.num_classes={config.num_classes} "
             f"needs 0 to {config.num_classes - 1}"
         )
     pictures = (row["bytes"] for row in table.column(config.image_column).to_pylist())
@@ -153,7 +151,7 @@ def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
 
 
 def _read_patients(config: DataConfig, table: "pyarrow.Table") -> NDArray[np.int64] | None:
-    """Each record's patient as a number: a hash of what the column says."""
+    """Return each record's patient as a number, the hash of the column's text."""
     if config.patient_column is None:
         return None
     names = (str(name).encode() for name in table.column(config.patient_column).to_pylist())
@@ -169,7 +167,7 @@ def _open_images(pictures: Iterable[bytes], channels: int) -> Iterable[NDArray[n
 
 
 def _save(path: Path, array: NDArray[np.generic]) -> None:
-    """Write an array atomically, so that two processes may fill the cache at once."""
+    """Write an array atomically, so that two processes may fill the cache at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:

@@ -1,6 +1,6 @@
-"""How a data set is split among simulated clients: flwr-datasets' partitioners.
+"""Partitions of a data set among simulated clients, by flwr-datasets' partitioners.
 
-The only file that imports flwr_datasets, and only when it is needed (it takes seconds).
+No other file imports flwr_datasets. The import takes seconds, so it is delayed until needed.
 """
 
 import warnings
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Partition(Protocol):
-    """A rule that splits records among clients, by their labels and its own seed."""
+    """A rule that splits records among clients, by their labels and a seed."""
 
     name: ClassVar[str]
     seed: int
 
     def partitioner(self, num_clients: int) -> "Partitioner":
-        """The library's partitioner for `num_clients`."""
+        """Return the library's partitioner for `num_clients`."""
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is shared out by Dirichlet(alpha) proportions; small alpha is far from IID."""
+    """A split of each class by Dirichlet(alpha) proportions; a small alpha is far from IID."""
 
     name: ClassVar[str] = "dirichlet"
     seed: int
@@ -42,7 +42,7 @@ class Dirichlet:
         require_positive(self, "alpha")
 
     def partitioner(self, num_clients: int) -> "Partitioner":
-        """flwr-datasets' DirichletPartitioner."""
+        """Return flwr-datasets' DirichletPartitioner."""
         from flwr_datasets.partitioner import DirichletPartitioner
 
         return DirichletPartitioner(
@@ -57,7 +57,7 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class IID:
-    """Equal shares of a random order."""
+    """A split of a random order into equal parts."""
 
     name: ClassVar[str] = "iid"
     seed: int
@@ -66,7 +66,7 @@ class IID:
         require(self, seed=0)
 
     def partitioner(self, num_clients: int) -> "Partitioner":
-        """flwr-datasets' IidPartitioner (which does not shuffle: `split` does)."""
+        """Return flwr-datasets' IidPartitioner, which does not shuffle; `split` does."""
         from flwr_datasets.partitioner import IidPartitioner
 
         return IidPartitioner(num_partitions=num_clients)
@@ -74,7 +74,7 @@ class IID:
 
 @dataclass(frozen=True)
 class ByClass:
-    """Each client holds records of `classes_per_client` classes only."""
+    """A split that gives each client records of only `classes_per_client` classes."""
 
     name: ClassVar[str] = "class"
     seed: int
@@ -84,7 +84,7 @@ class ByClass:
         require(self, seed=0, classes_per_client=1)
 
     def partitioner(self, num_clients: int) -> "Partitioner":
-        """flwr-datasets' PathologicalPartitioner."""
+        """Return flwr-datasets' PathologicalPartitioner."""
         from flwr_datasets.partitioner import PathologicalPartitioner
 
         return PathologicalPartitioner(
@@ -102,14 +102,14 @@ PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByCl
 def split(
     partition: Partition, labels: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]]:
-    """Indices of each client's records: disjoint, none empty.
+    """Return the indices of each client's records: disjoint, and not empty.
 
     Raises:
-        UserError: the data does not allow so many clients; names the largest number that works.
+        UserError: the data does not allow so many clients; the message has a number that works.
     """
-    shares = _try_split(partition, labels, num_clients)
-    if shares is not None:
-        return shares
+    parts = _try_split(partition, labels, num_clients)
+    if parts is not None:
+        return parts
     feasible, infeasible = 0, min(num_clients, len(labels) + 1)
     while infeasible - feasible > 1:
         middle = (feasible + infeasible) // 2
@@ -130,7 +130,7 @@ def split(
 def _try_split(
     partition: Partition, labels: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:
-    """The clients' indices; None where the partitioner cannot, or leaves a client without any."""
+    """Return the clients' indices; None if the partitioner fails or a client gets no record."""
     from datasets import Dataset
 
     order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(labels))
@@ -138,20 +138,20 @@ def _try_split(
     partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
     try:
         with warnings.catch_warnings(action="ignore"):  # one warning for each attempt
-            parts = [partitioner.load_partition(client) for client in range(num_clients)]
+            subsets = [partitioner.load_partition(client) for client in range(num_clients)]
     except (ValueError, IndexError):
         return None
-    shares = [np.sort(np.asarray(part["index"], np.int64)) for part in parts]
-    if min(len(share) for share in shares) == 0:
+    parts = [np.sort(np.asarray(subset["index"], np.int64)) for subset in subsets]
+    if min(len(part) for part in parts) == 0:
         return None
-    return shares
+    return parts
 
 
 def read_hub(name: str, split_name: str) -> "pyarrow.Table":
-    """A split of a Hugging Face data set, as an Arrow table with encoded images.
+    """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
 
     Raises:
-        UserError: there is no network, or no such data set.
+        UserError: there is no network, or the data set does not exist.
     """
     from datasets import Image
     from flwr_datasets import FederatedDataset

@@ -1,4 +1,7 @@
-"""All records in one place: what no federation has. With privacy=dp_teacher, central DP-SGD."""
+"""Training on all records in one place, which no federation can do.
+
+With privacy=dp_teacher it is central DP-SGD.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,6 +11,6 @@ from fed_dpsd.methods.ensemble import WholeEnsemble
 
 @dataclass(frozen=True)
 class Central(WholeEnsemble):
-    """One client holds everything, and its teacher, trained as all teachers are, is the student."""
+    """A single client that holds all records; its teacher, trained as usual, is the student."""
 
     num_clients: ClassVar[int | None] = 1

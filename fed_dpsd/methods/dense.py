@@ -1,17 +1,21 @@
 """DENSE: data-free one-shot federated learning.
 
 Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022, arXiv 2112.12371,
-Algorithm 1, and its code base zj-jayzhang/DENSE where the paper is silent.
+Algorithm 1. Its code base zj-jayzhang/DENSE is followed where the paper is silent.
 
-Each round a generator is drawn anew and trained, together with its latent vectors, towards images
-that the ensemble is sure of, that have the statistics of the teachers' BatchNorm layers, and that
-the student is wrong about. Its best batch joins the bank, and the student takes an epoch over it.
+Each round draws a new generator and trains it together with its latent vectors. The ensemble should
+be sure of the images, the student should be wrong about them, and they should have the statistics
+of the teachers' BatchNorm layers. The best batch joins the bank, and the student takes an epoch
+over the bank.
 
-Unlike the code base: the bank lies in memory and holds one run's images; an image's answer is kept
-instead of asked again, so the student sees no image flipped; each round's SGD starts without
-momentum; networks start from Xavier's draws and the generator normalises before its sigmoid
-(fed_dpsd/models/generators.py); the student's BatchNorm keeps its statistics while images are made;
-and what is reported is the last round, not the best one on the test split.
+Differences from the code base:
+- The bank is in memory and holds the images of one run.
+- The ensemble answers an image once, and the answer is kept; so the student sees no flipped image.
+- Each round's SGD starts without momentum.
+- Networks start from Xavier initialisation, and the generator normalises before its sigmoid
+  (fed_dpsd/models/generators.py).
+- The student's BatchNorm keeps its statistics while images are made.
+- The last round is reported, not the best one on the test split.
 """
 
 from dataclasses import dataclass
@@ -23,14 +27,15 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, to_bytes
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
 class DENSE(Distilling):
-    """Algorithm 1; the fields are conf/method/dense.yaml."""
+    """DENSE, Algorithm 1; conf/method/dense.yaml explains the fields."""
 
     latent_size: int
     generator_steps: int
@@ -50,7 +55,7 @@ class DENSE(Distilling):
     def synthesise(
         self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """Data generation: the batch of least loss of a generator that starts from nothing."""
+        """Train a new generator and return its batch of least loss (data generation)."""
         rng = streams.torch("synthesis", query_id=number)
         count = world.queries_per_round
         targets = torch.randint(world.num_classes, (count,), generator=rng).sort().values
@@ -65,15 +70,15 @@ class DENSE(Distilling):
         least, best = float("inf"), None
         for _ in range(self.generator_steps):
             images = generator(latents)
-            seen = augmented(images, self.shift, self.flip, rng)
-            loss = self.loss(ensemble, student, seen, targets.to(world.device), statistics)
+            augmented = augment(images, self.shift, self.flip, rng)
+            loss = self.loss(ensemble, student, augmented, targets.to(world.device), statistics)
             if best is None or loss.item() < least:
                 least, best = loss.item(), to_bytes(images)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
         student.requires_grad_(True)
-        statistics.forget()
+        statistics.close()
         assert best is not None
         return best
 
@@ -85,29 +90,38 @@ class DENSE(Distilling):
         targets: torch.Tensor,
         statistics: BatchStatistics,
     ) -> torch.Tensor:
-        """Similarity (cross-entropy), stability (BatchNorm) and transferability (disagreement)."""
-        teacher, given = ensemble(images), student(images)
-        apart = functional.kl_div(
-            given.log_softmax(1), teacher.log_softmax(1), reduction="none", log_target=True
+        """Return the sum of the losses of similarity, stability and transferability.
+
+        They are cross-entropy, BatchNorm statistics and disagreement with the student.
+        """
+        teacher_logits, student_logits = ensemble(images), student(images)
+        divergence = functional.kl_div(
+            student_logits.log_softmax(1),
+            teacher_logits.log_softmax(1),
+            reduction="none",
+            log_target=True,
         ).sum(1)
-        disagree = teacher.argmax(1) != given.argmax(1)
+        disagree = teacher_logits.argmax(1) != student_logits.argmax(1)
         return (
             self.batch_norm_weight * statistics.loss()
-            + self.one_hot_weight * functional.cross_entropy(teacher, targets)
-            - self.adversarial_weight * (apart * disagree).mean()
+            + self.one_hot_weight * functional.cross_entropy(teacher_logits, targets)
+            - self.adversarial_weight * (divergence * disagree).mean()
         )
 
 
-def augmented(images: torch.Tensor, shift: int, flip: bool, rng: torch.Generator) -> torch.Tensor:
-    """(B, C, H, W) images, each moved by up to `shift` pixels (zeros come in), perhaps mirrored."""
+def augment(images: torch.Tensor, shift: int, flip: bool, rng: torch.Generator) -> torch.Tensor:
+    """Move each of (B, C, H, W) images by up to `shift` pixels; with `flip`, mirror about half.
+
+    Zeros fill the margins.
+    """
     if not (shift or flip):
         return images
     count, _, height, width = images.shape
     down, right = torch.randint(0, 2 * shift + 1, (2, count, 1), generator=rng)
     rows, columns = down + torch.arange(height), right + torch.arange(width)
     if flip:
-        turned = torch.randint(0, 2, (count, 1), generator=rng).bool()
-        columns = torch.where(turned, columns.flip(1), columns)
+        mirrored = torch.randint(0, 2, (count, 1), generator=rng).bool()
+        columns = torch.where(mirrored, columns.flip(1), columns)
     padded = functional.pad(images, (shift,) * 4).movedim(1, 3)
     image = torch.arange(count)[:, None, None]
     return padded[image, rows[:, :, None], columns[:, None]].movedim(3, 1)

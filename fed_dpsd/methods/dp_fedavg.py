@@ -1,9 +1,9 @@
-"""DP-FedAVG: FedAVG whose clients train with DP-SGD, a charge for every round.
+"""DP-FedAVG: FedAVG whose clients train with DP-SGD; each round is charged.
 
 McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models", ICLR
-2018, arXiv 1710.06963, with the clipping moved to the record: among a few hospitals no client is
-hidden, so what is protected is a record, from everybody, the server included (Abadi et al., arXiv
-1607.00133, at each client).
+2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's update: a
+few hospitals cannot hide a whole client. Each client runs DP-SGD (Abadi et al., arXiv 1607.00133),
+so a record is protected from everybody, the server included.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,6 @@ from fed_dpsd.methods.fedavg import FedAVG
 
 @dataclass(frozen=True)
 class DPFedAVG(FedAVG):
-    """FedAVG that cannot run without a training mechanism: `privacy=dp_teacher`."""
+    """FedAVG that requires a training mechanism: `privacy=dp_teacher`."""
 
     mechanisms: ClassVar[tuple[str, ...] | None] = ("dp_teacher",)

@@ -18,12 +18,12 @@ from fed_dpsd.protocol import Answer, Ask, Refusal
 
 @dataclass(frozen=True)
 class DPSD(FedDPSD):
-    """Algorithm 1; the fields are conf/method/dpsd.yaml.
+    """DPSD, Algorithm 1; conf/method/dpsd.yaml explains the fields.
 
     Args:
-        discriminator: what generators are trained against. "teacher" is the paper's DPSD-T: the
-            teacher's weights leave the client, so nothing is proven, unless the teacher was
-            trained with DP.
+        discriminator: the network that generators are trained against. "teacher" is the paper's
+            DPSD-T: the teacher's weights leave the client, so nothing is proven unless the teacher
+            was trained with DP.
     """
 
     num_clients: ClassVar[int | None] = 1
@@ -35,25 +35,25 @@ class DPSD(FedDPSD):
             raise ValueError(f"discriminator={self.discriminator!r} must be 'student' or 'teacher'")
         if self.discriminator == "teacher" and self.generator_steps == 0:
             raise ValueError(
-                "discriminator='teacher' ships the teacher's weights for nothing with "
+                "discriminator='teacher' sends the teacher's weights but does not use them with "
                 "generator_steps=0; give generator_steps >= 1"
             )
 
     def plan(self, world: World) -> Plan:
-        """One answer for each synthetic query; before them, for DPSD-T, the teacher's weights."""
+        """Return the stage of answers; for DPSD-T, the teacher's weights come before it."""
         answers = super().plan(world)
         if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
             return answers
         return Plan((weights_stage(world), *answers.stages), answers.counts)
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Alg. 1, line 4; or the weights, which a site gives only for this discriminator."""
+        """Answer as in Alg. 1, line 4; release the weights only for the teacher discriminator."""
         if ask.kind == "weights" and self.discriminator == "teacher":
             return release_weights(ask, site)
         return super().client(ask, site)
 
     def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
-        """The teacher, for DPSD-T."""
+        """Return the teacher for DPSD-T, otherwise None."""
         if self.discriminator == "student":
             return None
         (teacher, *_) = fetch_teachers(federation, world)[0]

@@ -3,10 +3,11 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
-A server owns generators and a student. Each round it sends synthetic images with the student's
-predictions; each client's teachers answer with normalised gradients, randomised-response labels or,
-without privacy, probabilities; the server trains the student on all answers so far, and generators
-against the student alone, so a generator sees nothing private but what was released.
+The server owns generators and a student. Each round it sends synthetic images with the student's
+predictions. Each client's teachers answer with normalised gradients, randomised-response labels or,
+without privacy, probabilities. The server trains the student on all answers so far. It trains
+generators against the student alone, so a generator depends on private data only through released
+answers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,10 +27,21 @@ from fed_dpsd.methods.class_counts import (
     releases_class_counts,
     weigh,
 )
-from fed_dpsd.methods.method import Bank, Federation, Plan, Round, Site, State, World, below
+from fed_dpsd.methods.method import (
+    Bank,
+    Federation,
+    Plan,
+    Round,
+    Site,
+    State,
+    World,
+    answers_and_refusals,
+    below,
+    tensors_below,
+)
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive
@@ -40,7 +52,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class FedDPSD:
-    """Algorithm 2; the fields are conf/method/fed_dpsd.yaml."""
+    """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields."""
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = None
@@ -74,7 +86,7 @@ class FedDPSD:
         if min(noise, areas, lines) < 0 or noise + areas + lines > 1:
             raise ValueError(
                 f"noise_fraction={noise}, areas_fraction={areas} and lines_fraction={lines} "
-                "must be >= 0 and at most 1 together; the rest is the generators'"
+                "must be >= 0 and at most 1 together; generators make the other images"
             )
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
@@ -87,14 +99,14 @@ class FedDPSD:
         )
 
     def plan(self, world: World) -> Plan:
-        """One answer for each synthetic query, in one stage; class counts where they are free."""
+        """Return one stage with an answer for each synthetic query; class counts where free."""
         answers = Stage(world.mechanism, world.rounds, world.queries_per_round)
         return Plan((answers,), self.class_counts and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Fed-FlexPer: each teacher's answer to every query, through the site's own mechanism."""
+        """Release each teacher's answer to every query by the site's mechanism (Fed-FlexPer)."""
         if ask.kind == "counts" and self.class_counts:
             return release_class_counts(ask, site)
         if ask.kind != "answers":
@@ -112,10 +124,10 @@ class FedDPSD:
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Algorithm 2, with a bank of answered samples and new generators each round."""
+        """Run Algorithm 2, with a bank of answered samples and new generators in each round."""
         student = world.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, world)
-        shares = fetch_class_weights(federation, world) if self.class_counts else {}
+        class_weights = fetch_class_weights(federation, world) if self.class_counts else {}
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
@@ -124,81 +136,80 @@ class FedDPSD:
         for number in range(len(bank) + 1, world.rounds + 1):
             images = self.draw(discriminator or student, world, streams, number)
             if self.match_polarity and bank:
-                asked = np.concatenate([part.images for part in bank])
-                known = np.concatenate([part.labels for part in bank])
-                images = procedural.turned(images, asked, known)
+                answered = np.concatenate([part.images for part in bank])
+                labels = np.concatenate([part.labels for part in bank])
+                images = procedural.match_polarity(images, answered, labels)
             predictions = self.predictions(student, images, world)
             ask = federation.settle(Ask(number, images, predictions))
-            total = self.ask(federation, ask, shares)
+            total = self.ask(federation, ask, class_weights)
             if total.count == 0 and not bank:
                 raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
-            over = total.count == 0  # every client's budget is spent
-            if not over:
+            exhausted = total.count == 0  # every client's budget is spent
+            if not exhausted:
                 labels = self.noisy_labels(world, ask.predictions, total)
                 bank.append(Bank(ask.images, ask.predictions, labels.astype(np.float32)))
-            last = over or number == world.rounds
-            if last:  # what went on from a few answers never quite recovers
+            last = exhausted or number == world.rounds
+            if last:  # a student that was first trained on few answers never catches up: restart it
                 student = world.make_student(streams.torch("last student"))
             loss = self.train_student(student, bank, world, streams, number, last)
-            tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
             *_, generated = self.mixture(len(ask.images))
-            trained_against = generated * self.generator_steps if discriminator else 0
+            discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
-                State(len(bank), tensors, bank),
+                State(len(bank), tensors_below("student", student), bank),
                 student,
                 {"student_loss": loss},
                 total.refused,
-                forward_answers=total.count * len(ask.images) + trained_against,
-                backward_answers=trained_against,
+                forward_answers=total.count * len(ask.images) + discriminated,
+                backward_answers=discriminated,
             )
-            if over:
+            if exhausted:
                 return
 
     def ask(
-        self, federation: Federation, ask: Ask, shares: Mapping[int, NDArray[np.float64]]
+        self, federation: Federation, ask: Ask, class_weights: Mapping[int, NDArray[np.float64]]
     ) -> Total:
-        """The sum of the answers; with class shares, each client's weighs what it knows."""
-        if not shares:
+        """Return the sum of the answers, weighted by `class_weights` where there are any."""
+        if not class_weights:
             return federation.total(ask)
-        answers = federation.each(ask)
-        given = {c: a for c, a in answers.items() if isinstance(a, Answer) and c in shares}
-        count = sum(each.teachers for each in given.values())
-        refused = {c: each.reason for c, each in answers.items() if isinstance(each, Refusal)}
-        if not given:
+        answers, refused = answers_and_refusals(federation.each(ask))
+        weighted = {client: own for client, own in answers.items() if client in class_weights}
+        if not weighted:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
-        return Total(count * weigh({c: a.values for c, a in given.items()}, shares), count, refused)
+        count = sum(own.teachers for own in weighted.values())
+        mean = weigh({client: own.values for client, own in weighted.items()}, class_weights)
+        return Total(count * mean, count, refused)
 
     def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
-        """The teacher that generators are trained against; None for the student itself."""
+        """Return the teacher that generators are trained against; None for the student itself."""
         return None
 
     def mixture(self, queries: int) -> tuple[int, int, int, int]:
-        """How many of a round's images are noise, areas, lines, and the generators'."""
-        shares = self.noise_fraction, self.areas_fraction, self.lines_fraction
-        noise, areas, lines = (int(share * queries) for share in shares)
+        """Return how many of a round's images are noise, areas, lines and generated."""
+        fractions = self.noise_fraction, self.areas_fraction, self.lines_fraction
+        noise, areas, lines = (int(fraction * queries) for fraction in fractions)
         return noise, areas, lines, queries - noise - areas - lines
 
     def draw(
         self, discriminator: nn.Module, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """(Q, C, H, W) images, as bytes: what the student and the clients both see.
+        """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
         Procedural images come first, then the generators'.
         """
         *counts, left = self.mixture(world.queries_per_round)
-        drawn = procedural.draw(counts, world.image_shape, streams, number)
+        parts = procedural.draw(counts, world.image_shape, streams, number)
         rng = streams.torch("generators", query_id=number)
         while left > 0:
             count = min(self.images_per_generator, left)
             images = self.generate(discriminator, world, count, rng)
-            drawn.append((images * 255).round().to(torch.uint8).cpu().numpy())
+            parts.append(to_bytes(images))
             left -= count
-        return np.concatenate(drawn)
+        return np.concatenate(parts)
 
     def generate(
         self, discriminator: nn.Module, world: World, count: int, rng: torch.Generator
     ) -> torch.Tensor:
-        """`count` images of a new generator, which Eq. 8 first trains against the discriminator."""
+        """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
         generator = world.make_generator(self.latent_size, rng)
         latents = torch.randn((count, self.latent_size), generator=rng).to(world.device)
         latents.requires_grad_(True)
@@ -210,7 +221,7 @@ class FedDPSD:
             betas=(0.5, 0.999),
         )
         generator.train()
-        discriminator.eval().requires_grad_(False)  # whatever was done with it before
+        discriminator.eval().requires_grad_(False)
         for _ in range(self.generator_steps):
             loss = self.generator_loss(discriminator, generator(latents))
             optimiser.zero_grad()
@@ -221,7 +232,7 @@ class FedDPSD:
             return generator(latents)
 
     def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Eq. 8: confident, balanced over the classes, and with active features."""
+        """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
         features = discriminator.features(images)
         logits = discriminator.classifier(features)
         return (
@@ -233,10 +244,10 @@ class FedDPSD:
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], world: World
     ) -> NDArray[np.float32]:
-        """(Q, K) predictions to ask with: the student's, for gradients nearly uniform ones.
+        """Return the (Q, K) predictions to ask with: for gradients, they are nearly uniform.
 
-        A normalised gradient taken at a student that agrees with the teacher is all direction and
-        no content; taken near the uniform prediction it points at the teacher's class.
+        Where the student agrees with the teacher, normalisation blows up a gradient that says
+        little. Near the uniform prediction the gradient points at the teacher's class.
         """
         predictions = predict(student, images, world.device)
         if self.as_printed or not isinstance(world.mechanism, NormalizedGradient):
@@ -247,12 +258,12 @@ class FedDPSD:
     def noisy_labels(
         self, world: World, predictions: NDArray[np.float32], total: Total
     ) -> NDArray[np.float64]:
-        """Eq. 6: labels (B, K) from the sum of the answers; post-processing, so free."""
+        """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
         mean = total.sum / total.count
         if isinstance(world.mechanism, NormalizedGradient):  # Eq. 3
             bound = world.mechanism.row_norm(len(predictions))
             return losses.noisy_label(predictions, mean, bound, self.label_step, self.as_printed)
-        return mean  # Eq. 5: shares of the votes; or probabilities
+        return mean  # Eq. 5: fractions of the votes; or probabilities
 
     def train_student(
         self,
@@ -263,7 +274,7 @@ class FedDPSD:
         number: int,
         last: bool,
     ) -> float:
-        """Eq. 7 on batches drawn from the whole bank, with Adam; returns the last loss."""
+        """Train by Eq. 7 on batches from the whole bank, with Adam; return the last loss."""
         steps = self.final_student_steps if last else self.student_steps
         images = np.concatenate([part.images for part in bank])
         model, take = learner(student, images, world.device)
@@ -278,8 +289,8 @@ class FedDPSD:
         for _ in range(steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             logits = model(take(chosen))
-            answers = labels[chosen].to(world.device)
-            loss = self.student_loss(world, logits, answers, predictions[chosen])
+            batch_labels = labels[chosen].to(world.device)
+            loss = self.student_loss(world, logits, batch_labels, predictions[chosen])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -293,7 +304,10 @@ class FedDPSD:
         labels: torch.Tensor,
         predictions: NDArray[np.float32],
     ) -> torch.Tensor:
-        """L_s: the likelihood of the answers' noise; `as_printed` is the cross-entropy of Eq. 7."""
+        """Return L_s, the negative log-likelihood of the answers under their noise.
+
+        With `as_printed` it is the cross-entropy of Eq. 7.
+        """
         mechanism = world.mechanism
         if isinstance(mechanism, TopKRandomizedResponse) and not self.as_printed:
             members = mechanism.members(predictions)

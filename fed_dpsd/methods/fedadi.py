@@ -1,11 +1,13 @@
 """FedADI: images optimised pixel by pixel against the ensemble, then distilled.
 
 Yin et al.: "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, arXiv
-1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1; its code
-base NVlabs/DeepInversion where the paper is silent.
+1912.08795: Adaptive DeepInversion, applied to the clients' ensemble as in DENSE's Table 1. Its code
+base NVlabs/DeepInversion is followed where the paper is silent.
 
-Unlike the code base: images start around grey, stay in [0, 1] and are kept as bytes, those of the
-last step and not of the least loss; and the first BatchNorm layer counts like any other.
+Differences from the code base:
+- Images start around grey and stay in [0, 1].
+- Images of the last step are kept, as bytes, not those of least loss.
+- The first BatchNorm layer has the same weight as the others.
 """
 
 from dataclasses import dataclass
@@ -17,8 +19,9 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
-from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble, to_bytes
+from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
 COMPETITION_TEMPERATURE = 3.0
@@ -26,7 +29,7 @@ COMPETITION_TEMPERATURE = 3.0
 
 @dataclass(frozen=True)
 class FedADI(Distilling):
-    """Adaptive DeepInversion; the fields are conf/method/fedadi.yaml."""
+    """Adaptive DeepInversion; conf/method/fedadi.yaml explains the fields."""
 
     pixel_steps: int
     pixel_learning_rate: float
@@ -45,7 +48,7 @@ class FedADI(Distilling):
     def synthesise(
         self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """Noise, moved by Adam towards random classes."""
+        """Draw noise and let Adam move it towards random classes."""
         rng = streams.torch("synthesis", query_id=number)
         shape = (world.queries_per_round, *world.image_shape)
         targets = torch.randint(world.num_classes, shape[:1], generator=rng).to(world.device)
@@ -56,15 +59,15 @@ class FedADI(Distilling):
         student.eval().requires_grad_(False)
         for _ in range(self.pixel_steps):
             down, right = torch.randint(-self.shift, self.shift + 1, (2,), generator=rng).tolist()
-            seen = images.roll((down, right), (2, 3))
-            loss = self.loss(ensemble, student, seen, targets, statistics)
+            rolled = images.roll((down, right), (2, 3))
+            loss = self.loss(ensemble, student, rolled, targets, statistics)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             with torch.no_grad():
                 images.clamp_(0, 1)
         student.requires_grad_(True)
-        statistics.forget()
+        statistics.close()
         return to_bytes(images)
 
     def loss(
@@ -75,18 +78,24 @@ class FedADI(Distilling):
         targets: torch.Tensor,
         statistics: BatchStatistics,
     ) -> torch.Tensor:
-        """Cross-entropy, image priors, feature statistics and competition with the student."""
-        teacher, given = ensemble(images), student(images)
+        """Return the weighted sum of the losses of a batch.
+
+        They are cross-entropy, image priors, feature statistics and competition with the student.
+        """
+        teacher_logits, student_logits = ensemble(images), student(images)
         variation = (
             (images[:, :, 1:] - images[:, :, :-1]).norm()
             + (images[:, :, :, 1:] - images[:, :, :, :-1]).norm()
             + (images[:, :, 1:, 1:] - images[:, :, :-1, :-1]).norm()
             + (images[:, :, 1:, :-1] - images[:, :, :-1, 1:]).norm()
         )
-        softened = (logits.div(COMPETITION_TEMPERATURE).softmax(1) for logits in (teacher, given))
+        softened = (
+            logits.div(COMPETITION_TEMPERATURE).softmax(1)
+            for logits in (teacher_logits, student_logits)
+        )
         competition = 1 - jensen_shannon(*softened)
         return (
-            functional.cross_entropy(teacher, targets)
+            functional.cross_entropy(teacher_logits, targets)
             + self.total_variation_weight * variation
             + self.norm_weight * images.norm()
             + self.batch_norm_weight * statistics.loss()
@@ -95,7 +104,7 @@ class FedADI(Distilling):
 
 
 def jensen_shannon(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Mean Jensen-Shannon divergence of (B, K) probabilities, in nats."""
+    """Return the mean Jensen-Shannon divergence of (B, K) probabilities, in nats."""
     middle = (one + other) / 2
 
     def excess(p: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,11 @@
-"""FedAVG: the server averages what clients train from one common start.
+"""FedAVG: the server averages models that the clients train from a common start.
 
 McMahan, Moore, Ramage, Hampson, Agueera y Arcas: "Communication-Efficient Learning of Deep Networks
-from Decentralized Data", AISTATS 2017, arXiv 1602.05629, Algorithm 1, all clients in every round.
+from Decentralized Data", AISTATS 2017, arXiv 1602.05629, Algorithm 1, with all clients in each
+round.
 
-The first round's models are the teachers themselves, so with rounds=1 it is one-shot FedAVG. Their
-common start is `teacher.same_start=true`, and all have one architecture.
+The first round's models are the teachers themselves, so with rounds=1 this is one-shot FedAVG.
+`teacher.same_start=true` gives them a common start, and all must have the same architecture.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,17 @@ import torch
 
 from fed_dpsd.config import require
 from fed_dpsd.methods.class_counts import MOST_RECORDS, release_class_counts, releases_class_counts
-from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World, below
+from fed_dpsd.methods.method import (
+    Federation,
+    Plan,
+    Round,
+    Site,
+    State,
+    World,
+    answers_and_refusals,
+    below,
+    tensors_below,
+)
 from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_stage
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import NonPrivate
@@ -26,12 +37,13 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class FedAVG(WhiteBox):
-    """Algorithm 1; the fields are conf/method/fedavg.yaml.
+    """FedAVG, Algorithm 1; conf/method/fedavg.yaml explains the fields.
 
     Args:
-        weighted: by the clients' numbers of records, as in the paper; else all count alike.
-        local_epochs: E, over a client's records in each round after the first, >= 1; a private
-            training takes its own steps instead.
+        weighted: whether clients weigh by their numbers of records, as in the paper; otherwise all
+            weigh the same.
+        local_epochs: E, epochs over a client's records in each round after the first, >= 1; a
+            private training takes its own number of steps instead.
     """
 
     averages: ClassVar[bool] = True
@@ -42,20 +54,20 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, world: World) -> Plan:
-        """Weights in each round, each after a training; before them the counts of records."""
+        """Return a stage of weights for each round, and class counts where they are free."""
         rounds = (weights_stage(world),) * world.rounds
         return Plan(rounds, self.weighted and releases_class_counts(world.mechanism))
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """ClientUpdate: the weights after a local training, and once the class counts."""
+        """Release the weights after a local training (ClientUpdate), or once the class counts."""
         if ask.kind == "counts" and self.weighted:
             return release_class_counts(ask, site)
         if ask.kind == "train":
-            paid, sensitive = site.retrain(ask, self.local_epochs)
-            clear = isinstance(paid, NonPrivate)
-            return site.release(WEIGHTS_LEAVE if clear else paid, sensitive, ask)
+            mechanism, sensitive = site.retrain(ask, self.local_epochs)
+            clear = isinstance(mechanism, NonPrivate)
+            return site.release(WEIGHTS_LEAVE if clear else mechanism, sensitive, ask)
         return super().client(ask, site)
 
     # --- server ------------------------------------------------------------------------------
@@ -63,7 +75,7 @@ class FedAVG(WhiteBox):
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Train, average, and train from the average."""
+        """Ask for weights, average them, and ask for a training from the average."""
         sizes = self.fetch_sizes(federation, world)
         student = world.make_teacher(0)
         last = 0
@@ -74,41 +86,40 @@ class FedAVG(WhiteBox):
             first = number == 1
             start = to_vector(student).numpy()
             ask = world.ask("weights") if first else world.ask("train", number, start)
-            answers = federation.each(federation.settle(ask))
-            given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
-            refused = {c: each.reason for c, each in answers.items() if isinstance(each, Refusal)}
-            if not given and first:
+            answers, refused = answers_and_refusals(federation.each(federation.settle(ask)))
+            if not answers and first:
                 raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
-            vectors, shares = [], []
-            for client, each in given.items():
-                for vector in np.array_split(each.values[:, 0], each.teachers):
+            vectors, weights = [], []
+            for client, answer in answers.items():
+                for vector in np.array_split(answer.values[:, 0], answer.teachers):
                     vectors.append(torch.from_numpy(vector.astype(np.float32)))
-                    shares.append(sizes.get(client, 1.0) / each.teachers)
+                    weights.append(sizes.get(client, 1.0) / answer.teachers)
             if vectors:
-                load_vector(student, average(vectors, shares))
+                load_vector(student, average(vectors, weights))
                 last = number
-            tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
-            yield Round(State(last, tensors, ()), student.eval(), {}, refused)
+            state = State(last, tensors_below("student", student), ())
+            yield Round(state, student.eval(), {}, refused)
             if not vectors:  # every client's budget is spent
                 return
 
     def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
-        """Each client's number of records, at least 0; empty where all count alike."""
+        """Return each client's number of records, >= 0; empty where all clients weigh the same."""
         if not self.plan(world).counts:
             return {}
-        answers = federation.each(world.ask("counts"))
+        answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
         return {
-            client: float(np.clip(each.values, 0, MOST_RECORDS).sum())
-            for client, each in answers.items()
-            if isinstance(each, Answer)
+            client: float(np.clip(answer.values, 0, MOST_RECORDS).sum())
+            for client, answer in answers.items()
         }
 
 
-def average(vectors: Sequence[torch.Tensor], shares: Sequence[float]) -> torch.Tensor:
-    """(P,) mean of (P,) vectors, weighted by `shares` of any sum; the plain one if all are 0.
+def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted (P,) mean of (P,) vectors; the plain mean if all weights are 0.
+
+    The weights may have any sum.
 
     Raises:
-        ProtocolError: their lengths differ: the clients have several architectures.
+        ProtocolError: the vectors have different lengths, so the clients' architectures differ.
     """
     lengths = {len(vector) for vector in vectors}
     if len(lengths) > 1:
@@ -116,8 +127,8 @@ def average(vectors: Sequence[torch.Tensor], shares: Sequence[float]) -> torch.T
             f"clients sent {sorted(lengths)} weights: an average needs one architecture; use "
             "model.teachers=[]"
         )
-    weights = torch.tensor(shares, dtype=torch.float64)
-    if not weights.any():
-        weights = torch.ones_like(weights)
-    total = torch.stack(list(vectors)).double() * (weights / weights.sum())[:, None]
-    return total.sum(0).float()
+    factors = torch.tensor(weights, dtype=torch.float64)
+    if not factors.any():
+        factors = torch.ones_like(factors)
+    weighted = torch.stack(list(vectors)).double() * (factors / factors.sum())[:, None]
+    return weighted.sum(0).float()

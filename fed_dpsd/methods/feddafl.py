@@ -1,11 +1,12 @@
-"""FedDAFL: one generator against the ensemble, and a student that learns from its every image.
+"""FedDAFL: a generator trained against the ensemble, and a student that learns from its images.
 
 Chen et al.: "Data-Free Learning of Student Networks", ICCV 2019, arXiv 1904.01186, Algorithm 1,
 applied to the clients' ensemble as in DENSE's Table 1. The student learns by Adam, as for MNIST in
 its code base.
 
-Unlike the code base: the generator is that of fed_dpsd/models/generators.py, with pixels in [0, 1],
-and both optimisers start anew in each round.
+Differences from the code base:
+- The generator is that of fed_dpsd/models/generators.py, with pixels in [0, 1].
+- Both optimisers start anew in each round.
 """
 
 from collections.abc import Iterator
@@ -16,18 +17,18 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import Federation, Round, State, World, below
-from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_teachers
+from fed_dpsd.methods.method import Federation, Round, State, World, below, tensors_below
+from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
 class FedDAFL(WhiteBox):
-    """Algorithm 1; the fields are conf/method/feddafl.yaml.
+    """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
-    A round is `steps_per_round` steps on batches of queries_per_round images. Its optimisers start
-    anew, so that a run can be resumed from the weights.
+    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers start
+    anew in each round, so that a run can be resumed from the weights alone.
     """
 
     latent_size: int
@@ -46,9 +47,8 @@ class FedDAFL(WhiteBox):
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Generator and student, a step each, on the same batch."""
-        teachers = fetch_teachers(federation, world)
-        ensemble = Ensemble([teacher for own in teachers.values() for teacher in own])
+        """Train the generator and the student in turn, a step each on the same batch."""
+        ensemble = fetch_ensemble(federation, world)
         generator = world.make_generator(self.latent_size, streams.torch("generator"))
         student = world.make_student(streams.torch("student"))
         last = 0
@@ -60,11 +60,7 @@ class FedDAFL(WhiteBox):
             before = ensemble.forward_answers, ensemble.backward_answers
             rng = streams.torch("latents", query_id=number)
             loss = self.learn(ensemble, generator, student, world, rng)
-            tensors = {
-                f"{name}.{key}": tensor.clone()
-                for name, module in (("generator", generator), ("student", student))
-                for key, tensor in module.state_dict().items()
-            }
+            tensors = tensors_below("generator", generator) | tensors_below("student", student)
             yield Round(
                 State(number, tensors, ()),
                 student,
@@ -81,26 +77,26 @@ class FedDAFL(WhiteBox):
         world: World,
         rng: torch.Generator,
     ) -> float:
-        """One round's steps; returns the student's last loss."""
-        makers = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
-        learners = torch.optim.Adam(student.parameters(), self.student_learning_rate)
+        """Take the steps of a round; return the student's last loss."""
+        generator_optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        student_optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate)
         generator.train()
         student.train()
         shape = world.queries_per_round, self.latent_size
         for _ in range(self.steps_per_round):
             images = generator(torch.randn(shape, generator=rng).to(world.device))
             logits, features = ensemble.logits_and_features(images)
-            makers.zero_grad()
+            generator_optimiser.zero_grad()
             self.generator_loss(logits, features).backward()
-            makers.step()
+            generator_optimiser.step()
             loss = divergence(logits.detach(), student(images.detach()), 1.0)
-            learners.zero_grad()
+            student_optimiser.zero_grad()
             loss.backward()
-            learners.step()
+            student_optimiser.step()
         return loss.item()
 
     def generator_loss(self, logits: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:
-        """One-hot, activation (its mean over the teachers) and information entropy."""
+        """Return the sum of one-hot, entropy and activation loss, the last a mean over teachers."""
         activation = torch.stack([-own.abs().mean() for own in features]).mean()
         return (
             self.one_hot_weight * losses.one_hot_loss(logits)

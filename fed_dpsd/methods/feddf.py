@@ -1,7 +1,7 @@
-"""FedDF: ensemble distillation on images that are nobody's, from the average of the teachers.
+"""FedDF: ensemble distillation on public images; the student starts as the teachers' average.
 
 Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Federated Learning",
-NeurIPS 2020, arXiv 2006.07242, Algorithm 1, one round of communication.
+NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
 The paper distils on other data sets or on noise. Here the distillation set is procedural
 (fed_dpsd/models/procedural.py): areas, lines and noise.
@@ -22,7 +22,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class FedDF(Distilling):
-    """Algorithm 1; the fields are conf/method/feddf.yaml."""
+    """FedDF, Algorithm 1; conf/method/feddf.yaml explains the fields."""
 
     noise_fraction: float
     areas_fraction: float
@@ -33,13 +33,14 @@ class FedDF(Distilling):
         if min(noise, areas) < 0 or noise + areas > 1:
             raise ValueError(
                 f"noise_fraction={noise} and areas_fraction={areas} must be >= 0 "
-                "and at most 1 together; the rest are lines"
+                "and at most 1 together; the other images are lines"
             )
 
     def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
-        """The average of the teachers, where they have the student's architecture.
+        """Return the average of the teachers if all have the student's architecture.
 
-        It knows something where they have a common start too, teacher.same_start.
+        Otherwise the student starts from random weights. The average is useful only if the teachers
+        also had a common start (teacher.same_start).
         """
         student = super().start(ensemble, world, streams)
         vectors = [to_vector(teacher) for teacher in ensemble.teachers]
@@ -50,7 +51,7 @@ class FedDF(Distilling):
     def synthesise(
         self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """Procedural images."""
+        """Draw procedural images."""
         queries = world.queries_per_round
         noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
         counts = noise, areas, queries - noise - areas

@@ -1,7 +1,7 @@
-"""Every client for itself: its own teacher on its own records; the summary holds each one's score.
+"""Local training: every client trains a teacher on its own records, and the summary scores it.
 
 No teacher is asked, so nothing private leaves a client, and there is no student. Teachers trained
-with DP keep their guarantee, for whoever sees them or the class counts released with them.
+with DP keep their guarantee against anyone with access to them or to their class counts.
 """
 
 from collections.abc import Iterator
@@ -19,21 +19,21 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class Local:
-    """No round."""
+    """Local training, a method without rounds."""
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
-        """A private training, if it is one; else nothing."""
+        """Return the stage of a private training; otherwise no stage."""
         mechanism = world.mechanism
         if not isinstance(mechanism, TrainingMechanism):
             return Plan(())
         return Plan((Stage(mechanism, 1, 1),), releases_class_counts(mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Nothing, but the class counts that a private training released."""
+        """Release the class counts of a private training, and nothing else."""
         if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
             return release_class_counts(ask, site)
         raise ProtocolError("method Local answers nothing")
@@ -41,5 +41,5 @@ class Local:
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Nothing."""
+        """Yield no round."""
         yield from ()

@@ -1,4 +1,4 @@
-"""What a method is, and what it may see of the federation and of a site."""
+"""The interface of a method, and its view of the federation and of a site."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class World:
-    """What is public: shapes, sizes, the mechanism's parameters, and perhaps a test split."""
+    """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split."""
 
     image_shape: tuple[int, ...]
     num_classes: int
@@ -38,16 +38,16 @@ class World:
 
     @classmethod
     def of(cls, config: Config, mechanism: Mechanism, test: Split | None = None) -> "World":
-        """The public side of an experiment."""
+        """Return the public side of an experiment."""
         shape, model = config.data.shape, config.model
 
         def student() -> Classifier:
             return CLASSIFIERS[model.student](shape, config.data.num_classes, model.student_width)
 
         def generator(latent_size: int, rng: torch.Generator) -> nn.Module:
-            made = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
-            made.start(rng)
-            return made.to(device)
+            module = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
+            module.start(rng)
+            return module.to(device)
 
         def teacher(client: int) -> nn.Module:
             build = CLASSIFIERS[config.architecture(client)]
@@ -73,17 +73,17 @@ class World:
         )
 
     def ask(self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING) -> Ask:
-        """An ask for anything but answers to images."""
+        """Return an ask for anything except answers to images."""
         return Ask.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one client will be charged, stage by stage.
+    """The charges that one client has to expect, stage by stage.
 
     Args:
-        stages: in their order.
-        counts: whether it is asked for its class counts too; see `release_class_counts`.
+        stages: the charged stages, in order.
+        counts: whether the client is asked for its class counts too; see `release_class_counts`.
     """
 
     stages: tuple[Stage, ...]
@@ -91,27 +91,27 @@ class Plan:
 
     @property
     def queries(self) -> int:
-        """N, over all stages."""
+        """Return N, the number of queries in all stages."""
         return sum(stage.asks * stage.queries for stage in self.stages)
 
     @property
     def releases(self) -> Counter[str]:
-        """How many releases of each mechanism, by its name, a client is charged for."""
-        found = Counter[str]()
+        """Return the number of releases that a client is charged for, by mechanism name."""
+        totals = Counter[str]()
         for stage in self.stages:
-            found[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
-        if self.counts and NonPrivate.name in found:  # a training has paid for its own counts
-            found[NonPrivate.name] += 1
-        return found
+            totals[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
+        if self.counts and NonPrivate.name in totals:  # a training has paid for its own counts
+            totals[NonPrivate.name] += 1
+        return totals
 
 
 @dataclass(frozen=True)
 class Bank:
-    """Answered samples of one round, all of it public.
+    """Answered samples of one round, all of them public.
 
     Args:
-        images: (B, C, H, W) uint8, as they were sent.
-        predictions: (B, K) float32, the student's, as they were sent.
+        images: (B, C, H, W) uint8, as sent.
+        predictions: (B, K) float32, the student's predictions, as sent.
         labels: (B, K) float32, noisy soft labels.
     """
 
@@ -122,7 +122,7 @@ class Bank:
 
 @dataclass(frozen=True)
 class State:
-    """All a server needs after `round`: named tensors, and a bank of a part a round or none."""
+    """A server's state after `round`: named tensors, and a bank with a part per round, or none."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -131,15 +131,15 @@ class State:
 
 @dataclass(frozen=True)
 class Round:
-    """What a server yields after each round.
+    """The result of one round, which a server yields.
 
     Args:
-        state: what to resume from; `student.NAME` are the student's tensors.
-        student: (B, C, H, W) images in [0, 1] to (B, K) logits.
-        metrics: what to log.
-        refused: reason by client, of those that refused.
+        state: the state to resume from; `student.NAME` are the student's tensors.
+        student: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
+        metrics: numbers to log.
+        refused: reasons of the clients that refused, by client.
         forward_answers: images times teachers that answered in this round.
-        backward_answers: of these, those that a gradient went back through.
+        backward_answers: number of these with a gradient that went back through the teacher.
     """
 
     state: State
@@ -154,50 +154,52 @@ class Federation(Protocol):
     """The clients, whatever engine hosts them."""
 
     def settle(self, ask: Ask) -> Ask:
-        """The ask to send and to learn from: this one or, in a resumed run, what it sent before.
+        """Return the ask to send and to learn from; a resumed run gets the ask it sent before.
 
-        A client was charged for the bytes that it was sent. Other predictions or images under the
-        same id and kind would be charged again, so `each` and `total` refuse them.
+        Clients were charged for exactly those bytes. Other predictions or images under the same id
+        and kind would be charged again, so `each` and `total` refuse them.
         """
 
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Every client's own answer; only for answers that are no secret (DP teachers, weights)."""
+        """Return each client's own answer, where it may be seen (DP teachers, weights)."""
 
     def total(self, ask: Ask) -> Total:
-        """The sum of the answers, with the server's share of the noise already added."""
+        """Return the sum of the answers, with the server's noise share already added."""
 
 
 class Site(Protocol):
-    """One client, as the client half of a method sees it."""
+    """A client, as the client half of a method sees it."""
 
     def pay_for_training(self) -> Mechanism:
-        """Charge a private training, unless it is paid; return what answers are released with."""
+        """Charge a private training once; return the mechanism that releases answers."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """The n teachers' (n, B, K) probabilities: never to leave but through `release`."""
+        """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """The teachers' parameters, (1, n * P, 1): never to leave but through `release`."""
+        """Return the teachers' parameters, (1, n * P, 1), which leave only through `release`."""
 
     def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
-        """Such weights after a training from the ask's, and the mechanism to release them with."""
+        """Train from the ask's weights; return the mechanism for the release, and the weights."""
 
     def class_counts(self) -> NDArray[np.float64]:
-        """The noisy class counts that the teachers' training released, (n, 1, K)."""
+        """Return the noisy class counts that the teachers' training released, (n, 1, K)."""
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
-        """The exact class counts, (1, 1, K): never to leave but through `release`."""
+        """Return the exact class counts, (1, 1, K), which leave only through `release`."""
 
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
-        """The only way out, for (n, B, K) values: bound, charge the ledger, draw the noise."""
+        """Bound (n, B, K) values, charge the ledger and draw the noise: the only way out."""
 
 
 class Method(Protocol):
-    """A paper: what it will cost, its server half and its client half.
+    """A paper's method: a plan of its cost, its server half and its client half.
 
-    `num_clients` is the number that the method needs, and `mechanisms` are the names of those that
-    it has a use for; None where any will do. `averages` says that it averages the teachers'
-    weights, which needs one architecture and a common start.
+    Attributes:
+        num_clients: the number of clients that the method needs, or None for any number.
+        mechanisms: names of the mechanisms that the method can use, or None for any.
+        averages: whether the method averages the teachers' weights, which requires a single
+            architecture and a common start.
     """
 
     num_clients: ClassVar[int | None]
@@ -205,18 +207,32 @@ class Method(Protocol):
     averages: ClassVar[bool]
 
     def plan(self, world: World) -> Plan:
-        """What one client will be charged, from public facts only."""
+        """Return the charges that one client has to expect, from public facts only."""
 
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """The algorithm box from top to bottom, one yield a round."""
+        """Run the algorithm box from top to bottom, with one yield per round."""
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """A client's answer to one ask."""
+        """Return a client's answer to one ask."""
+
+
+def answers_and_refusals(
+    replies: Mapping[int, Answer | Refusal],
+) -> tuple[dict[int, Answer], dict[int, str]]:
+    """Split clients' replies into answers and reasons for refusals, both by client."""
+    answers = {client: own for client, own in replies.items() if isinstance(own, Answer)}
+    reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
+    return answers, reasons
+
+
+def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of a module's tensors, named PREFIX.NAME; `below` strips the prefix."""
+    return {f"{prefix}.{name}": tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors named PREFIX.REST, by REST."""
+    """Return the tensors named PREFIX.NAME, by NAME."""
     start = f"{prefix}."
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}

@@ -1,8 +1,8 @@
-"""What methods share whose server holds the clients' teachers: the ensemble, and its distillation.
+"""Shared parts of white-box methods, whose server holds the clients' teachers and distils them.
 
-The weights leave the clients, so nothing is proven (epsilon inf), unless the teachers were trained
-with DP. Every image that a teacher sees at the server is a teacher answer, forward; every image
-whose gradient goes back through a teacher is one backward.
+The weights leave the clients, so nothing is proven (epsilon inf) unless the teachers were trained
+with DP. At the server, an image that a teacher sees counts as a forward answer. An image whose
+gradient goes back through a teacher counts as a backward answer.
 """
 
 from abc import ABC, abstractmethod
@@ -18,10 +18,21 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.class_counts import release_class_counts, releases_class_counts
-from fed_dpsd.methods.method import Bank, Federation, Plan, Round, Site, State, World, below
+from fed_dpsd.methods.method import (
+    Bank,
+    Federation,
+    Plan,
+    Round,
+    Site,
+    State,
+    World,
+    answers_and_refusals,
+    below,
+    tensors_below,
+)
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, to_unit
+from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -32,13 +43,13 @@ WEIGHTS_LEAVE = NonPrivate("the teachers' own weights leave the clients")
 
 
 def weights_stage(world: World) -> Stage:
-    """What the weights of a client's teachers cost it: for DP teachers, their training."""
+    """Return the stage that a client is charged for its weights: for DP teachers, the training."""
     private = isinstance(world.mechanism, TrainingMechanism)
     return Stage(world.mechanism if private else WEIGHTS_LEAVE, 1, 1)
 
 
 def release_weights(ask: Ask, site: Site) -> Answer:
-    """A client's answer to an ask for its teachers' weights."""
+    """Release the weights of a client's teachers."""
     mechanism = site.pay_for_training()
     if not isinstance(mechanism, PostProcessing):
         mechanism = WEIGHTS_LEAVE
@@ -46,21 +57,19 @@ def release_weights(ask: Ask, site: Site) -> Answer:
 
 
 def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Classifier]]:
-    """The teachers of every client that answers, from the weights that it releases.
+    """Return the teachers of every client that answers, from the weights it releases.
 
     Raises:
         ProtocolError: no client answers, or weights do not fit a client's architecture.
     """
-    answers = federation.each(world.ask("weights"))
-    given = {client: each for client, each in answers.items() if isinstance(each, Answer)}
-    if not given:
-        reasons = {each.reason for each in answers.values() if isinstance(each, Refusal)}
-        raise ProtocolError(f"no client answers: {sorted(reasons)}")
-    return {client: read_teachers(each, world, client) for client, each in given.items()}
+    answers, refused = answers_and_refusals(federation.each(world.ask("weights")))
+    if not answers:
+        raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
+    return {client: read_teachers(answer, world, client) for client, answer in answers.items()}
 
 
 def read_teachers(answer: Answer, world: World, client: int) -> list[Classifier]:
-    """The teachers in one client's released weights, ready to answer."""
+    """Return the teachers in one client's released weights, ready to answer."""
     teachers = []
     for vector in np.array_split(answer.values[:, 0].astype(np.float32), answer.teachers):
         teacher = world.make_teacher(client)
@@ -76,8 +85,8 @@ class Ensemble(nn.Module):
     """The mean of many teachers' logits.
 
     Attributes:
-        forward_answers: images times teachers since it was made.
-        backward_answers: of these, those that a gradient went back through.
+        forward_answers: images times teachers since the ensemble was made.
+        backward_answers: number of these with a gradient that went back through the teacher.
     """
 
     def __init__(self, teachers: Sequence[Classifier]) -> None:
@@ -86,30 +95,36 @@ class Ensemble(nn.Module):
         self.forward_answers = self.backward_answers = 0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) images in [0, 1] to (B, K) logits."""
+        """Map (B, C, H, W) images in [0, 1] to (B, K) logits."""
         return self.logits_and_features(images)[0]
 
     def logits_and_features(self, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """(B, K) mean logits, and each teacher's (B, F) features."""
-        asked = len(images) * len(self.teachers)
-        self.forward_answers += asked
+        """Return the (B, K) mean logits, and each teacher's (B, F) features."""
+        num_answers = len(images) * len(self.teachers)
+        self.forward_answers += num_answers
         features = [teacher.features(images) for teacher in self.teachers]
-        each = zip(self.teachers, features, strict=True)
-        logits = torch.stack([teacher.classifier(own) for teacher, own in each]).mean(0)
+        pairs = zip(self.teachers, features, strict=True)
+        logits = torch.stack([teacher.classifier(own) for teacher, own in pairs]).mean(0)
         if logits.requires_grad:
 
             def count(_: torch.Tensor) -> None:
-                self.backward_answers += asked
+                self.backward_answers += num_answers
 
             logits.register_hook(count)
         return logits, features
 
 
-class BatchStatistics:
-    """How far a batch's statistics are from those that the teachers' BatchNorm layers keep.
+def fetch_ensemble(federation: Federation, world: World) -> Ensemble:
+    """Return the ensemble of all teachers of all clients; raises as `fetch_teachers` does."""
+    teachers = fetch_teachers(federation, world)
+    return Ensemble([teacher for own in teachers.values() for teacher in own])
 
-    The feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795; the sum over all
-    layers of all teachers. Zero where no teacher has such a layer.
+
+class BatchStatistics:
+    """Distance of a batch's statistics from those that the teachers' BatchNorm layers keep.
+
+    It is the feature regulariser of Yin et al.: "Dreaming to Distill", arXiv 1912.08795, summed
+    over all BatchNorm layers of all teachers; 0 if there is none.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -130,31 +145,31 @@ class BatchStatistics:
         self._distances.append((variance - layer.running_var).norm())
 
     def loss(self) -> torch.Tensor:
-        """Of the last batch that went through the ensemble."""
+        """Return the distance of the last batch that went through the ensemble."""
         distances, self._distances = self._distances, []
         return torch.stack(distances).sum() if distances else torch.zeros(())
 
-    def forget(self) -> None:
-        """Stop looking at the ensemble's batches."""
+    def close(self) -> None:
+        """Stop observing the ensemble's batches."""
         for hook in self._hooks:
             hook.remove()
 
 
 @dataclass(frozen=True)
 class WhiteBox(ABC):
-    """A method whose clients send their teachers' weights, once."""
+    """A method whose clients send their teachers' weights once."""
 
     num_clients: ClassVar[int | None] = None
     mechanisms: ClassVar[tuple[str, ...] | None] = ("non_private", "dp_teacher")
     averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
-        """The weights, and the class counts that a private training releases with them."""
+        """Return the stage of weights, with class counts where a private training releases them."""
         private = isinstance(world.mechanism, TrainingMechanism)
         return Plan((weights_stage(world),), private and releases_class_counts(world.mechanism))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """The weights, and the class counts that a private training released with them."""
+        """Release the weights, or the class counts of a private training."""
         if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
             return release_class_counts(ask, site)
         if ask.kind != "weights":
@@ -165,22 +180,22 @@ class WhiteBox(ABC):
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """The algorithm box from top to bottom, one yield a round."""
+        """Run the algorithm box from top to bottom, with one yield per round."""
 
 
 @dataclass(frozen=True)
 class Distilling(WhiteBox):
-    """Each round: a batch of new images, asked once, then an epoch over all images so far.
+    """A method that adds a batch of new images each round, then distils on all images so far.
 
-    Subclasses say where images come from. A round's optimiser starts anew, so that a run can be
-    resumed from the student's weights. An image's answer is kept; the papers' code bases ask the
-    teachers again whenever the student sees it.
+    Subclasses define where the images come from. The optimiser starts anew in each round, so that a
+    run can be resumed from the student's weights alone. The ensemble answers each image once, and
+    the answer is kept; the papers' code bases ask again whenever the student sees the image.
 
     Args:
-        student_learning_rate: of SGD with momentum 0.9, > 0.
-        batch_size: >= 1.
-        temperature: of both sides of the divergence, > 0.
-        student_epochs: over the bank, each round, >= 1.
+        student_learning_rate: learning rate of SGD with momentum 0.9, > 0.
+        batch_size: images per step of the student, >= 1.
+        temperature: temperature on both sides of the divergence, > 0.
+        student_epochs: epochs over the bank in each round, >= 1.
     """
 
     student_learning_rate: float
@@ -196,18 +211,17 @@ class Distilling(WhiteBox):
     def synthesise(
         self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """(Q, C, H, W) new images."""
+        """Return (Q, C, H, W) new images."""
 
     def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
-        """The student that the first round begins with."""
+        """Return the student that the first round begins with."""
         return world.make_student(streams.torch("student"))
 
     def server(
         self, federation: Federation, world: World, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Synthesise, keep, distil."""
-        teachers = fetch_teachers(federation, world)
-        ensemble = Ensemble([teacher for own in teachers.values() for teacher in own])
+        """Synthesise images, put them into the bank with their answers, and distil the bank."""
+        ensemble = fetch_ensemble(federation, world)
         student = self.start(ensemble, world, streams)
         bank: list[Bank] = []
         if resume is not None:
@@ -216,14 +230,13 @@ class Distilling(WhiteBox):
         for number in range(len(bank) + 1, world.rounds + 1):
             before = ensemble.forward_answers, ensemble.backward_answers
             images = self.synthesise(ensemble, student, world, streams, number)
-            logits = answers(ensemble, images, world.device)
-            nothing = np.empty((0, world.num_classes), np.float32)
-            bank.append(Bank(images, nothing, logits))
+            logits = ensemble_logits(ensemble, images, world.device)
+            no_predictions = np.empty((0, world.num_classes), np.float32)
+            bank.append(Bank(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
             loss = self.distil(student, bank, world.device, rng)
-            tensors = {f"student.{name}": t.clone() for name, t in student.state_dict().items()}
             yield Round(
-                State(number, tensors, bank),
+                State(number, tensors_below("student", student), bank),
                 student,
                 {"student_loss": loss},
                 forward_answers=ensemble.forward_answers - before[0],
@@ -233,7 +246,7 @@ class Distilling(WhiteBox):
     def distil(
         self, student: Classifier, bank: Sequence[Bank], device: torch.device, rng: torch.Generator
     ) -> float:
-        """`student_epochs` over the bank; returns the last batch's loss."""
+        """Train for `student_epochs` over the bank; return the last batch's loss."""
         images = np.concatenate([part.images for part in bank])
         logits = torch.from_numpy(np.concatenate([part.labels for part in bank]))
         rate = self.student_learning_rate
@@ -242,8 +255,8 @@ class Distilling(WhiteBox):
         for _ in range(self.student_epochs):
             order = torch.randperm(len(images), generator=rng)
             for chosen in order.split(self.batch_size):
-                given = student(to_unit(images[chosen.numpy()], device))
-                loss = divergence(logits[chosen].to(device), given, self.temperature)
+                student_logits = student(to_unit(images[chosen.numpy()], device))
+                loss = divergence(logits[chosen].to(device), student_logits, self.temperature)
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
@@ -251,29 +264,22 @@ class Distilling(WhiteBox):
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Mean KL(teacher || student) of (B, K) logits at a temperature, times its square.
+    """Return the mean KL(teacher || student) of (B, K) logits at a temperature, times its square.
 
     Hinton, Vinyals, Dean: "Distilling the Knowledge in a Neural Network", arXiv 1503.02531.
     """
-    wanted, given = teacher / temperature, student / temperature
     loss = functional.kl_div(
-        given.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True
+        (student / temperature).log_softmax(1),
+        (teacher / temperature).log_softmax(1),
+        reduction="batchmean",
+        log_target=True,
     )
     return temperature**2 * loss
 
 
 @torch.no_grad()
-def answers(
+def ensemble_logits(
     ensemble: Ensemble, images: NDArray[np.uint8], device: torch.device
 ) -> NDArray[np.float32]:
-    """(B, K) float32 logits of the ensemble on (B, C, H, W) uint8 images."""
-    parts = [
-        ensemble(to_unit(images[start : start + IMAGES_AT_ONCE], device)).cpu().numpy()
-        for start in range(0, len(images), IMAGES_AT_ONCE)
-    ]
-    return np.concatenate(parts)
-
-
-def to_bytes(images: torch.Tensor) -> NDArray[np.uint8]:
-    """Float pixels in [0, 1] to the bytes nearest to them."""
-    return (images.detach() * 255).round().to(torch.uint8).cpu().numpy()
+    """Return the ensemble's (B, K) float32 logits on (B, C, H, W) uint8 images."""
+    return np.concatenate([ensemble(batch).cpu().numpy() for batch in batches(images, device)])

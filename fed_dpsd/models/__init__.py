@@ -1,4 +1,4 @@
-"""Classifiers and generators, and how their weights are drawn or read."""
+"""Classifiers and generators, and functions that draw, read and write their weights."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
     """Build a module and draw its weights (Xavier, zero bias) from `generator` alone.
 
     The module is built on the meta device, so no layer draws from torch's global generator.
-    Convolutions are kept in the channels-last layout, which processors run about twice as fast.
+    Convolutions get the channels-last layout, in which processors run about twice as fast.
 
     Raises:
         TypeError: a layer has weights that no rule here covers.
@@ -41,17 +41,17 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
 
 
 def _state(module: nn.Module) -> list[torch.Tensor]:
-    """Parameters and the statistics that BatchNorm keeps, without its counter of batches."""
+    """Return the parameters and BatchNorm statistics, without the counter of batches."""
     return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
 
 
 def to_vector(module: nn.Module) -> torch.Tensor:
-    """(P,) float32 on the processor: a module's parameters and statistics, in its own order."""
+    """Return a module's parameters and statistics, in its own order, as (P,) float32 on the CPU."""
     return torch.cat([tensor.detach().cpu().reshape(-1) for tensor in _state(module)])
 
 
 def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
-    """Put what `to_vector` gave into a module of the same architecture.
+    """Load the result of `to_vector` into a module of the same architecture.
 
     Raises:
         ValueError: the vector has another length.
@@ -71,10 +71,10 @@ def write_weights(module: nn.Module, path: Path) -> None:
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, by name.
+    """Return the tensors of a safetensors file, by name.
 
     Raises:
-        ValueError: the file is missing or is no such file.
+        ValueError: the file is missing or is not a safetensors file.
     """
     try:
         return safetensors.torch.load_file(path)
@@ -85,14 +85,14 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 
 def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
-    """Why `weights` do not fit `module`, in one line; "" where they do."""
-    wanted = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
-    given = {name: list(tensor.shape) for name, tensor in weights.items()}
-    if missing := sorted(set(wanted) - set(given)):
+    """Return the reason why `weights` do not fit `module`, in one line; "" if they fit."""
+    expected = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+    if missing := sorted(set(expected) - set(shapes)):
         return f"{missing[0]} is missing ({len(missing)} tensors are)"
-    if unknown := sorted(set(given) - set(wanted)):
+    if unknown := sorted(set(shapes) - set(expected)):
         return f"{unknown[0]} is unknown ({len(unknown)} tensors are)"
-    for name, shape in wanted.items():
-        if given[name] != shape:
-            return f"{name} has shape {given[name]}, the architecture's is {shape}"
+    for name, shape in expected.items():
+        if shapes[name] != shape:
+            return f"{name} has shape {shapes[name]}, the architecture's is {shape}"
     return ""

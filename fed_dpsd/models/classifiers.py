@@ -1,10 +1,9 @@
 """Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
-Each has a backbone, whose output `features` the generator's losses see, and a linear classifier.
-S must be a multiple of 4, >= 8. None but cnn_bn keeps statistics of the data (GroupNorm where a
-normalisation is needed), so each trains on one record or one class as on many. `width` is the
-number of channels of the first layer; torchvision's architectures have their own and leave it
-aside.
+Each has a backbone and a linear classifier; the generator's losses use the backbone's `features`.
+S must be a multiple of 4, >= 8. Only cnn_bn keeps statistics of the data. The others use GroupNorm
+where they need a normalisation, so they can train on a single record or class. `width` is the
+number of channels of the first layer; torchvision's architectures ignore it.
 """
 
 import functools
@@ -18,7 +17,7 @@ from fed_dpsd.models.scattering import Scattering
 
 
 class Classifier(nn.Module):
-    """A backbone, (B, C, S, S) to (B, F), and a linear classifier on top."""
+    """A backbone from (B, C, S, S) to (B, F), with a linear classifier on top."""
 
     def __init__(self, backbone: nn.Module, num_features: int, num_classes: int) -> None:
         super().__init__()
@@ -27,15 +26,15 @@ class Classifier(nn.Module):
 
     @property
     def fixed(self) -> bool:
-        """Whether nothing but the linear classifier learns."""
+        """Return whether only the linear classifier learns."""
         return next(self.backbone.parameters(), None) is None
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, F) output of the backbone, before the classifier."""
+        """Return the (B, F) output of the backbone, before the classifier."""
         return self.backbone(2 * images - 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, K) logits."""
+        """Return (B, K) logits."""
         return self.classifier(self.features(images))
 
 
@@ -43,7 +42,7 @@ Build = Callable[[tuple[int, ...], int, int], Classifier]
 
 
 def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[nn.Module]:
-    """Two convolutions, each halving the image; 2 * width * (S / 4)^2 features."""
+    """Build two convolutions, each halving the image, with 2 * width * (S / 4)^2 features."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((shape[0], width), (width, 2 * width)):
         layers.append(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
@@ -52,16 +51,16 @@ def _two_convolutions(shape: tuple[int, ...], width: int, kernel: int) -> list[n
 
 
 def cnn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Two 3x3 convolutions with pooling."""
+    """Build two 3x3 convolutions with pooling."""
     backbone = nn.Sequential(*_two_convolutions(shape, width, 3))
     return Classifier(backbone, 2 * width * (shape[1] // 4) ** 2, num_classes)
 
 
 def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Large strides and bounded activations, which suit the clipped gradients of DP-SGD.
+    """Build large strides and bounded activations, which suit the clipped gradients of DP-SGD.
 
-    After Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential
-    Privacy", arXiv 2007.14191.
+    The design follows Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with
+    Differential Privacy", arXiv 2007.14191.
     """
     layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 8, 2, 3), nn.Tanh(), nn.MaxPool2d(2, 1)]
     layers += [nn.Conv2d(width, 2 * width, 4, 2, 1), nn.Tanh(), nn.Flatten()]
@@ -71,7 +70,7 @@ def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 
 def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Three pairs of 3x3 convolutions with GroupNorm and pooling: for colour images."""
+    """Build three pairs of 3x3 convolutions with GroupNorm and pooling, for colour images."""
     channels, size, _ = shape
     layers: list[nn.Module] = []
     for outputs in (width, 2 * width, 4 * width):
@@ -86,26 +85,26 @@ def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def cnn_bn(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Two 5x5 convolutions with BatchNorm and pooling: DENSE's network for MNIST at width 16."""
+    """Build two 5x5 convolutions with BatchNorm and pooling; width 16 is DENSE's MNIST network."""
     channels, size, _ = shape
     layers: list[nn.Module] = []
     for inputs, outputs in ((channels, width), (width, 2 * width)):
         layers += [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs)]
-        layers += [nn.MaxPool2d(2), nn.ReLU()]  # either order is the same; this one is cheaper
+        layers += [nn.MaxPool2d(2), nn.ReLU()]  # ReLU after the pooling gives the same at less cost
     return Classifier(
         nn.Sequential(*layers, nn.Flatten()), 2 * width * (size // 4) ** 2, num_classes
     )
 
 
 def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """LeNet-5's plan: two 5x5 convolutions, then a fully connected layer of 8 * width."""
+    """Build two 5x5 convolutions and a hidden layer of 8 * width, in the layout of LeNet-5."""
     hidden = nn.Linear(2 * width * (shape[1] // 4) ** 2, 8 * width)
     backbone = nn.Sequential(*_two_convolutions(shape, width, 5), hidden, nn.ReLU())
     return Classifier(backbone, 8 * width, num_classes)
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """One hidden layer of 8 * width."""
+    """Build a network with a single hidden layer of 8 * width."""
     channels, size, _ = shape
     hidden = 8 * width
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, hidden), nn.ReLU())
@@ -113,20 +112,20 @@ def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
 
 
 def scattering(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """A linear classifier on at most 16 * width fixed features, which suits DP-SGD best."""
+    """Build a linear classifier on at most 16 * width fixed features, which suits DP-SGD best."""
     backbone = Scattering(shape, 16 * width)
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
 def _torchvision() -> Any:
-    """Torchvision's models: seconds to import, and few runs need them."""
+    """Import torchvision's models, which takes seconds and which few runs need."""
     from torchvision import models
 
     return models
 
 
 def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Torchvision's ResNet-18 for small images: a 3x3 first convolution of stride 1, no pooling."""
+    """Build torchvision's ResNet-18 for small images: a 3x3 stem of stride 1, no pooling."""
     backbone = _torchvision().resnet18(norm_layer=_group_norm)
     backbone.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
     backbone.maxpool = nn.Identity()
@@ -135,7 +134,7 @@ def resnet18(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
 
 
 def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Torchvision's MobileNetV3-small for small images: its first convolution has stride 1."""
+    """Build torchvision's MobileNetV3-small for small images: first convolution of stride 1."""
     whole = _torchvision().mobilenet_v3_small(norm_layer=_group_norm)
     whole.features[0][0] = nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)
     backbone = nn.Sequential(whole.features, whole.avgpool, nn.Flatten())
@@ -143,15 +142,15 @@ def mobilenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifie
 
 
 def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
-    """Torchvision's SqueezeNet 1.1 for small images: a first convolution of stride 1."""
+    """Build torchvision's SqueezeNet 1.1 for small images: first convolution of stride 1."""
     whole = _torchvision().squeezenet1_1()
     whole.features[0] = nn.Conv2d(shape[0], 64, 3, padding=1)
     backbone = nn.Sequential(whole.features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Classifier(backbone, 512, num_classes)
 
 
-# What DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds for one; what
-# changes values in place cannot be taken apart by record (Opacus).
+# Architectures that DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds
+# for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet")
 
 _group_norm = functools.partial(nn.GroupNorm, 1)

@@ -1,4 +1,4 @@
-"""The generator: latent vectors to images in [0, 1]."""
+"""The generator, which maps latent vectors to images in [0, 1]."""
 
 import torch
 from torch import nn
@@ -9,34 +9,34 @@ BRIGHTNESS = (-4.0, 2.0)
 
 
 class UpConvolution(nn.Conv2d):
-    """A 3x3 convolution without bias of images at twice their size, where each pixel is four.
+    """A 3x3 convolution without bias of images that are first enlarged to twice their size.
 
-    Neighbours that repeat a pixel share its product, so it is computed as one transposed
-    convolution of the small images: 16 products where there were 36.
+    Each pixel is repeated four times, so neighbours share products. A single transposed convolution
+    of the small images therefore computes the same with 16 products instead of 36.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 3, bias=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) to (B, outputs, 2 H, 2 W)."""
+        """Map (B, C, H, W) to (B, outputs, 2 H, 2 W)."""
         weight = self.weight.flip(2, 3).transpose(0, 1)
         margins = ((left, 1 - left, top, 1 - top) for top in (0, 1) for left in (0, 1))
         kernel = torch.stack([functional.pad(weight, margin) for margin in margins]).sum(0)
-        kernel = kernel.contiguous(memory_format=torch.channels_last)  # else the layout is lost
+        kernel = kernel.contiguous(memory_format=torch.channels_last)  # so is the output
         return functional.conv_transpose2d(images, kernel, stride=2, padding=1)
 
 
 class Generator(nn.Module):
     """Up-sampling generator of data-free distillation (as in Fast-Datafree and DENSE).
 
-    A normalisation before the sigmoid gives it its contrast: without it, an untrained generator
-    draws grey images only.
+    The normalisation before the sigmoid gives contrast; without it, an untrained generator makes
+    only grey images.
 
     Args:
-        shape: (C, size, size) of the images, size a multiple of 4.
+        shape: (C, size, size) of the images; size is a multiple of 4.
         latent_size: length of a latent vector.
-        width: channels before the last convolution.
+        width: number of channels before the last convolution.
     """
 
     def __init__(self, shape: tuple[int, ...], latent_size: int, width: int) -> None:
@@ -67,5 +67,5 @@ class Generator(nn.Module):
             parameter.data.fill_(value.item())
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
-        """(B, latent_size) to (B, C, H, W) in [0, 1]."""
+        """Map (B, latent_size) to (B, C, H, W) in [0, 1]."""
         return self.layers(self.project(latents).unflatten(1, self.small))

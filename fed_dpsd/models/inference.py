@@ -1,4 +1,4 @@
-"""Batches of bytes through a network: pixels, features, probabilities."""
+"""Inference on images stored as bytes: pixels, features and probabilities."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,15 +11,28 @@ from torch import nn
 
 from fed_dpsd.models.classifiers import Classifier
 
-# Few enough that the allocator keeps their memory: at 1,024 images a processor spends more time on
-# fresh pages than on arithmetic.
+# A batch this small lets the allocator reuse memory. At 1,024 images a processor spends more time
+# on new memory pages than on arithmetic.
 IMAGES_AT_ONCE = 128
 
 
 def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
-    """Bytes to float pixels in [0, 1] on `device`, channels last."""
+    """Convert bytes to float pixels in [0, 1] on `device`, channels last."""
     pixels = torch.tensor(np.asarray(images), device=device).float().div_(255)
     return pixels.contiguous(memory_format=torch.channels_last)
+
+
+def to_bytes(images: torch.Tensor) -> NDArray[np.uint8]:
+    """Round float pixels in [0, 1] to the nearest bytes."""
+    return (images.detach() * 255).round().to(torch.uint8).cpu().numpy()
+
+
+def batches(
+    images: NDArray[np.uint8], device: torch.device, at_once: int = IMAGES_AT_ONCE
+) -> Iterator[torch.Tensor]:
+    """Yield (N, C, H, W) images as float pixels, in batches of at most `at_once`."""
+    for start in range(0, len(images), at_once):
+        yield to_unit(images[start : start + at_once], device)
 
 
 def learner(
@@ -28,20 +41,18 @@ def learner(
     device: torch.device,
     at_once: int = IMAGES_AT_ONCE,
 ) -> tuple[nn.Module, Callable[[Any], torch.Tensor]]:
-    """What of a classifier learns, and its inputs for any indices into (N, C, H, W) `images`.
+    """Return the learning part of a classifier, and a function from indices to its inputs.
 
-    Fixed features are computed once: then only the last layer learns, and they are its inputs.
-    Batches of images all have the same shape, `at_once` of them, by which kernels choose the order
-    of their operations: so an image's features do not depend on how many others there are.
+    The indices point into (N, C, H, W) `images`. If the features are fixed, they are computed once,
+    and only the last layer learns from them. Kernels choose the order of their operations by the
+    batch's shape, so every batch has `at_once` images. An image's features then do not depend on
+    the number of images.
     """
     if not model.fixed:
         return model, lambda chosen: to_unit(images[chosen], device)
     missing = -len(images) % at_once
-    batches = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-    parts = [
-        model.features(to_unit(batches[start : start + at_once], device))
-        for start in range(0, len(batches), at_once)
-    ]
+    padded = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
+    parts = [model.features(batch) for batch in batches(padded, device, at_once)]
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))
     return model.classifier, features[: len(images)].__getitem__
 
@@ -50,18 +61,15 @@ def learner(
 def predict(
     model: nn.Module, images: NDArray[np.uint8], device: torch.device
 ) -> NDArray[np.float32]:
-    """(B, K) float32 softmax probabilities of a classifier on (B, C, H, W) uint8 images."""
+    """Return a classifier's (B, K) float32 probabilities on (B, C, H, W) uint8 images."""
     model.eval()
-    parts = [
-        model(to_unit(images[start : start + IMAGES_AT_ONCE], device)).softmax(1).cpu().numpy()
-        for start in range(0, len(images), IMAGES_AT_ONCE)
-    ]
+    parts = [model(batch).softmax(1).cpu().numpy() for batch in batches(images, device)]
     return np.concatenate(parts)
 
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Use this many torch threads inside the block, and the caller's number after it."""
+    """Use `count` torch threads inside the block, and restore the previous number after it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,9 +1,8 @@
-"""Images drawn by a procedure alone: public, free, and of more variety than a trained generator's.
+"""Procedural images: public, free of charge, and more varied than a trained generator's.
 
-Each function draws (count, C, S, S) uint8 images from one random stream. Nothing in them comes from
-data; all they know is that pictures are made of areas and of lines. Random procedures teach a
-network nearly as well as photographs do (Baradad et al.: Learning to See by Looking at Noise, arXiv
-2106.05963).
+Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
+data, only the fact that pictures consist of areas and lines. Such images teach a network nearly as
+well as photographs do (Baradad et al.: Learning to See by Looking at Noise, arXiv 2106.05963).
 """
 
 from collections.abc import Callable
@@ -15,16 +14,16 @@ from torch.nn import functional
 
 from fed_dpsd.streams import Streams
 
-GROUP = 64  # images that share a coarseness
+GROUP = 64  # number of images with the same coarseness
 
 
 def noise(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Independent uniform pixels."""
+    """Draw independent uniform pixels."""
     return rng.integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
 def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Smooth random fields behind a sigmoid of random threshold and sharpness: blurred to crisp."""
+    """Draw smooth random fields through a sigmoid of random threshold, from blurred to crisp."""
     size = shape[1]
 
     def draw(count: int) -> torch.Tensor:
@@ -38,7 +37,7 @@ def areas(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 
 
 def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Level lines of smooth random fields, of random thickness, inside a soft random disc."""
+    """Draw level lines of smooth random fields, of random thickness, in a soft random disc."""
     size = shape[1]
     rows, columns = torch.meshgrid(
         torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij"
@@ -62,7 +61,7 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 def draw(
     counts: tuple[int, int, int], shape: tuple[int, ...], streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """So many images of noise, of areas and of lines, each from the stream of round `number`."""
+    """Draw `counts` images of noise, areas and lines, each from its stream of round `number`."""
     return [
         procedure(count, shape, streams.numpy(name, query_id=number))
         for procedure, count, name in zip(
@@ -74,45 +73,46 @@ def draw(
     ]
 
 
-def turned(
-    images: NDArray[np.uint8], asked: NDArray[np.uint8], labels: NDArray[np.floating]
+def match_polarity(
+    images: NDArray[np.uint8], answered: NDArray[np.uint8], labels: NDArray[np.floating]
 ) -> NDArray[np.uint8]:
-    """`images`, all dark or all light: whichever the answers so far vary more with.
+    """Make all `images` dark or all light, choosing the polarity with more varied answers so far.
 
-    Pictures of strokes are mostly light on dark or dark on light, and teachers know one of them;
-    about the other they say much the same whatever is drawn. Noise in the answers adds the same to
-    the variance of both. An image of the wrong side becomes its negative.
+    Pictures of strokes are mostly light on dark or dark on light, and teachers know only one of the
+    two. For the other polarity their answers hardly depend on the image. Noise in the answers adds
+    the same to the variance of both. An image of the wrong polarity becomes its negative.
 
     Args:
-        images: (B, C, H, W) to turn.
-        asked: (Q, C, H, W) images that were answered; with fewer than two of a side nothing turns.
-        labels: (Q, K) their labels, noisy or not.
+        images: (B, C, H, W) images to change.
+        answered: (Q, C, H, W) images that were answered; with fewer than two of either polarity,
+            `images` stay as they are.
+        labels: (Q, K) labels of the answered images, noisy or not.
     """
-    dark = _dark(asked)
+    dark = _dark(answered)
     if min(dark.sum(), (~dark).sum()) < 2:
         return images
-    wanted = labels[dark].var(0).sum() > labels[~dark].var(0).sum()
-    wrong = (_dark(images) != wanted)[:, None, None, None]
+    prefer_dark = labels[dark].var(0).sum() > labels[~dark].var(0).sum()
+    wrong = (_dark(images) != prefer_dark)[:, None, None, None]
     return np.where(wrong, 255 - images, images)
 
 
 def _dark(images: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """(B,) whether an image is darker than the mean of all pixels there can be."""
+    """Return whether each image is darker than medium grey, (B,)."""
     return images.mean((1, 2, 3)) < 127.5
 
 
 def _fields(
     count: int, coarse: int, size: int, mode: str, rng: np.random.Generator
 ) -> torch.Tensor:
-    """(count, 1, size, size) fields of mean 0 and variance 1, smooth over size / coarse pixels."""
-    grid = torch.from_numpy(rng.standard_normal((count, 1, coarse, coarse), np.float32))
-    fields = functional.interpolate(grid, (size, size), mode=mode, align_corners=True)
+    """Draw (count, 1, size, size) fields, mean 0, variance 1, smooth over size / coarse pixels."""
+    knots = torch.from_numpy(rng.standard_normal((count, 1, coarse, coarse), np.float32))
+    fields = functional.interpolate(knots, (size, size), mode=mode, align_corners=True)
     fields = fields - fields.mean((1, 2, 3), keepdim=True)
     return fields / fields.std((1, 2, 3), keepdim=True)
 
 
 def _uniform(count: int, low: float, high: float, rng: np.random.Generator) -> torch.Tensor:
-    """(count, 1, 1, 1) uniform numbers."""
+    """Draw (count, 1, 1, 1) uniform numbers."""
     return torch.from_numpy(rng.uniform(low, high, (count, 1, 1, 1)).astype(np.float32))
 
 
@@ -122,9 +122,9 @@ def _coloured(
     shape: tuple[int, ...],
     rng: np.random.Generator,
 ) -> NDArray[np.uint8]:
-    """Masks in [0, 1] from `draw`, a group at a time, as images.
+    """Colour masks in [0, 1], which `draw` returns one group at a time.
 
-    Grey images are light on dark or dark on light; in colour, a random colour lies on another.
+    Grey images are light on dark or dark on light; colour images have a random colour on another.
     """
     images = np.empty((count, *shape), np.uint8)
     for start in range(0, count, GROUP):

@@ -1,9 +1,9 @@
 """Fixed features: first-order scattering, whitened by procedural images.
 
-A linear classifier on such features is what little data or a small privacy budget trains best: few
-parameters, and nothing to learn about what images are (Tramer and Boneh: "Differentially Private
-Learning Needs Better Features (or Much More Data)", arXiv 2011.11660, with two orders and no
-whitening). Nothing here is fitted to data.
+With little data or a small privacy budget, a linear classifier on such features does best: it has
+few parameters and need not learn how images look. Tramer and Boneh use two orders and no whitening:
+"Differentially Private Learning Needs Better Features (or Much More Data)", arXiv 2011.11660.
+Nothing here is fitted to private data.
 """
 
 import functools
@@ -21,41 +21,45 @@ from fed_dpsd.streams import Streams
 SCALES = 2
 ORIENTATIONS = 8
 STRIDE = 2**SCALES
-FITTED_TO = 4_000  # procedural images, half areas and half lines
-WHITENING = 0.5  # power of a principal component's deviation that it is divided by
-REMEMBERED = 4_096  # batches
+FITTED_TO = 4_000  # procedural images that whitening uses: half areas, half lines
+WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
+REMEMBERED = 4_096  # batches whose features are cached
 
 
 class Scattering(nn.Module):
-    """(B, C, S, S) images to (B, F) features, F = min(num_features, C * 17 * ceil(S / 4)^2).
+    """Module from (B, C, S, S) to (B, F), F = min(num_features, C * 17 * ceil(S / 4)^2).
 
     Each pixel's neighbourhood is described by its mean brightness and by the square roots of the
-    energies of eight orientations at two scales, all averaged over about four pixels; the principal
-    components of *procedural* images turn that into nearly uncorrelated features. A row has root
-    mean square 1, so one record's gradient has a known length. There are no parameters.
+    energies of eight orientations at two scales, all averaged over about four pixels. The principal
+    components of *procedural* images make the features nearly uncorrelated. A row has root mean
+    square 1, so the gradient of one record has a known length. There are no parameters.
 
     Args:
         shape: (C, S, S) of the images, S >= 8.
-        num_features: the most features; the leading components are kept.
+        num_features: the largest number of features; the leading components are kept.
     """
 
     def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
         super().__init__()
         self.shape = shape
         self.num_features = min(num_features, num_coefficients(shape))
-        # In a simulation every client is asked about the same images.
+        # In a simulation all clients answer the same images, so features are cached.
         self._remembered = _remembered(shape, self.num_features)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, S, S) float in any range to (B, F) float32."""
-        learning = images.requires_grad or images.device.type != "cpu"  # a generator, through them
-        if learning or torch.compiler.is_compiling():
+        """Map (B, C, S, S) floats in any range to (B, F) float32."""
+        # Features that a generator's gradient goes through are not cached.
+        uncached = images.requires_grad or images.device.type != "cpu"
+        if uncached or torch.compiler.is_compiling():
             return self._features(images)
         digest = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
-        # Another number of threads may give other bits.
+        # A different number of threads may change the last bits.
         key = images.shape, images.dtype, torch.get_num_threads(), digest
         if key not in self._remembered:
-            with torch.inference_mode(False), torch.no_grad():  # a classifier may train on them
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+            ):  # a classifier may train on them
                 self._remembered[key] = self._features(images)
             if len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
@@ -69,15 +73,15 @@ class Scattering(nn.Module):
 
 
 def num_coefficients(shape: tuple[int, ...]) -> int:
-    """Of an image of `shape`."""
+    """Return the number of coefficients of an image of `shape`."""
     channels, size, _ = shape
     return channels * (1 + SCALES * ORIENTATIONS) * math.ceil(size / STRIDE) ** 2
 
 
 def coefficients(images: torch.Tensor) -> torch.Tensor:
-    """(B, C, S, S) float images to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
+    """Map (B, C, S, S) floats to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
     batch, channels, size, _ = images.shape
-    tiny = torch.finfo(images.dtype).tiny  # the slope of a root at 0 is infinite
+    tiny = torch.finfo(images.dtype).tiny  # the derivative of a square root at 0 is infinite
     planes = images.reshape(batch * channels, 1, size, size)
     maps = [_filter(planes, low_pass(), STRIDE)]
     for scale in range(SCALES):
@@ -90,14 +94,14 @@ def coefficients(images: torch.Tensor) -> torch.Tensor:
 
 
 def _filter(planes: torch.Tensor, kernels: torch.Tensor, stride: int) -> torch.Tensor:
-    """(N, 1, S, S) planes through each of (M, 1, k, k) kernels, mirrored at the border."""
+    """Convolve (N, 1, S, S) planes with (M, 1, k, k) kernels; planes are mirrored at the border."""
     padded = functional.pad(planes, (kernels.shape[-1] // 2,) * 4, mode="reflect")
     return functional.conv2d(padded, kernels.to(planes), stride=stride)
 
 
 @functools.cache
 def wavelets(scale: int) -> torch.Tensor:
-    """Morlet wavelets of eight orientations, (16, 1, k, k): real parts, then imaginary ones."""
+    """Return Morlet wavelets of eight orientations, (16, 1, k, k): real, then imaginary parts."""
     deviation, frequency, slant = 0.8 * 2**scale, 0.75 * math.pi / 2**scale, 4 / ORIENTATIONS
     reach = (3, 5)[scale]
     steps = torch.arange(-reach, reach + 1, dtype=torch.float64)
@@ -108,14 +112,14 @@ def wavelets(scale: int) -> torch.Tensor:
         across = angle.cos() * row - angle.sin() * column
         envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * deviation**2))
         wave = envelope * torch.exp(1j * frequency * along)
-        wave = wave - envelope * wave.sum() / envelope.sum()  # blind to brightness
+        wave = wave - envelope * wave.sum() / envelope.sum()  # a zero mean ignores brightness
         waves.append(wave * slant / (2 * math.pi * deviation**2))
     return torch.stack([w.real for w in waves] + [w.imag for w in waves])[:, None]
 
 
 @functools.cache
 def low_pass() -> torch.Tensor:
-    """The Gaussian of the coarsest scale, (1, 1, k, k), of sum 1."""
+    """Return the Gaussian of the coarsest scale, (1, 1, k, k), with sum 1."""
     steps = torch.arange(-6, 7, dtype=torch.float64)
     bell = torch.exp(-(steps**2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
     return (bell[:, None] * bell / bell.sum() ** 2)[None, None]
@@ -123,10 +127,10 @@ def low_pass() -> torch.Tensor:
 
 @functools.cache
 def whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and scaled principal components, (P,) and (P, F) float64, of procedural images.
+    """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
 
-    With a sign convention, so that machines agree but for rounding; by one thread, so that all
-    processes of a machine agree to the bit.
+    A sign convention makes machines agree except for rounding. A single thread makes all processes
+    of a machine agree to the bit.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -156,5 +160,5 @@ def _whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor,
 def _remembered(
     shape: tuple[int, ...], num_features: int
 ) -> OrderedDict[tuple[object, ...], torch.Tensor]:
-    """Features of the last batches, by their pixels' hash."""
+    """Return the cache of the last batches' features, by the hash of their pixels."""
     return OrderedDict()

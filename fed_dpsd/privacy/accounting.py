@@ -1,8 +1,8 @@
-"""From events to proven epsilons; nothing else in this project computes one.
+"""Proofs: events in, proven epsilons out; no other module of this project computes one.
 
 Our sensitivity and relation are folded into an event's parameters, so the accounting library's own
-relations never meet ours: it doubles a Gaussian's shift or leaves it, depending on the accountant,
-and its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
+relations are never mixed with ours. Depending on the accountant, the library doubles a Gaussian's
+shift or leaves it. Its PLD accountant ignores the count of a composed RandomizedResponseDpEvent.
 """
 
 import functools
@@ -41,30 +41,30 @@ _KNOWN = (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-LARGEST_MU = 1e6  # more is beyond double precision, and all meaning
-# Where finite precision says nothing: beyond such losses, and below such deltas, which its proof
+LARGEST_MU = 1e6  # a larger one is beyond double precision, and means nothing
+# Finite precision: no bound is given for larger losses, nor for smaller deltas, which the proof
 # leaves out (docs/privacy.md, Theorem 8).
 LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
-# What of a budget is for the noise's finite precision: a part of it, and no more than that.
-PRECISION_SHARE, PRECISION_MOST = 2.0**-9, 2.0**-5
-# The part of delta for a life whose settings change; the rest is for one whose settings do not.
-CHANGED_SETTINGS_SHARE = 0.05
+# The part of a budget for the noise's finite precision: a fraction of it, and at most so much.
+PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
+# The fraction of delta for a life whose settings change; the rest is for one whose settings do not.
+CHANGED_SETTINGS_FRACTION = 0.05
 
 
 class UnsupportedEventError(ValueError):
-    """No proof here covers this event; the message names the part that is not covered."""
+    """An event that no proof here covers; the message names the part that is not covered."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
+    """A stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
 
     mechanism: Mechanism
     asks: int
     queries: int
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of the whole stage."""
+        """Return the event of the whole stage."""
         releases = self.mechanism.releases(self.asks, self.queries)
         return SelfComposedDpEvent(self.mechanism.event(unit, relation), releases)
 
@@ -76,17 +76,17 @@ def prove(
     relation: Relation,
     notes: tuple[str, ...] = (),
 ) -> Epsilon:
-    """The proven epsilon of a plan: stages of adaptive answers, their settings fixed in advance.
+    """Prove the epsilon of a plan: stages of adaptive answers, their settings fixed in advance.
 
     Args:
-        stages: what will be answered; the objects whose noise will be drawn.
+        stages: the plan; its mechanisms are the objects whose noise will be drawn.
         delta: in (0, 1), fixed in advance.
-        unit: what changes.
-        relation: how it changes.
-        notes: caveats to carry.
+        unit: the unit that changes.
+        relation: how the unit changes.
+        notes: caveats that the epsilon carries.
 
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
-        indistinguishable to anyone but the parties named by the most trusting mechanism.
+        indistinguishable to anyone except the parties named by the most trusting mechanism.
 
     Raises:
         UnsupportedEventError: no proof here covers a stage.
@@ -101,12 +101,12 @@ def prove(
 
 @dataclass(frozen=True)
 class Bound:
-    """A number on its way to an `Epsilon`: nothing prints it.
+    """An intermediate result of a proof, which becomes an `Epsilon`; nothing prints it.
 
     Args:
         epsilon: proven, >= 0.
-        delta: what it needs; 0 where a pure bound is as good.
-        accountant: which proof.
+        delta: the delta that the bound needs; 0 where a pure bound is as good.
+        accountant: the name of the proof.
     """
 
     epsilon: float
@@ -115,7 +115,7 @@ class Bound:
 
 
 def epsilon(event: DpEvent, delta: float) -> Bound:
-    """The smallest epsilon that a proof here gives for `event` at `delta`.
+    """Return the smallest epsilon that a proof here gives for `event` at `delta`.
 
     Raises:
         UnsupportedEventError: the event holds a part that no proof here covers.
@@ -130,32 +130,33 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
-    """The smallest budget of which `within_budget` admits `event` while settings never change."""
+    """Return the smallest budget by which `within_budget` admits `event`, settings unchanged."""
     counts, loss = _without_precision(_count_leaves(event))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
-    largest = PRECISION_MOST / PRECISION_SHARE  # of the budgets that reserve a part
-    needed = ideal / (1 - PRECISION_SHARE)
+    largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
+    needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
-    return max(needed, loss / PRECISION_SHARE if loss <= PRECISION_MOST else math.inf)
+    return max(needed, loss / PRECISION_FRACTION if loss <= PRECISION_MOST else math.inf)
 
 
 def _for_ideal_noise(delta: float) -> float:
-    """What is left of a budget's delta for lives whose settings never change."""
-    return (1 - CHANGED_SETTINGS_SHARE) * delta * math.exp(-PRECISION_MOST)
+    """Return the part of a budget's delta for lives whose settings never change."""
+    return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
 def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bool:
-    """Whether a data set's charges stay within (budget, delta), each chosen after seeing answers.
+    """Return whether a data set's charges stay within (budget, delta).
 
-    While all charges have one setting (one event, or Gaussians of any multipliers) the composition
-    is exact: the budget fixes the number of releases, or the sum of 1 / z^2, in advance. Once
-    settings differ, Renyi divergences of one order, fixed by the budget, add up. A data set's life
-    goes one way or the other, so the deltas of both add up to `delta` (docs/privacy.md, Theorem 7).
-    A part of the budget, fixed with it, is for the noise's finite precision.
+    Each charge may be chosen after seeing the answers to earlier ones. While all charges have one
+    setting (one event, or Gaussians of any multipliers) the composition is exact: the budget fixes
+    the number of releases, or the sum of 1 / z^2, in advance. Once settings differ, Renyi
+    divergences of one order, fixed by the budget, add up. A data set's life goes one way or the
+    other, so the deltas of both add up to `delta` (docs/privacy.md, Theorem 7). A part of the
+    budget, fixed with it, is for the noise's finite precision.
 
     Args:
-        charges: every charge of the data set's life, the one in question included; for one unit and
-            relation.
+        charges: every charge of the data set's life, including the one in question; for one unit
+            and relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
 
@@ -167,25 +168,26 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
     if NonPrivateDpEvent() in counts:
         return False
     kinds = {GaussianDpEvent if isinstance(leaf, GaussianDpEvent) else leaf for leaf in counts}
-    whole = {frozenset(_count_leaves(charge).items()) for charge in charges} - {frozenset()}
-    if len(kinds) <= 1 or len(whole) <= 1:
+    settings = {frozenset(_count_leaves(charge).items()) for charge in charges} - {frozenset()}
+    if len(kinds) <= 1 or len(settings) <= 1:
         return unchanged_epsilon(whole_life, delta) <= budget
-    precision = min(PRECISION_SHARE * budget, PRECISION_MOST)
+    precision = min(PRECISION_FRACTION * budget, PRECISION_MOST)
     if loss > precision:
         return False
-    budget, share = budget - precision, CHANGED_SETTINGS_SHARE * delta * math.exp(-PRECISION_MOST)
-    order = laws.best_order(budget, share)
+    budget -= precision
+    changed_delta = CHANGED_SETTINGS_FRACTION * delta * math.exp(-PRECISION_MOST)
+    order = laws.best_order(budget, changed_delta)
     divergence = sum(n * laws.renyi_divergence(leaf, order) for leaf, n in counts.items())
-    return laws.renyi_to_epsilon(divergence, order, share) <= budget
+    return laws.renyi_to_epsilon(divergence, order, changed_delta) <= budget
 
 
 def calibrate(
     spend: Callable[[float], float], target: float, private: float, open_end: float
 ) -> float:
-    """The parameter at which `spend` comes closest to `target` without exceeding it.
+    """Find the parameter at which `spend` comes closest to `target` without exceeding it.
 
     Args:
-        spend: epsilon at a value of the parameter, monotone between the ends.
+        spend: epsilon as a function of the parameter, monotone between the ends.
         target: epsilon to spend, > 0.
         private: the end that spends least, > 0: a large noise or a small epsilon.
         open_end: the end that spends most, > 0.
@@ -200,7 +202,7 @@ def calibrate(
         value = open_end if log_value == ends[1] else math.exp(log_value)
         return spend(value) / target - 1
 
-    # From the private end until the target is passed: what lies beyond is never asked for.
+    # Stepping from the private end until the target is passed evaluates no setting far beyond it.
     near = far = ends[0]
     while excess(far) < 0:
         if far == ends[1]:
@@ -224,8 +226,8 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
     kinds = {type(event) for event, _ in parts}
     if not kinds:
         return Bound(0.0, 0.0, "pure")
-    lawless = [e for e, _ in parts if isinstance(e, RandomizedResponseDpEvent)]
-    if NonPrivateDpEvent in kinds or any(math.isinf(laws.pure_epsilon(e)) for e in lawless):
+    responses = [e for e, _ in parts if isinstance(e, RandomizedResponseDpEvent)]
+    if NonPrivateDpEvent in kinds or any(math.isinf(laws.pure_epsilon(e)) for e in responses):
         return Bound(math.inf, delta, "none")
     ordered = sorted(parts, key=repr)
     if kinds == {GaussianDpEvent}:
@@ -247,7 +249,7 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
 
 
 def _without_precision(counts: Counter[DpEvent]) -> tuple[Counter[DpEvent], float]:
-    """The mechanisms of ideal noise, and what all their finite precision adds to epsilon."""
+    """Return the mechanisms of ideal noise, and the epsilon that all finite precision adds."""
     losses = {e: n for e, n in counts.items() if isinstance(e, FinitePrecisionDpEvent)}
     ideal = Counter({e: n for e, n in counts.items() if e not in losses})
     return ideal, math.fsum(n * event.loss for event, n in losses.items())
@@ -258,7 +260,7 @@ def _parts(counts: Counter[DpEvent]) -> frozenset[tuple[DpEvent, int]]:
 
 
 def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
-    """Gaussian mechanisms of multipliers z_i as one, with 1 / z^2 = sum 1 / z_i^2.
+    """Merge Gaussian mechanisms of multipliers z_i into one of z, with 1 / z^2 = sum 1 / z_i^2.
 
     Adaptive composition is exact (Dong, Roth, Su: arXiv 1905.02383v3, Corollary 3.3).
     """
@@ -271,7 +273,7 @@ def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
 
 
 def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
-    """The multiset of mechanisms in nested compositions, in the order of their appearance."""
+    """Count the mechanisms in nested compositions, in the order of their appearance."""
     if isinstance(event, SelfComposedDpEvent):
         inner = _count_leaves(event.event)
         return Counter({leaf: n * event.count for leaf, n in inner.items() if event.count})

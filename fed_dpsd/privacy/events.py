@@ -1,6 +1,7 @@
-"""Events that dp_accounting has no class for. An event documents a mechanism; accounting.py proves.
+"""Events that dp_accounting has no class for.
 
-Each is a law of one release under the worst change; nothing here computes an epsilon.
+An event documents a mechanism: it states the law of one release under the worst change. The proofs
+are in accounting.py; nothing here computes an epsilon.
 """
 
 import attrs
@@ -11,8 +12,8 @@ from dp_accounting import DpEvent
 class ReplacedInSampleDpEvent(DpEvent):
     """A Poisson-sampled Gaussian sum in which one record is replaced by another.
 
-    With probability q the sum holds the record's vector of norm 1, in the other world the opposite
-    vector: (1 - q) N(0, z^2) + q N(1, z^2) against (1 - q) N(0, z^2) + q N(-1, z^2).
+    With probability q the sum holds the record's vector of norm 1, or the opposite vector in the
+    other world: (1 - q) N(0, z^2) + q N(1, z^2) against (1 - q) N(0, z^2) + q N(-1, z^2).
 
     Attributes:
         sampling_probability: q.
@@ -25,10 +26,10 @@ class ReplacedInSampleDpEvent(DpEvent):
 
 @attrs.frozen
 class FinitePrecisionDpEvent(DpEvent):
-    """What a sampler's finite precision may tell beyond the noise that stands beside it.
+    """The loss by a sampler's finite precision, beside the event of its ideal noise.
 
-    In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, or
-    the other way round: so epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
+    In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, and
+    the other way round. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
 
     Attributes:
         loss: >= 0; losses of several releases add up.
@@ -47,7 +48,7 @@ class ShuffledResponseDpEvent(DpEvent):
     Attributes:
         epsilon_per_answer: eps0 of one response, > 0.
         k: classes that a response may name, >= 2.
-        responses: M >= 1, honest ones, the changing one among them.
+        responses: M >= 1, the number of honest responses, including the one that changes.
     """
 
     epsilon_per_answer: float

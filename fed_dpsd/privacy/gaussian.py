@@ -28,26 +28,26 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 
-MOST_NUMBERS = 2**20  # of an ask that is normalised as a whole
-ROOM = 1 - 2.0**-30  # of the bound, for the roundings of float64
+MOST_NUMBERS = 2**20  # entries of an ask that is normalised as a whole
+ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64's roundings
 
 
 @dataclass(frozen=True)
 class NormalizedGradient:
     """Top-k masked gradients of norm below beta plus Gaussian noise.
 
-    Guarantee: with a teacher an arbitrary function of its own shard of its client's data, one
-    changed record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2
-    norm, and N adaptive releases are N Gaussian mechanisms of noise multiplier
-    noise_multiplier / 2. The bound cancels. A client's n teachers change together, so its sum
-    moves by n * bound (the client answers zero) or 2 * n * bound. The papers' sensitivity
-    2 * bound * sqrt(K) is loose. Norms are of float64 with room for its roundings, and sums are
-    exact: each value is cut off towards zero to the grid of the noise, of which n values are less
-    than 2^53 steps.
+    Guarantee: a teacher may be any function of its own shard of its client's data. One changed
+    record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2 norm.
+    N adaptive releases are N Gaussian mechanisms of noise multiplier noise_multiplier / 2. The
+    bound cancels. A client's n teachers change together, so its sum moves by n * bound (the client
+    answers zero) or 2 * n * bound. The papers' sensitivity 2 * bound * sqrt(K) is loose. Norms are
+    computed in float64 with room for its roundings. Sums are exact: each value is cut off towards
+    zero to the lattice of the noise, and n values are less than 2^53 steps of it.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole ask
-    (`normalise="batch"`: all its rows together have). The papers print an unindexed norm; by
-    batch a row has about 1 / sqrt(B) of the length, and the ask costs what one query costs.
+    (`normalise="batch"`: all its rows together have norm below `bound`). The papers print an
+    unindexed norm. Normalised by batch, a row has about 1 / sqrt(B) of the length, and an ask
+    costs as much as one query.
 
     | input row                     | encoded row                            |
     | ----------------------------- | -------------------------------------- |
@@ -65,9 +65,10 @@ class NormalizedGradient:
             "private" keeps a teacher's own k largest gradient entries (M_k as printed), which says
             something about the teacher, so all K coordinates get noise.
         normalise: "sample" or "batch".
-        noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
-            then sees un-noised answers and must be trusted).
-        quorum: of the secure sum; only with noise_at="distributed", where each client adds a share.
+        noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
+            server then sees un-noised answers and must be trusted).
+        quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
+            share.
         shards: the client's teachers.
 
     Raises:
@@ -104,22 +105,22 @@ class NormalizedGradient:
 
     @property
     def trust(self) -> Trust:
-        """Who must be honest; see `trust_of`."""
+        """Return the trust that the guarantee needs; see `trust_of`."""
         return trust_of(self.noise_at)
 
     @property
     def scale(self) -> float:
-        """Standard deviation of what `noise` adds: noise_multiplier * bound, or a share of it."""
+        """Return the noise's standard deviation: noise_multiplier * bound, or a noise share's."""
         honest = self.quorum.honest if self.quorum else 1
         return self.noise_multiplier * self.bound / math.sqrt(honest)
 
     @property
     def lattice(self) -> float:
-        """See `lattice_spacing`."""
+        """Return the spacing of the noise's lattice; see `lattice_spacing`."""
         return lattice_spacing(self.scale)
 
     def row_norm(self, queries: int) -> float:
-        """About the norm of one of `queries` encoded rows of an ask."""
+        """Estimate the norm of one of `queries` encoded rows of an ask."""
         return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
@@ -145,12 +146,12 @@ class NormalizedGradient:
         """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query.
 
         Raises:
-            ValueError: an ask is normalised as a whole, and larger than its event says.
+            ValueError: an ask that is normalised as a whole is larger than its event covers.
         """
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
                 f"{value[0].size:,} gradient entries in an ask; normalise='batch' takes "
-                f"{MOST_NUMBERS:,}: ask fewer queries a round"
+                f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
             )
         noisy = noisy_sum(value, self.scale, self.noise_law, rng)
         if self.k is not None and self.mask == "public":
@@ -158,10 +159,10 @@ class NormalizedGradient:
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Rows that are zero outside a public mask, and not too long.
+        """Find the rows that are zero outside a public mask, and not too long.
 
-        Norms of gradients are at most teachers * bound; with noise of d coordinates, longer by
-        scale * (sqrt(d) + FARTHEST) but for a probability of exp(-FARTHEST^2 / 2).
+        Norms of gradients are at most teachers * bound. Noise of d coordinates makes them longer by
+        scale * (sqrt(d) + FARTHEST) at most, except with a probability of exp(-FARTHEST^2 / 2).
         """
         axis, rows = (1, 1) if self.normalise == "sample" else (None, len(values))
         with np.errstate(over="ignore"):
@@ -175,15 +176,15 @@ class NormalizedGradient:
         return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, asks: int, queries: int) -> int:
-        """One for each query, or for each ask that is normalised as a whole."""
+        """Count one for each query, or for each ask that is normalised as a whole."""
         return asks * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """L2 change of a sum: 2 * bound for each replaced teacher, bound for a removed one."""
+        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per removed one."""
         return self.shards.changed(unit) * self.bound * (1 if vanishes(unit, relation) else 2)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """One Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
+        """Return one Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
         stddev = self.noise_multiplier * self.bound
         numbers = self.num_classes if self.normalise == "sample" else MOST_NUMBERS
         return ComposedDpEvent(
@@ -194,7 +195,7 @@ class NormalizedGradient:
         )
 
     def worst_case(self) -> tuple[Values, Values]:
-        """(n, 1, K) gradients of the teachers in two worlds that differ in one record the most."""
+        """Return (n, 1, K) gradients in two worlds, one record apart, that differ the most."""
         first = np.zeros((self.shards.teachers, 1, self.num_classes))
         second = first.copy()
         first[0, 0, 0], second[0, 0, 0] = 1e6 * self.stability, -1e6 * self.stability

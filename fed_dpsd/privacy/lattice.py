@@ -1,11 +1,11 @@
 """Clipped gradients of single records as whole numbers, so that their sum is exact.
 
-A sum of floats depends on the order of its additions, and one record more may change how all that
-follow are rounded, so it may move the sum by more than the bound that its own gradient keeps
+A sum of floats depends on the order of its additions. One more record may change how all later
+additions are rounded, so it may move the sum by more than the bound that its own gradient keeps
 (Casacuberta, Shoemate, Vadhan, Wagaman: "Widespread Underestimation of Sensitivity in
 Differentially Private Libraries and How to Fix It", arXiv 2207.10635). Here every product and every
-sum over a row or over records is of whole numbers that their type holds exactly, and everything
-else is done number by number in correctly rounded IEEE operations. So a record's part is a function
+sum over a row or over records is of whole numbers that their type holds exactly. Everything else is
+done number by number in correctly rounded IEEE operations. So a record's part is a function
 of that record and the weights alone, and the sum is the exact sum of these parts, whatever the
 order, the number of threads or the size of a batch.
 """
@@ -23,31 +23,31 @@ from torch import nn
 if TYPE_CHECKING:
     from opacus import GradSampleModule
 
-UNIT = 2.0**-24  # of max_grad_norm: all sums are whole multiples of it
+UNIT = 2.0**-24  # fraction of max_grad_norm of which all sums are whole multiples
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
-MOST_INPUTS = 2**12  # of a linear layer, so that its weights are not rounded too far
-ROOM = 1 - 2.0**-16  # of the bound: what single roundings may add to a norm
-CANCELLATION = 4  # copies that cancel each other further are clipped by what they cancel
+MOST_INPUTS = 2**12  # of a linear layer; more would round its weights too far
+ROOM = 1 - 2.0**-16  # part of the bound that norms may use; single roundings may add the rest
+CANCELLATION = 4  # copies that cancel each other further are clipped by their mean length over it
 
-_HELD = 2**24  # float32 holds every whole number up to it
-_INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and how many of it there are at most
-LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: one beyond counts as that
+_HELD = 2**24  # float32 holds every whole number up to this one
+_INPUT, _LARGEST_INPUT = 2.0**-4, 127  # the unit of an input, and its largest number of units
+LARGEST_INPUT = _LARGEST_INPUT * _INPUT  # of a linear layer: a larger one is set to it
 _RESIDUAL = 2.0**-20  # the unit of a residual
-_ROWS_AT_ONCE = 128  # whose products of at most 2^10 and 127 add up to less than 2^24
-_HALF = 2**10  # residuals are taken apart into two numbers of at most so much
-_BEYOND = 1e200  # an inner product that leaves nothing of a clipped residual
-_STEPS = 2**10  # of the table of exponentials, for each unit of a logit
+_ROWS_AT_ONCE = 128  # their products of at most 2^10 times 127 add up to less than 2^24
+_HALF = 2**10  # residuals are split into two numbers of at most this size
+_BEYOND = 1e200  # an inner product so large that clipped residuals become zero
+_STEPS = 2**10  # entries of the table of exponentials for each unit of a logit
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records of a linear layer as whole numbers; no two of them know of each other.
+    """Records of a linear layer as whole numbers; none depends on another.
 
     Args:
         inputs: (N, A, D) float32 whole numbers of at most 127, in units of 1/16: an input beyond
-            +-7.94 counts as that.
-        inner: (N, A, A) float64, the exact inner products of a record's copies, bias included; or
-            so large, where an input is not finite, that the record counts as zero.
+            +-7.94 is set to it.
+        inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
+            Where an input is not finite, they are so large that the record counts as zero.
         labels: (N,).
     """
 
@@ -57,7 +57,7 @@ class Records:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
-        """(N, A, D) floats of about unit size, and (N,) labels.
+        """Round (N, A, D) inputs of about unit size to whole numbers, beside (N,) labels.
 
         Raises:
             ValueError: there are too many rows, or too many inputs in one.
@@ -76,14 +76,14 @@ class Records:
         return cls(whole, inner, labels)
 
     def take(self, chosen: torch.Tensor) -> "Records":
-        """Those with these numbers, in their order."""
+        """Return the records with the chosen numbers, in their order."""
         if len(chosen) == len(self.labels):
             return self
         return Records(*(part[chosen] for part in vars(self).values()))
 
 
 def check_rows(rows: int) -> None:
-    """Raise ValueError where a sum may be larger than what float64 holds exactly."""
+    """Raise ValueError where a sum may be larger than float64 holds exactly."""
     if rows > MOST_ROWS:
         raise ValueError(
             f"{rows:,} copies of records at one teacher: sums are exact for {MOST_ROWS:,} at most; "
@@ -92,10 +92,10 @@ def check_rows(rows: int) -> None:
 
 
 def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.Tensor, ...]:
-    """The exact sum of clipped gradients of a linear layer under cross-entropy, divided by `bound`.
+    """Sum clipped gradients of a linear layer under cross-entropy exactly, divided by `bound`.
 
-    A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`: residuals
-    times inputs, so its norm is known before it is formed.
+    A record's part is the mean of its A copies' gradients, clipped to L2 norm `bound`. A gradient
+    is residuals times inputs, so the norm is known before the part is formed.
 
     Guarantee: each record's part is a function of it and of the layer alone, of norm at most 1; the
         sum, (K, D) and (K,) float64 multiples of UNIT for weights and bias, is exact.
@@ -118,12 +118,12 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
 
 
 def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
-    """(N,) to (N * A,)."""
+    """Repeat (N,) values for each copy; (N * A,)."""
     return values.repeat_interleave(copies) if copies > 1 else values
 
 
 def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """(K, R) float32, each a function of its row: exact products with rounded weights.
+    """Compute (K, R) float32, each a function of its row: exact products with rounded weights.
 
     The weights' unit follows the largest row of weights, which is public.
     """
@@ -135,33 +135,34 @@ def _logits(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _residuals(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(K, R) whole numbers of at most 2^20: probabilities minus the truth, in units of 2^-20.
+    """Subtract the truth from probabilities: (K, R) whole numbers up to 2^20, in units of 2^-20.
 
-    Exponentials come from a table, whose entries are whole numbers too: so their sum is exact.
+    Exponentials come from a table, whose entries are whole numbers too, so their sum is exact.
     """
     table = _exponentials()
     logits -= logits.amax(0)
     places = logits.mul_(-_STEPS).clamp_(max=len(table) - 1).nan_to_num_(0.0).int()
-    chances = table.index_select(0, places.flatten()).view_as(logits)
-    chances /= chances.sum(0, dtype=torch.float64).float()
-    residuals = chances.mul_(1 / _RESIDUAL).round_()
+    probabilities = table.index_select(0, places.flatten()).view_as(logits)
+    probabilities /= probabilities.sum(0, dtype=torch.float64).float()
+    residuals = probabilities.mul_(1 / _RESIDUAL).round_()
     residuals[labels, torch.arange(len(labels))] -= 1 / _RESIDUAL
     return residuals
 
 
 @functools.cache
 def _exponentials() -> torch.Tensor:
-    """2^20 exp(-(i + 1/2) / 1024), rounded, for i from 0 until nothing is left."""
+    """Tabulate 2^20 exp(-(i + 1/2) / 1024), rounded, for i from 0 until it rounds to zero."""
     places = torch.arange(15 * _STEPS, dtype=torch.float64) + 0.5
     return (torch.exp(-places / _STEPS) / _RESIDUAL).round().float()
 
 
 def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.Tensor:
-    """(N,) float64 factors of (K, N * A) residuals, with which each record is within its bound.
+    """Compute (N,) float64 factors of (K, N * A) residuals that keep each record in its bound.
 
-    They follow the norm of the mean of a record's copies; where they cancel each other by more than
-    CANCELLATION, that part of their mean length. Cutting residuals off towards zero makes one
-    copy's gradient no longer; the sum of several may grow by a unit for each, so it gets less room.
+    A factor follows the norm of the mean of a record's copies. Where copies cancel each other by
+    more than CANCELLATION, it follows their mean length over CANCELLATION. Cutting residuals off
+    towards zero makes no single copy's gradient longer. The sum of several copies may grow by a
+    unit for each, so it gets less room.
     """
     copies, classes = inner.shape[1], len(residuals)
     unit = _RESIDUAL * _INPUT
@@ -172,7 +173,7 @@ def _scale(residuals: torch.Tensor, inner: torch.Tensor, bound: float) -> torch.
     exact = residuals.T.unflatten(0, (-1, copies)).double()
     products = (exact @ exact.mT) * inner
     lengths = _root(products.diagonal(dim1=1, dim2=2))
-    # Sums over copies number by number, in an order that is the same for every record.
+    # Copies are added number by number, in the same order for every record.
     total = functools.reduce(torch.add, products.flatten(1).unbind(1))
     length = functools.reduce(torch.add, lengths.unbind(1)) / copies
     norm = torch.maximum(_root(total.clamp_min(0)) / copies, length / CANCELLATION) * unit
@@ -193,12 +194,12 @@ def _root(values: torch.Tensor) -> torch.Tensor:
 def single_gradients(
     model: "GradSampleModule", inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:
-    """Form each record's gradient under cross-entropy, the mean of its copies', and its norm.
+    """Form each record's gradient under cross-entropy, the mean over its copies, and its norm.
 
     A number that is not finite counts as zero.
 
     Args:
-        model: whose gradients Opacus forms, record by record.
+        model: the model whose gradients Opacus forms, record by record.
         inputs: (B, A, ...).
         labels: (B,).
 
@@ -209,7 +210,7 @@ def single_gradients(
     logits = model(inputs.flatten(0, 1))
     loss = nn.functional.cross_entropy(logits, labels.repeat_interleave(copies), reduction="sum")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # as it must
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # as expected
         loss.backward()
     gradients = []
     for parameter in model.parameters():
@@ -222,11 +223,11 @@ def single_gradients(
 
 
 def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
-    """Clip what `single_gradients` formed to L2 norm `bound`, and cut it off towards zero.
+    """Clip gradients of `single_gradients` to L2 norm `bound`, and cut them off towards zero.
 
     Returns:
         (B, ...) float32 whole numbers of each parameter, in multiples of UNIT * `bound`; each
-        record's have norm at most 1 / UNIT.
+        record's numbers have norm at most 1 / UNIT.
     """
     *parts, norm = gradients
     scale = (ROOM / UNIT / norm.clamp_min(bound)).float()
@@ -236,9 +237,9 @@ def clipped(gradients: list[torch.Tensor], bound: float) -> list[torch.Tensor]:
 def padded(
     inputs: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A part of a batch with zeros after its records, up to `size` of them.
+    """Fill a part of a batch up with zeros after its records, to `size` of them.
 
-    Kernels choose the order of their additions by the shape of a batch, so all have the same.
+    Kernels choose the order of their additions by a batch's shape, so all parts have the same one.
     """
     missing = size - len(labels)
     return (
@@ -252,14 +253,16 @@ def places_agree(
     inputs: torch.Tensor,
     size: int,
 ) -> bool:
-    """Whether a record's result has the same bits in every place of a part of `size` records.
+    """Return whether a record's result has the same bits in every place of `size` records.
 
     The order of a kernel's operations follows shapes and places, not values. So random records,
-    moved on by one place, tell: none of them is a client's. What is all zero tells nothing.
+    none of them a client's, are moved on by one place and compared. A result that is all zero shows
+    nothing, so it does not agree.
 
     Args:
-        part_of: (B, ...) results of records and labels, unrounded; each is to depend on its record.
-        inputs: of such shapes, but for their number.
+        part_of: function from records and labels to (B, ...) unrounded results; each is to depend
+            on its record.
+        inputs: an example of the records' shapes; their number may be another.
         size: B.
     """
     rng = torch.Generator().manual_seed(0)

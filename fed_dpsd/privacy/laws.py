@@ -1,7 +1,7 @@
-"""What single events' privacy losses look like: exact laws, Renyi divergences, grids.
+"""Privacy losses of single events: exact laws, Renyi divergences, discretised losses.
 
-Every function is an upper bound in exact arithmetic, or exact; what a solver or a cut tail may lose
-is added. delta is in (0, 1), N >= 1 the number of adaptive releases.
+Every function is exact, or an upper bound in exact arithmetic. The error of a solver and the mass
+of a cut tail are added. delta is in (0, 1), N >= 1 the number of adaptive releases.
 """
 
 import math
@@ -32,9 +32,9 @@ from fed_dpsd.privacy.events import (
 )
 
 FINEST_RESOLUTION = 1e-4
-SMALL_LOSS = 1e-6  # of all releases of an event together
-MOST_LOSSES = 2**19  # bounds a grid's memory to 1 GiB and its time to seconds
-EXACT_TERMS = 3e7  # of an exact law; about two seconds
+SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
+MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
+EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
 OUTSIDE = 1e-15  # mass that a window of counts may miss
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
 
@@ -43,7 +43,7 @@ ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.00
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """A Gaussian mechanism of noise multiplier 1 / mu, exactly.
+    """Compute the epsilon of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
 
     delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
     (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollary 2.13).
@@ -65,8 +65,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def gaussian_mu(event: DpEvent) -> float | None:
     """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
 
-    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is that of ideal noise: what a
-    sampler's finite precision adds is left aside.
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise: the loss
+    by a sampler's finite precision is left out.
     """
     if isinstance(event, FinitePrecisionDpEvent):
         return 0.0
@@ -86,23 +86,23 @@ def gaussian_mu(event: DpEvent) -> float | None:
 
 
 def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
-    """Probabilities of the true class and of one other, from the library's uniform redraw."""
+    """Return probabilities of the true class and of one other, by the library's uniform redraw."""
     lie = response.noise_parameter / response.num_buckets
     return 1 - (response.num_buckets - 1) * lie, lie
 
 
 def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
-    """How many terms `response_epsilon` sums, about."""
+    """Estimate the number of terms that `response_epsilon` sums."""
     truth, lie = truth_and_lie(response)
     lies, truths = _window(releases, lie), _window(releases, truth / (1 - lie))
     return (lies[1] - lies[0]) * (truths[1] - truths[0])
 
 
 def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: float) -> float:
-    """N k-ary randomised responses, exactly; `inf` where only the pure bound N * eps0 holds.
+    """Compute the epsilon of N k-ary randomised responses, exactly.
 
-    The loss of one response is +eps0, 0 or -eps0 with probabilities a = truth, 1 - a - b and
-    b = one lie. With S the sum of N such signs,
+    It is `inf` where only the pure bound N * eps0 holds. The loss of one response is +eps0, 0 or
+    -eps0 with probabilities a = truth, 1 - a - b and b = one lie. With S the sum of N such signs,
     delta(eps) = sum over s of P(S = s) max(0, 1 - exp(eps - eps0 s)).
     """
     truth, lie = truth_and_lie(response)
@@ -127,9 +127,9 @@ def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: 
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
-    """P(S = s) for s = -N..N, S = A - B with (A, B, rest) multinomial, and the mass left out.
+    """Return P(S = s) for s = -N..N and the mass left out, S = A - B, (A, B, rest) multinomial.
 
-    A and B run over windows; what they miss counts as failure.
+    A and B run over windows; the mass outside them counts as failure.
     """
     log_factorial = gammaln(np.arange(releases + 1) + 1.0)
 
@@ -138,19 +138,19 @@ def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.f
         chances = xlogy(count, p) + xlog1py(trials - count, -p)
         return np.asarray(ways + chances)
 
-    share = truth / (1 - lie)
+    true_rate = truth / (1 - lie)  # among the responses that are not this lie
     law = np.zeros(2 * releases + 1)
     lies = np.arange(*_window(releases, lie))
     for count, log_weight in zip(lies.tolist(), log_pmf(lies, releases, lie), strict=True):
-        truths = np.arange(*_window(releases - count, share))
+        truths = np.arange(*_window(releases - count, true_rate))
         law[truths - count + releases] += np.exp(
-            log_weight + log_pmf(truths, releases - count, share)
+            log_weight + log_pmf(truths, releases - count, true_rate)
         )
     return law, 2 * OUTSIDE
 
 
 def _window(trials: int, probability: float) -> tuple[int, int]:
-    """Half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
+    """Return a half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
 
     Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
     """
@@ -165,7 +165,7 @@ def _window(trials: int, probability: float) -> tuple[int, int]:
 
 
 def pure_epsilon(event: DpEvent) -> float:
-    """The largest privacy loss of one release; `inf` where it has no bound."""
+    """Return the largest privacy loss of one release; `inf` where it has no bound."""
     if isinstance(event, RandomizedResponseDpEvent):
         truth, lie = truth_and_lie(event)
         return max(0.0, math.log(truth / lie)) if lie > 0 else math.inf
@@ -177,10 +177,11 @@ def pure_epsilon(event: DpEvent) -> float:
 
 
 def renyi_divergence(event: DpEvent, order: float) -> float:
-    """D_order between one release's two worlds, the worse way round; `inf` where no form is known.
+    """Return D_order between one release's two worlds, the worse way round.
 
-    Gaussian: order / (2 z^2). Laplace: Mironov, arXiv 1702.07476v3, Proposition 6. Randomised
-    response: by its three likelihood ratios. Poisson-sampled Gaussian: the library's.
+    It is `inf` where no form is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
+    1702.07476v3, Proposition 6. Randomised response: by its three likelihood ratios.
+    Poisson-sampled Gaussian: the library's.
     """
     if isinstance(event, GaussianDpEvent):
         return order / (2 * float(event.noise_multiplier) ** 2)
@@ -207,7 +208,10 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
 
 
 def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
-    """Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12."""
+    """Convert a Renyi divergence to an epsilon.
+
+    Canonne, Kamath, Steinke, arXiv 2004.00010v4, Proposition 12.
+    """
     return max(
         0.0,
         divergence + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1),
@@ -215,33 +219,33 @@ def renyi_to_epsilon(divergence: float, order: float, delta: float) -> float:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """The order at which a Gaussian mechanism that spends (epsilon, delta) is converted best."""
+    """Return the best order to convert a Gaussian mechanism that spends (epsilon, delta)."""
     width = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(width**2 + 2 * epsilon) - width
     return 1 + width / max(mu, 1e-9)
 
 
 def renyi_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
-    """Renyi divergences add up; the best of a grid of orders. For sampled events `inf`."""
+    """Add up Renyi divergences and convert at the best of ORDERS; `inf` for sampled events."""
     if any(isinstance(event, PoissonSampledDpEvent) for event, _ in parts):
-        return math.inf  # the grid is tighter, and quicker
+        return math.inf  # discretised losses are tighter, and quicker
     return min(
         renyi_to_epsilon(sum(n * renyi_divergence(e, order) for e, n in parts), order, delta)
         for order in ORDERS
     )
 
 
-# --- privacy loss distributions on a grid -----------------------------------------------------
+# --- discretised privacy losses ---------------------------------------------------------------
 
 
 def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float:
-    """The composition of any events here, by the library's pessimistic grid.
+    """Bound the epsilon of composed events by the library's pessimistic discretisation.
 
-    Gaussian and Laplace events are accounted as add-or-remove always (our sensitivity is folded
-    in), responses as replace-one always, and counts by `self_compose`: an accountant would drop
-    them for responses.
+    Gaussian and Laplace events are always accounted as add-or-remove (our sensitivity is folded
+    in), and responses always as replace-one. Counts are composed by `self_compose`, since an
+    accountant would drop those of responses.
     """
-    # What is almost nothing counts as pure: it has no place on a grid.
+    # A loss near zero counts as pure: it is too small to be discretised.
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     parts = [part for part in parts if part not in small]
     rest = sum(n * pure_epsilon(event) for event, n in small)
@@ -249,7 +253,7 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
 
 
 def discretised_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float:
-    """Bound the delta of a composition at an epsilon >= 0, both ways round, by the same grid.
+    """Bound the delta of composed events at an epsilon >= 0, both ways round, by discretisation.
 
     At epsilon 0 it bounds the total variation distance.
     """
@@ -265,12 +269,12 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
 
 
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
-    """Fine enough, within MOST_LOSSES; where there are responses it divides their loss.
+    """Choose a fine resolution within MOST_LOSSES; with responses it divides their loss.
 
-    Losses that lie on the grid are not rounded up, which would cost up to a step for each of them.
+    Losses that are multiples of it are not rounded up, which would cost up to a step for each.
     """
     spread = sum(n * _concentration(event) for event, n in parts)
-    reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # but for about 1e-15 of the mass
+    reach = spread + 2 * math.sqrt(spread * math.log(1e15))  # except for about 1e-15 of the mass
     step = max(FINEST_RESOLUTION, 2 * reach / MOST_LOSSES)
     for event, _ in parts:
         if isinstance(event, ShuffledResponseDpEvent):
@@ -281,7 +285,7 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
 
 
 def _concentration(event: DpEvent) -> float:
-    """About the mean of the loss, half its variance; it sets the grid and nothing else."""
+    """Estimate the loss's mean, half its variance; it sets the resolution and nothing else."""
     if isinstance(event, GaussianDpEvent):
         return 1 / (2 * float(event.noise_multiplier) ** 2)
     if isinstance(event, PoissonSampledDpEvent):
@@ -310,7 +314,7 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
         truth, lie = truth_and_lie(event)
         jumps = pure_epsilon(event) / step
         up, down = math.ceil(jumps), math.floor(jumps)
-        if abs(jumps - round(jumps)) < 1e-9:  # the grid divides the loss, but for rounding
+        if abs(jumps - round(jumps)) < 1e-9:  # the resolution divides the loss, up to rounding
             up = down = round(jumps)
         masses: dict[int, float] = {}
         for jump, mass in ((up, truth), (0, max(0.0, 1 - truth - lie)), (-down, lie)):
@@ -333,12 +337,13 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
 
 
 def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Log-probabilities of (n, h0, h1) if the one that changes means class 0, and class 1.
+    """Return log-probabilities of (n, h0, h1) if the changing responder means class 0, or class 1.
 
-    Given to the adversary: who of the other M - 1 answered its true class, and what. The rest, each
-    with probability p = k / (exp(eps0) + k - 1), and the one that changes are n responses whose
-    counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class that it means.
-    What lies outside the windows counts as a certain distinction.
+    The adversary is told which of the other M - 1 answered their true class, and which class. Each
+    of the M - 1 is among the rest with probability p = k / (exp(eps0) + k - 1). The rest and the
+    changing one are n responses whose counts h are multinomial, weighted by
+    (k / n) (b n + (a - b) h_c), c the class that the changing one means. The mass outside the
+    windows counts as a certain distinction.
     """
     k, others = event.k, event.responses - 1
     lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
@@ -348,7 +353,7 @@ def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], di
     for uniform in range(*_window(others, k * lie)):
         n = uniform + 1
         counts = np.arange(*_window(n, 1 / k))
-        h0, h1 = (grid.ravel() for grid in np.meshgrid(counts, counts))
+        h0, h1 = (each.ravel() for each in np.meshgrid(counts, counts))
         h0, h1 = h0[h0 + h1 <= n], h1[h0 + h1 <= n]
         rest = n - h0 - h1
         if k == 2:
@@ -362,6 +367,6 @@ def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], di
             law.update(
                 zip(zip([n] * len(h0), h0.tolist(), h1.tolist(), strict=True), logs, strict=True)
             )
-    # The windows miss less than this, and rounding changes less.
+    # The windows miss less mass than this, and rounding changes less.
     first["cut"], second["the other cut"] = math.log(1e-12), math.log(1e-12)
     return first, second

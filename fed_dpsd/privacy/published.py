@@ -1,4 +1,4 @@
-"""The papers' own privacy formulas, evaluated literally. None of these numbers is a guarantee.
+"""The papers' own privacy formulas, evaluated as printed. None of these numbers is a guarantee.
 
 Imported only where results are written or shown, so a published number never steers a run.
 """
@@ -14,7 +14,10 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
-    """What the method's paper would print for `queries` answers; `inf` where it claims nothing."""
+    """Return the number that the method's paper would print for `queries` answers.
+
+    It is `inf` where the paper claims nothing.
+    """
     if isinstance(mechanism, NormalizedGradient):
         return theorem_1(
             mechanism.bound, mechanism.noise_multiplier, mechanism.num_classes, queries, delta
@@ -29,10 +32,10 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
 def theorem_1(
     bound: float, noise_multiplier: float, num_classes: int, queries: int, delta: float
 ) -> float:
-    """Theorem 1 of arXiv 2601.19090, minimised over q > 1.
+    """Evaluate Theorem 1 of arXiv 2601.19090, minimised over q > 1.
 
-    It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so it is too small by
-    about 1 / beta^2 in its first term.
+    It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so its first term is too
+    small by a factor of about 1 / beta^2.
 
     Args:
         bound: beta.
@@ -51,7 +54,7 @@ def theorem_1(
 
 
 def theorem_2(epsilon_per_answer: float) -> float:
-    """Theorem 2 of arXiv 2601.19090: epsilon overall, whatever the number of queries.
+    """Evaluate Theorem 2 of arXiv 2601.19090: epsilon overall, for any number of queries.
 
     It counts one response; one training record may change all of them.
     """
@@ -61,7 +64,7 @@ def theorem_2(epsilon_per_answer: float) -> float:
 def dpdfd_theorem_3(
     bound: float, noise_stddev: float, num_classes: int, batch: int, rounds: int, delta: float
 ) -> float:
-    """Theorem 3 of DPDFD (IJCAI 2023), minimised over lambda > 1: Theorem 1's form.
+    """Evaluate Theorem 3 of DPDFD (IJCAI 2023), minimised over lambda > 1: Theorem 1's form.
 
     Its noise multiplies one mean gradient outside the sum over a batch, whose sensitivity is
     2 * bound * batch; the formula counts `batch` separate queries instead.
@@ -78,7 +81,7 @@ def dpdfd_theorem_3(
 
 
 def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:
-    """DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
+    """Evaluate DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
 
     Its votes have Laplace noise of scale 2 / eps0. It leaves out the generator, which is trained
     against a classifier of all private data.

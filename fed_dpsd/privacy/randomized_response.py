@@ -24,12 +24,13 @@ from fed_dpsd.privacy.mechanism import (
     Values,
     check_k,
     check_noise_at,
+    one_class_changed,
     top_k,
     trust_of,
 )
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 
-MOST_COUNTED = 100  # responses that are charged as counted together: more would only cost less
+MOST_COUNTED = 100  # responses that are charged as counted together; more would only cost less
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
@@ -39,9 +40,9 @@ class TopKRandomizedResponse:
 
     I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
     randomised response), all those above it and at least two. Let r be the teacher's class and
-    k = |I|. r in I is returned with probability e^eps0 / (e^eps0 + k - 1), each other member with
-    1 / (e^eps0 + k - 1); r outside I returns a uniform member. Alg. 2's k = |I| is used; Eq. 5 as
-    printed divides by the number of classes and could leave I.
+    k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
+    member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. Alg. 2's
+    k = |I| is used; Eq. 5 as printed divides by the number of classes and could leave I.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
@@ -51,8 +52,8 @@ class TopKRandomizedResponse:
     counts n responses.
 
     With noise_at="distributed" only the counts over all clients are seen, in a secure sum that has
-    at least M = quorum.honest * n honest responses. For one changed teacher a query is then
-    ShuffledResponseDpEvent's: the counts say less than the response does. With a threshold, and
+    at least M = quorum.honest * n honest responses. For one changed teacher a query then costs a
+    ShuffledResponseDpEvent: the counts say less than the response does. With a threshold, and
     where more than one teacher changes, the response itself is charged: counts are post-processing.
 
     Args:
@@ -85,7 +86,7 @@ class TopKRandomizedResponse:
         if not 0 <= self.epsilon_per_answer <= LARGEST_EPSILON:
             raise ValueError(
                 f"epsilon_per_answer={self.epsilon_per_answer} must be between 0 and "
-                f"{LARGEST_EPSILON:g}: rarer lies than that are never drawn"
+                f"{LARGEST_EPSILON:g}: rarer lies are never drawn"
             )
         if self.k is not None:
             check_k(self.k, self.num_classes)
@@ -101,22 +102,22 @@ class TopKRandomizedResponse:
 
     @property
     def trust(self) -> Trust:
-        """Who must be honest; see `trust_of`."""
+        """Return the trust that the guarantee needs; see `trust_of`."""
         return trust_of(self.noise_at)
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
-        """(B, K) mask of I, from the public predictions."""
+        """Return the (B, K) mask of I, from the public predictions."""
         if self.threshold is not None:
             return np.asarray(predictions > self.threshold) | top_k(predictions, 2)
         return top_k(predictions, self.num_classes if self.k is None else self.k)
 
     def lie_probability(self, size: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Probability of each single class of I other than the true one, for |I| = `size`."""
+        """Return the probability of each class of I other than the true one, for |I| = `size`."""
         lie = math.exp(-self.epsilon_per_answer)
         return np.asarray(lie / (1 + (np.asarray(size) - 1) * lie))
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
-        """The law of the response: (B, K) probabilities, zero outside I.
+        """Return the law of the response: (B, K) probabilities, zero outside I.
 
         A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
         """
@@ -143,29 +144,28 @@ class TopKRandomizedResponse:
         return votes
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Rows of counts, inside I only, with one response of each teacher."""
+        """Find the rows of counts, inside I only, with one response of each teacher."""
         counts = (values >= 0) & (values == np.round(values))
         inside = ((values == 0) | self.members(predictions)).all(axis=1)
         answered = values.sum(axis=1, dtype=np.float64) == teachers
         return np.asarray(counts.all(axis=1) & inside & answered)
 
     def releases(self, asks: int, queries: int) -> int:
-        """One for each query."""
+        """Count one for each query."""
         return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """k-ary randomised response, seen by itself or, if one changes, in a secure sum.
+        """Return a response's event, seen by itself or, for one changed teacher, in a secure sum.
 
-        The response's noise parameter is the probability of a uniform redraw.
-        Every teacher that changes counts. A client that vanishes is bounded by one that answers
-        otherwise.
+        The response's noise parameter is the probability of a uniform redraw. Every teacher that
+        changes counts. A client that vanishes is bounded by one that changes its answers.
         """
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
             responses = min(self.quorum.honest * self.shards.teachers, MOST_COUNTED)
             counted = ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
-            lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all that count
+            lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all
             return ComposedDpEvent([counted, lost])
         redraw = float(size * self.lie_probability(size))
         response: DpEvent = RandomizedResponseDpEvent(noise_parameter=redraw, num_buckets=size)
@@ -175,7 +175,7 @@ class TopKRandomizedResponse:
 
     @property
     def _precision(self) -> FinitePrecisionDpEvent:
-        """The loss of drawing from probabilities that are off by a few steps of a uniform draw.
+        """Return the loss by probabilities that are off by a few steps of a uniform draw.
 
         A sum of up to K probabilities, and the draw, are off by less than 2 (K + 2) steps.
         """
@@ -184,12 +184,5 @@ class TopKRandomizedResponse:
         return FinitePrecisionDpEvent(2 * off)
 
     def worst_case(self) -> tuple[Values, Values]:
-        """(n, 1, K) probabilities of the teachers in two worlds that differ in one record.
-
-        The teacher that changes names class 0 or class 1, the others class 0.
-        """
-        first = np.zeros((self.shards.teachers, 1, self.num_classes))
-        first[:, 0, 0] = 1
-        second = first.copy()
-        second[0, 0] = np.eye(self.num_classes)[1]
-        return first, second
+        """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart."""
+        return one_class_changed(self.shards.teachers, self.num_classes)

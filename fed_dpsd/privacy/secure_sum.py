@@ -1,17 +1,18 @@
-"""Sums whose parts nobody sees: masks that cancel, with recovery of those who drop out.
+"""Secure sums: masks that cancel hide each party's values, and parties may drop out.
 
 Bonawitz et al.: "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 Figure 4, against a server that lies. Parties know each other's keys beforehand, from a source that
-is not the server, so its rounds of advertising and sharing keys fall away: shares travel with the
-masked values. Three messages a sum:
+is not the server. So the figure's rounds of advertising and sharing keys fall away, and secret
+shares travel with the masked values. A sum takes three messages:
 
-1. `mask`: each party adds to its values a mask of its own, and one with each other party that the
-   other subtracts; the keys of all these masks go along, shared out so that `threshold` parties
-   can put one together.
-2. `confirm`: the server names those whose values arrived; each of them tells each other one which
-   names it heard.
-3. `unmask`: who sees that `threshold` parties heard the same names opens shares: of the own masks
-   of those named, and of the masks between them and the others. Never of both for one party.
+1. `mask`: each party adds to its values a mask of its own and, for each other party, a mask that
+   the other subtracts. The keys of all these masks go along as secret shares, so that `threshold`
+   parties can reconstruct one.
+2. `confirm`: the server names the parties whose values arrived. Each of them tells each other one
+   which names it heard.
+3. `unmask`: a party checks that `threshold` parties heard the same names. Then it opens secret
+   shares: of the own masks of named parties, and of the masks between them and the others. It
+   never opens both for one party.
 
 Guarantee: with m parties, of which c work for the server, and 2 * threshold > m + c, the server
 learns one sum, over at least threshold - c honest parties, and nothing else of them. Proof sketch:
@@ -26,6 +27,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from Crypto.Protocol.SecretSharing import Shamir
@@ -36,12 +38,12 @@ from numpy.typing import NDArray
 
 from fed_dpsd.privacy.noise import SecureGenerator
 
-# Bytes of a mask's key, of a share of it, of a nonce, and of what authenticates a box.
+# Bytes of a mask's key, of a secret share of it, of a nonce, and of a box's authentication tag.
 _SEED, _SHARE, _NONCE, _MAC = 32, 32, 12, 16
 
 
 class SumError(RuntimeError):
-    """A sum cannot go on; nothing was unmasked. The message is public."""
+    """An error that ends a sum; nothing was unmasked. The message is public."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Masked:
 
     Args:
         values: uint64, uniform to everybody but the party.
-        sealed: by party, its shares of this party's keys; only that party can open them.
+        sealed: by party, its secret shares of this party's keys; only that party can open them.
     """
 
     values: NDArray[np.uint64]
@@ -58,9 +60,10 @@ class Masked:
 
     def to_bytes(self) -> bytes:
         """Return the message as an npz."""
-        boxes = {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
+        arrays: dict[str, Any] = {"values": self.values}
+        arrays |= {str(party): np.frombuffer(box, np.uint8) for party, box in self.sealed.items()}
         content = io.BytesIO()
-        np.savez(content, values=self.values, **boxes)
+        np.savez(content, **arrays)
         return content.getvalue()
 
     @classmethod
@@ -73,11 +76,11 @@ class Masked:
 
 @dataclass(frozen=True)
 class Opened:
-    """A party's third message: its shares.
+    """A party's third message: its secret shares.
 
     Args:
-        own: by named party, of the key of its own mask.
-        between: by named party and by one that is not named, of the key of their mask.
+        own: by named party, of the key of that party's own mask.
+        between: by a named party and one that is not named, of the key of their mask.
     """
 
     own: Mapping[int, bytes]
@@ -86,17 +89,17 @@ class Opened:
 
 @dataclass(frozen=True)
 class Party:
-    """One party, for all sums of one federation.
+    """A party to all sums of one federation.
 
     Args:
         number: its own, from 0.
         private_key: 32 bytes of X25519.
-        public_keys: of all m parties, its own too, by number 0 to m - 1.
-        threshold: parties whose shares put a key together.
+        public_keys: of all m parties, including its own, by number 0 to m - 1.
+        threshold: the number of parties whose secret shares reconstruct a key.
 
     Raises:
-        ValueError: the keys are not those of m parties, its own is another one, one is none (or of
-            low order), or the threshold is not above m / 2 and at most m.
+        ValueError: the keys are not those of m parties, its own does not fit its private key, one
+            is invalid (or of low order), or the threshold is not above m / 2 and at most m.
     """
 
     number: int
@@ -114,11 +117,11 @@ class Party:
             raise ValueError(
                 f"threshold={self.threshold} must be above half of {parties} parties, at most all"
             )
-        _ = self._pairs  # a bad key is found before anything is masked
+        _ = self._pairs  # raises on a bad key before anything is masked
 
     @cached_property
     def _pairs(self) -> dict[int, bytes]:
-        """A key with each party that only it and this one know; with itself, one of its own."""
+        """Derive a key with each party that only it and this one know, and one for itself alone."""
         mine = X25519PrivateKey.from_private_bytes(self.private_key)
         pairs = {self.number: _derive(self.private_key, b"own")}
         for other in set(self.public_keys) - {self.number}:
@@ -126,16 +129,16 @@ class Party:
                 key = X25519PublicKey.from_public_bytes(self.public_keys[other])
                 pairs[other] = mine.exchange(key)
             except ValueError as error:
-                raise ValueError(f"the public key of {other} is none: {error}") from None
+                raise ValueError(f"the public key of {other} is invalid: {error}") from None
         return pairs
 
     def mask(self, values: NDArray[np.int64], tag: bytes) -> Masked:
-        """Its first message.
+        """Make the first message: masked values, and secret shares of the masks' keys.
 
         Args:
             values: of any shape, the same for all parties; the whole sum must fit in 63 bits.
-            tag: of this sum, the same for all parties. Two messages for one tag would show what
-                their values differ by: whoever calls this must not let two leave.
+            tag: of this sum, the same for all parties. Two messages for one tag would show the
+                difference of their values: the caller must not let two leave.
         """
         own = os.urandom(_SEED)
         keys = {other: self._mask_key(other, tag) for other in self._pairs}
@@ -152,9 +155,9 @@ class Party:
         return Masked(total.reshape(values.shape), sealed)
 
     def confirm(self, tag: bytes, named: Collection[int]) -> dict[int, bytes]:
-        """Its second message: for each named party, a proof of the names that this one heard.
+        """Make the second message: for each named party, a proof of the names this one heard.
 
-        Whoever calls this must not confirm other names for the same tag.
+        The caller must not confirm other names for the same tag.
 
         Raises:
             SumError: this party is not named, or too few are.
@@ -169,16 +172,16 @@ class Party:
         proofs: Mapping[int, bytes],
         sealed: Mapping[int, bytes],
     ) -> Opened:
-        """Its third message.
+        """Make the third message: the secret shares that open the sum.
 
         Args:
             tag: of this sum.
-            named: those whose values arrived, as this party has confirmed.
-            proofs: by party, what it has confirmed to this one.
-            sealed: by named party, what it sealed for this one.
+            named: the parties whose values arrived, as this party has confirmed.
+            proofs: by party, the confirmation that it made for this one.
+            sealed: by named party, the box that it sealed for this one.
 
         Raises:
-            SumError: too few parties heard the same names, or shares were tampered with.
+            SumError: too few parties heard the same names, or secret shares were tampered with.
         """
         self._check(named)
         same = [
@@ -204,18 +207,18 @@ class Party:
             raise SumError(f"{len(set(named))} parties are left; {self.threshold} are needed")
 
     def _mask_key(self, other: int, tag: bytes) -> bytes:
-        """Of the mask with another party.
+        """Derive the key of the mask with another party.
 
-        Numbers are in it: who gives out a copy of somebody's public key shares that one's pairs,
-        and the keys of those who drop out are opened.
+        Both numbers enter it: a party that gives out a copy of another's public key would share its
+        pair keys, and the keys of parties that drop out are opened.
         """
         numbers = json.dumps(sorted([self.number, other])).encode()
         return _derive(self._pairs[other], b"mask", tag, numbers)
 
     def _proof(self, sender: int, receiver: int, tag: bytes, named: Collection[int]) -> bytes:
         other = receiver if sender == self.number else sender
-        what = json.dumps([sender, receiver, sorted(set(named))]).encode()
-        return _derive(self._pairs[other], b"confirm", tag, what)
+        names = json.dumps([sender, receiver, sorted(set(named))]).encode()
+        return _derive(self._pairs[other], b"confirm", tag, names)
 
     def _box(self, sender: int, receiver: int, tag: bytes) -> ChaCha20Poly1305:
         other = receiver if sender == self.number else sender
@@ -224,7 +227,7 @@ class Party:
         )
 
     def _open(self, sender: int, tag: bytes, sealed: bytes) -> list[bytes]:
-        """What `sender` sealed for this party: a share of each of its keys."""
+        """Open the box that `sender` sealed for this party: a secret share of each of its keys."""
         try:
             box = self._box(sender, self.number, tag)
             content = box.decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
@@ -238,16 +241,16 @@ class Party:
 def combine(
     masked: Mapping[int, Masked], opened: Mapping[int, Opened], parties: int, threshold: int
 ) -> NDArray[np.int64]:
-    """The sum of the values of all whose first message arrived, at the server.
+    """Sum, at the server, the values of all parties whose first message arrived.
 
     Args:
-        masked: those messages, by party.
+        masked: these first messages, by party.
         opened: third messages, by party.
         parties: m.
-        threshold: as the parties have it.
+        threshold: the same as the parties'.
 
     Raises:
-        SumError: too few shares.
+        SumError: there are too few secret shares.
     """
     if len(opened) < threshold:
         raise SumError(f"{len(opened)} parties opened their shares; {threshold} are needed")
@@ -265,17 +268,17 @@ def combine(
 
 
 def sealed_size(parties: int) -> int:
-    """Bytes of what one of so many parties seals for another."""
+    """Return the size in bytes of the box that one of so many parties seals for another."""
     return _NONCE + _SHARE * parties + _MAC
 
 
 def public_key(private_key: bytes) -> bytes:
-    """The public key, 32 bytes, of a private one."""
+    """Return the public key, 32 bytes, of a private one."""
     return X25519PrivateKey.from_private_bytes(private_key).public_key().public_bytes_raw()
 
 
 def _derive(key: bytes, *names: bytes) -> bytes:
-    """Another key for a purpose."""
+    """Derive another key for a purpose."""
     content = b"".join(len(name).to_bytes(4, "big") + name for name in (b"fed-dpsd", *names))
     return hmac.digest(key, content, hashlib.sha256)
 
@@ -285,19 +288,19 @@ def _stream(key: bytes, count: int) -> NDArray[np.uint64]:
 
 
 def _signed(party: int, other: int, mask: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What `party` adds for its mask with `other`: what the other adds is minus that."""
+    """Give a mask the sign with which `party` adds it; `other` adds it with the opposite sign."""
     return mask if party < other else np.uint64(0) - mask
 
 
 def _split(key: bytes, party: Party) -> list[bytes]:
-    """A share of a key for each party."""
+    """Split a key into a secret share for each party."""
     count = len(party.public_keys)
     halves = (Shamir.split(party.threshold, count, key[i : i + 16], False) for i in (0, 16))
     return [low[1] + high[1] for low, high in zip(*halves, strict=True)]
 
 
 def _join(shares: Mapping[int, bytes]) -> bytes:
-    """The key that shares, by party, are of."""
+    """Reconstruct a key from secret shares, by party."""
     numbered = [(party + 1, share) for party, share in shares.items()]
     halves = ([(n, share[i : i + 16]) for n, share in numbered] for i in (0, 16))
     return b"".join(Shamir.combine(half, False) for half in halves)

@@ -27,18 +27,18 @@ from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEv
 from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng, noisy_sum
 
-GRID = 2.0**-25  # of the noise, at most: sums are cut off to multiples of it
-# Of a whole training, an event's loss, where all its steps draw no more than MOST_DRAWS numbers.
+SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are cut off to it
+# The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
-RECORDS_AT_ONCE = 32  # of a network: each part of a batch has so many, filled up with zeros
+RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 
 
 class TrainingMechanism(Clear, ABC):
     """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
 
-    Its event is that of a whole training, class counts included. It is charged before the first
-    step, once; all answers of the teachers are post-processing, so they leave as they are.
+    Its event is that of a whole training, class counts included. It is charged once, before the
+    first step. All answers of the teachers are post-processing, so they leave as they are.
     """
 
     copies: int
@@ -46,19 +46,19 @@ class TrainingMechanism(Clear, ABC):
     @property
     @abstractmethod
     def counts_classes(self) -> bool:
-        """Whether a training releases noisy class counts too."""
+        """Return whether a training releases noisy class counts too."""
 
     def releases(self, asks: int, queries: int) -> int:
-        """One, the training, however many answers follow."""
+        """Return 1, for the training, however many answers follow."""
         return 1
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """The event of the whole training of the client's teachers."""
+        """Return the event of the whole training of the client's teachers."""
 
     @abstractmethod
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
-        """(K,) noisy class counts of one shard's (N,) labels; to be drawn once."""
+        """Draw (K,) noisy class counts of one shard's (N,) labels; to be called once."""
 
     @abstractmethod
     def train(
@@ -76,16 +76,15 @@ class DPSGD(TrainingMechanism):
     """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
 
     Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
-    `max_grad_norm` in the sum of each step, a record takes part in a step with probability
-    `sample_rate` whatever the others do, and N(0, noise_multiplier^2 max_grad_norm^2) is added to
-    each coordinate of the sum. So a training
-    is `steps` Poisson-sampled Gaussian mechanisms; at rate 1 they are plain ones. The class counts
-    are one more: a record that is added or removed moves one count by 1, a replaced one moves two.
-    Nothing else reads the records: rate and steps are constants of the configuration (a step
-    without records is taken too), no count divides the sum (Adam does not mind its scale), and
-    there is no hold-out, no early stop and no batch normalisation. A record lies in one shard, so
-    it is seen by one training. Nothing is proven for a patient or a client: they may hold any
-    number of records.
+    `max_grad_norm` in the sum of each step. A record takes part in a step with probability
+    `sample_rate`, whatever the others do. N(0, noise_multiplier^2 max_grad_norm^2) is added to each
+    coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at rate 1
+    they are plain ones. The class counts are one more: a record that is added or removed moves one
+    count by 1, a replaced one moves two. Nothing else reads the records. Rate and steps are
+    constants of the configuration (a step without records is taken too). No count divides the sum
+    (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
+    normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
+    a patient or a client: they may hold any number of records.
 
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
@@ -95,8 +94,8 @@ class DPSGD(TrainingMechanism):
         learning_rate: Adam's, > 0.
         copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
             2204.13650).
-        count_share: what the class counts may tell of a record, as a share of what the steps tell
-            (mu^2 over mu^2, exact at rate 1), > 0; None releases no counts.
+        count_share: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate 1),
+            > 0; None releases no counts.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -134,23 +133,23 @@ class DPSGD(TrainingMechanism):
 
     @property
     def counts_classes(self) -> bool:
-        """Whether `count_share` is set."""
+        """Return whether `count_share` is set."""
         return self.count_share is not None
 
     @property
     def count_noise(self) -> float:
-        """Noise standard deviation of each class count, in records; inf without counts.
+        """Return the noise standard deviation of each class count, in records; inf without counts.
 
-        It grows with the noise of the steps, so that any epsilon can be asked for.
+        It grows with the noise of the steps, so that any epsilon can be reached.
         """
         if self.count_share is None:
             return math.inf
         return self.noise_multiplier / self.sample_rate / math.sqrt(self.steps * self.count_share)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """`steps` sampled Gaussian mechanisms for a record, and one for its class's count.
+        """Return `steps` sampled Gaussian mechanisms for a record, and one for its class's count.
 
-        Nothing for anything larger than a record.
+        Nothing is proven for a larger unit.
         """
         if unit != "record":
             return NonPrivateDpEvent()
@@ -163,13 +162,14 @@ class DPSGD(TrainingMechanism):
         else:
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
         parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
-        if self.counts_classes:  # of a larger scale the noise's grid moves by a step, not a record
+        if self.counts_classes:
+            # Beyond this scale a count moves by at most a step of the lattice, not by a record.
             scale = min(self.count_noise, 2.0**25)
             parts.append(GaussianDpEvent(scale / math.sqrt(2 if replaced else 1)))
         return ComposedDpEvent(parts)
 
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
-        """(K,) class counts plus the noise.
+        """Count labels by class, (K,), and add noise.
 
         Raises:
             ValueError: no counts are released.
@@ -186,9 +186,9 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """`steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
+        """Take `steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
 
-        A record whose gradient is not finite counts as zero there.
+        A record whose gradient is not finite counts as zero in the sum.
 
         Raises:
             ValueError: the inputs hold another number of copies, or there are so many records,
@@ -205,30 +205,30 @@ class DPSGD(TrainingMechanism):
             self._train_network(teacher, inputs, labels, rng)
 
     def _check_size(self, size: int) -> None:
-        """Raise ValueError where the noise of `size` parameters is not what the event says."""
+        """Raise ValueError where the event does not cover the noise of `size` parameters."""
         if self.steps * (size + 1_600) > MOST_DRAWS:
             raise ValueError(
                 f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
                 "numbers; take fewer steps or a smaller teacher"
             )
-        if GRID * self.noise_multiplier * math.sqrt(size) > 0.5:
+        if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters, "
-                "whose sums its grid would cut off; take less noise or a smaller teacher"
+                "whose sums its lattice would cut off; take less noise or a smaller teacher"
             )
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
-        """A part of a sum of `size` numbers, in units of `max_grad_norm`, with noise, as float32.
+        """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`.
 
-        In float64 until then: torch's float32 normals end at 5.77 sigma.
+        The noise is of float64: torch's float32 normals end at 5.77 sigma. The result is float32.
         """
-        # Larger, for the sum is cut off to multiples of GRID of it.
-        stddev = self.noise_multiplier / (1 - GRID * self.noise_multiplier * math.sqrt(size))
+        # Cutting the sum off to the lattice may move it further, so the noise is larger.
+        stddev = self.noise_multiplier / (1 - SPACING * self.noise_multiplier * math.sqrt(size))
         noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """The records of a step; each with `sample_rate`, rounded down to a step of the draw."""
+        """Draw the records of a step, each at `sample_rate` rounded down to a step of the draw."""
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
@@ -261,7 +261,7 @@ class DPSGD(TrainingMechanism):
         """Train on the gradient of each record, which Opacus forms."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
 
-        # Opacus takes the weights of a convolution for contiguous ones.
+        # Opacus assumes that the weights of a convolution are contiguous.
         teacher.to(memory_format=torch.contiguous_format)
         model = GradSampleModule(teacher.train(), loss_reduction="sum")
         parameters = list(model.parameters())

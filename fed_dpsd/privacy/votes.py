@@ -26,6 +26,7 @@ from fed_dpsd.privacy.mechanism import (
     check_exact,
     check_noise_at,
     check_size,
+    one_class_changed,
     trust_of,
     vanishes,
 )
@@ -46,9 +47,10 @@ class NoisyVotes:
     Guarantee: one changed record replaces one teacher's vote, so one count falls by 1 and another
     rises by 1. With Gaussian noise that is one Gaussian mechanism of L2 sensitivity sqrt(2); with
     Laplace noise two Laplace mechanisms of sensitivity 1, one a count. A client's n votes together
-    move one count by n and another by n (replaced), or one count by n (the client is gone): what
-    spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are exact: they
-    are whole numbers on the grid of the noise, or all zero where that is coarser than a vote.
+    move one count by n and another by n (replaced), or one count by n (the client is gone). A
+    change that spreads over more counts is dominated by that (docs/privacy.md). Sums of votes are
+    exact: they are whole numbers on the lattice of the noise, or all zero where the lattice is
+    coarser than a vote.
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -58,10 +60,11 @@ class NoisyVotes:
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes.
-        noise: "gaussian" or "laplace".
-        noise_at: "client" (each client its own noise) or "server" (once, on the sum; the server
-            then sees each client's exact counts and must be trusted).
-        quorum: of the secure sum; only with noise_at="distributed", where each client adds a share.
+        noise_law: "gaussian" or "laplace".
+        noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
+            server then sees each client's exact counts and must be trusted).
+        quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
+            share.
         shards: the client's teachers.
 
     Raises:
@@ -87,26 +90,26 @@ class NoisyVotes:
         check_exact(self.noise_multiplier, self.shards.teachers)
         if self.quorum is not None and self.noise_law == "laplace":
             raise ValueError(
-                "noise_law='laplace' has no shares; use gaussian with distributed noise"
+                "noise_law='laplace' has no noise shares; use 'gaussian' with distributed noise"
             )
 
     @property
     def trust(self) -> Trust:
-        """Who must be honest; see `trust_of`."""
+        """Return the trust that the guarantee needs; see `trust_of`."""
         return trust_of(self.noise_at)
 
     @property
     def scale(self) -> float:
-        """Of what `noise` adds, in votes: noise_multiplier, or a share of it."""
+        """Return the noise's scale, in votes: noise_multiplier, or a noise share's."""
         return self.noise_multiplier / math.sqrt(self.quorum.honest if self.quorum else 1)
 
     @property
     def lattice(self) -> float:
-        """See `lattice_spacing`."""
+        """Return the spacing of the noise's lattice; see `lattice_spacing`."""
         return lattice_spacing(self.scale)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
-        """A teacher's (B, K) votes: 1 at its class."""
+        """Return a teacher's (B, K) votes: 1 at its class."""
         sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
         sensitive_class = np.where(sensitive_valid, sensitive_value, 0).argmax(1)
         votes: NDArray[np.float64] = np.eye(self.num_classes)[sensitive_class] * sensitive_valid
@@ -117,10 +120,10 @@ class NoisyVotes:
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Rows of counts of at most `teachers` votes, or not farther from them than noise goes.
+        """Find the rows of at most `teachers` votes, or no farther from them than noise goes.
 
-        That is FARTHEST standard deviations, or of Laplace noise FARTHEST^2 / 2 scales; honest
-        noise goes there with a probability of about exp(-FARTHEST^2 / 2).
+        Noise goes FARTHEST standard deviations, or FARTHEST^2 / 2 scales of Laplace noise. Honest
+        noise goes beyond with a probability of about exp(-FARTHEST^2 / 2).
         """
         if self.noise_at != "server":
             scales = FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2
@@ -130,11 +133,11 @@ class NoisyVotes:
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 
     def releases(self, asks: int, queries: int) -> int:
-        """One for each query."""
+        """Count one for each query."""
         return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """One Gaussian mechanism, or one or two Laplace mechanisms."""
+        """Return one Gaussian mechanism, or one or two Laplace mechanisms."""
         moved = self.shards.changed(unit)  # votes that leave a count, and as many that join one
         counts = 1 if vanishes(unit, relation) else 2
         if self.noise_law == "gaussian":
@@ -146,9 +149,5 @@ class NoisyVotes:
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 
     def worst_case(self) -> tuple[Values, Values]:
-        """(n, 1, K) probabilities of the teachers in two worlds that differ in one record."""
-        first = np.zeros((self.shards.teachers, 1, self.num_classes))
-        first[:, 0, 0] = 1
-        second = first.copy()
-        second[0, 0] = np.eye(self.num_classes)[1]
-        return first, second
+        """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart."""
+        return one_class_changed(self.shards.teachers, self.num_classes)

@@ -1,1 +1,1 @@
-"""What sweeps measured, for people: tables of means over seeds, and figures."""
+"""Reports of sweeps: tables of means over seeds, and figures."""

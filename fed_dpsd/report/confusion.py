@@ -1,4 +1,4 @@
-"""The figure of which classes last students take for which, and of each class's accuracy."""
+"""The figure of the last students' confusions between classes, and of each class's accuracy."""
 
 import math
 import textwrap
@@ -16,19 +16,20 @@ from fed_dpsd.report.settings import Row, Setting, names
 COLUMNS = ("truth", "predicted", "count")
 PANELS_ACROSS = 3
 LEGEND = (
-    "what each true class is taken for (white: never, dark: always), and its accuracy; all seeds"
+    "predictions for each true class (white: never, dark: always), with the class's accuracy; "
+    "all seeds together"
 )
 
 
 def draw(settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]) -> Figure | None:
-    """A panel for each setting, summed over seeds; None where no pair is known.
+    """Draw a panel for each setting, summed over seeds; None if no pair is known.
 
     Args:
-        settings: what to draw.
-        pairs: rows with COLUMNS of each run, by its key.
+        settings: the settings to draw.
+        pairs: rows with COLUMNS of each run, by the run's key.
 
     Raises:
-        UserError: a class is none of the data set's.
+        UserError: a class does not exist in the data set.
     """
     known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
     if not known:
@@ -46,7 +47,7 @@ def draw(settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]) -> Fig
 
 
 def summed(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[np.float64]:
-    """(K, K) counts over all seeds, of true classes by predicted ones."""
+    """Return (K, K) counts over all seeds, true classes by predicted classes."""
     num_classes = int(setting.values["num_classes"])
     counts = np.zeros((num_classes, num_classes))
     for run in setting.runs:
@@ -54,20 +55,20 @@ def summed(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[np.f
             for column in ("truth", "predicted"):
                 if float(row[column]) not in range(num_classes):
                     raise UserError(
-                        f"{column}={row[column]} of {run['key']} in a confusion's file is none of "
-                        f"{num_classes} classes, 0 to {num_classes - 1}; sweep again"
+                        f"{column}={row[column]} of {run['key']} in a confusion file is none of "
+                        f"{num_classes} classes, 0 to {num_classes - 1}; run the sweep again"
                     )
             counts[int(float(row["truth"])), int(float(row["predicted"]))] += float(row["count"])
     return counts
 
 
 def _panel(axes: Axes, counts: NDArray[np.float64], title: str) -> None:
-    of_truth = counts.sum(1, keepdims=True)
-    parts = np.divide(counts, of_truth, out=np.full(counts.shape, np.nan), where=of_truth > 0)
-    axes.imshow(parts, cmap="Blues", vmin=0, vmax=1)
+    totals = counts.sum(1, keepdims=True)
+    rates = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
+    axes.imshow(rates, cmap="Blues", vmin=0, vmax=1)
     classes = range(len(counts))
     ticks = [
-        f"{k}" if math.isnan(parts[k, k]) else f"{k}: {100 * parts[k, k]:.0f} %" for k in classes
+        f"{k}" if math.isnan(rates[k, k]) else f"{k}: {100 * rates[k, k]:.0f} %" for k in classes
     ]
     axes.set_xticks(classes, [str(k) for k in classes], fontsize=7)
     axes.set_yticks(classes, ticks, fontsize=7)

@@ -1,4 +1,4 @@
-"""The figure: how accurate students and ensembles are at what is proven for a record."""
+"""The main figure: accuracy of students and ensembles against the proven epsilon of a record."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fed_dpsd.report.literature import PUBLISHED, Published
 from fed_dpsd.report.settings import Setting
 
 CLAIM = "record_add_remove"
-# Okabe and Ito's colours, which the colour-blind can tell apart too.
+# Okabe and Ito's colours, which colour-blind people can also tell apart.
 COLOURS = {
     "label": "#0072b2",
     "gradient": "#d55e00",
@@ -26,9 +26,9 @@ NOT_PROVEN = "published, not proven (at the stated epsilon)"
 
 
 def draw(settings: Sequence[Setting]) -> Figure | None:
-    """A panel for each data set and alpha; None where there are not two finite epsilons.
+    """Draw a panel for each data set and alpha; None if there are fewer than two finite epsilons.
 
-    Methods of which nothing is ever proven are left out, and so is what costs nothing.
+    Methods without any proven epsilon are left out, and so are settings with epsilon 0.
     """
     finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
     if len({s.epsilon(CLAIM) for s in finite}) < 2:
@@ -52,25 +52,27 @@ def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
         kind = values.get("method", ""), values["mechanism"], int(values["teachers_per_client"])
         series.setdefault(kind, []).append(setting)
     for (method, mechanism, teachers), group in series.items():
-        looks = counts.index(teachers) + methods.index(method) * len(counts)
-        style, marker = STYLES[looks % len(STYLES)]
-        look = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": style}
+        number = counts.index(teachers) + methods.index(method) * len(counts)
+        line_style, marker = STYLES[number % len(STYLES)]
+        style = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": line_style}
         name = "in the clear" if mechanism == "non_private" else mechanism
         name = f"{method}, {name}" if len(methods) > 1 else name
-        label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} a client"
+        label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} per client"
         proven = [s for s in group if s.epsilon(CLAIM) < math.inf]
         if proven:
-            _line(axes, sorted(proven, key=lambda s: s.epsilon(CLAIM)), look, marker, label)
+            _line(axes, sorted(proven, key=lambda s: s.epsilon(CLAIM)), style, marker, label)
         for setting in group:
             if setting not in proven:
                 mean, _ = setting.score("student")
-                axes.axhline(mean, linewidth=1.2, label=f"{label}: nothing proven", **look)
+                axes.axhline(mean, linewidth=1.2, label=f"{label}: nothing proven", **style)
     axes.plot([], [], color="grey", linestyle=":", label="ensemble of the teachers")
     chance = 100 / int(settings[0].values["num_classes"])
     axes.axhline(chance, color="grey", linestyle=(0, (5, 5)), linewidth=0.8, label="chance")
     _published(axes, PUBLISHED.get(settings[0].values["data"], ()))
     axes.set(xscale="log", ylim=(0, 102), title=title, ylabel="accuracy on the test split, %")
-    axes.set_xlabel("proven epsilon of a run (record, add_remove); bars: deviation over seeds")
+    axes.set_xlabel(
+        "proven epsilon of a run (record, add_remove); bars: standard deviation over seeds"
+    )
     finite = [s.epsilon(CLAIM) for s in settings if s.epsilon(CLAIM) < math.inf]
     axes.set_xticks(sorted({float(f"{epsilon:.2g}") for epsilon in finite}))
     axes.xaxis.set_major_formatter("{x:,.10g}")
@@ -81,18 +83,18 @@ def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
 
 
 def _line(
-    axes: Axes, settings: Sequence[Setting], look: dict[str, object], marker: str, label: str
+    axes: Axes, settings: Sequence[Setting], style: dict[str, object], marker: str, label: str
 ) -> None:
-    """One mechanism's students with error bars, and their teachers as a thin line."""
+    """Draw a mechanism's students with error bars, and their ensembles as a thin line."""
     x = [setting.epsilon(CLAIM) for setting in settings]
     means, deviations = zip(*(setting.score("student") for setting in settings), strict=True)
-    axes.errorbar(x, means, yerr=deviations, marker=marker, capsize=3, label=label, **look)
+    axes.errorbar(x, means, yerr=deviations, marker=marker, capsize=3, label=label, **style)
     ensembles = [setting.score("ensemble")[0] for setting in settings]
-    axes.plot(x, ensembles, linewidth=1, **{**look, "linestyle": ":"})
+    axes.plot(x, ensembles, linewidth=1, **{**style, "linestyle": ":"})
 
 
 def _published(axes: Axes, points: Sequence[Published]) -> None:
-    """Hollow and grey, each with its method's name; the names keep clear of each other."""
+    """Draw published points hollow and grey, with names that do not overlap."""
     if not points:
         return
     x, y = [point.epsilon for point in points], [point.accuracy for point in points]

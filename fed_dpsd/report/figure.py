@@ -1,4 +1,4 @@
-"""What figures share: looks, a legend, panels for data sets, and how they are written."""
+"""Shared parts of the figures: looks, a legend, panels for data sets, and the PNG writer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,34 +6,48 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report.settings import ALPHA, Setting
+from fed_dpsd.report.settings import ALPHA, Setting, names
 
-# Okabe and Ito's colours, which the colour-blind can tell apart too; the palest last.
+# Okabe and Ito's colours, which colour-blind people can also tell apart; the palest is last.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9", "#f0e442")
 STYLES = ("-", "--", "-.", ":")
 WIDTH = 9  # inches
-PANEL = ("data", "num_classes")  # what a panel's title says, so that its lines need not
+PANEL = ("data", "num_classes", ALPHA)  # columns that line labels omit: title or axis show them
+STUDENT_ACCURACY = "student's accuracy on the test split, %"
 
 
 def look(number: int) -> dict[str, str]:
-    """Colour and line style of the line with this number, from 0; 32 are different."""
+    """Return colour and line style for a line's number, from 0; the first 32 are different."""
     style = STYLES[number // len(COLOURS) % len(STYLES)]
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
 
 
+def labelled_looks(settings: Sequence[Setting]) -> dict[int, dict[str, str]]:
+    """Return label, colour and line style of each setting's line, by the setting's id().
+
+    Settings that differ only in the columns of PANEL get the same.
+    """
+    labels = names(settings, PANEL)
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return {
+        id(setting): {"label": label, **look(numbers[label])}
+        for setting, label in zip(settings, labels, strict=True)
+    }
+
+
 def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
-    """The settings of each data set and, with `alphas`, of each Dirichlet alpha if they differ."""
+    """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
     several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
-    found: dict[str, list[Setting]] = {}
+    groups: dict[str, list[Setting]] = {}
     for setting in settings:
         alpha = setting.values.get(ALPHA, "")
         title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
-        found.setdefault(title, []).append(setting)
-    return found
+        groups.setdefault(title, []).append(setting)
+    return groups
 
 
 def add_legend(figure: Figure) -> None:
-    """One below all panels, with each name once; the figure grows by its height."""
+    """Add a legend below all panels, with each label once; the figure grows by its height."""
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     entries = {name: handle for pair in pairs for handle, name in pair}
     columns = 2 if max(map(len, entries)) < 60 else 1
@@ -48,7 +62,7 @@ def save(figure: Figure, path: Path) -> Path:
     """Write a figure as a PNG, readable at a width of 900 pixels.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

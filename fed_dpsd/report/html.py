@@ -1,4 +1,4 @@
-"""The table and the figures as one HTML page that needs no other file: to send to somebody."""
+"""A self-contained HTML page with the table and the figures, ready to send to a colleague."""
 
 import base64
 import re
@@ -19,21 +19,21 @@ img { display: block; margin: 2rem 0; max-width: 100% }
 
 
 def write(settings: Sequence[Setting], figures: Sequence[Path], path: Path) -> Path:
-    """Write the page; one that a person wrote is not overwritten.
+    """Write the page, unless a person wrote the file that is there.
 
     Args:
         settings: the rows.
-        figures: PNG files; they become part of the page.
-        path: of the page; its stem is the title.
+        figures: PNG files, which become part of the page.
+        path: file to write; its stem is the title.
 
     Raises:
-        UserError: the file is another's, or cannot be written.
+        UserError: the report did not write the existing file, or it cannot be written.
     """
     return replace_own(path, page(path.stem, settings, figures), FIRST_LINE)
 
 
 def page(title: str, settings: Sequence[Setting], figures: Sequence[Path]) -> str:
-    """The page's text."""
+    """Return the page's text."""
     header, *others = rows(settings)
     cells = [_row("th", header), *(_row("td", row) for row in others)]
     images = [
@@ -61,5 +61,5 @@ def _row(tag: str, cells: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """What is between backticks, as code."""
+    """Escape the text, and turn backticks into code elements."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))

@@ -1,16 +1,16 @@
-"""Results that papers print, at the epsilons that they state. None of them is proven here."""
+"""Published results at the epsilons that their papers state; none is proven here."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Published:
-    """One number of a paper.
+    """A number of a paper.
 
     Args:
-        method: its name there.
-        epsilon: as stated, in the paper's own accounting and unit.
-        accuracy: percent on the test split.
+        method: the method's name in the paper.
+        epsilon: the stated epsilon, in the paper's own accounting and unit.
+        accuracy: accuracy on the test split, in percent.
         source: paper and table.
     """
 

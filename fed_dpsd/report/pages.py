@@ -1,4 +1,4 @@
-"""All that `fed-dpsd report` writes: tables, figures that there are numbers for, a page of both."""
+"""The files of `fed-dpsd report`: tables, figures for available numbers, and an HTML page."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
     Args:
-        tables: of `fed-dpsd sweep`; what it wrote beside them is read where it is there.
-        folder: where to.
+        tables: tables of `fed-dpsd sweep`; files beside them are read where they exist.
+        folder: folder to write to.
 
     Raises:
-        UserError: a file cannot be read or written, or is another's.
+        UserError: a file cannot be read or written, or the report did not write the existing file.
     """
     settings, stem = read(tables), tables[0].stem
     rounds = beside(tables, "rounds", progress.COLUMNS)

@@ -1,4 +1,4 @@
-"""The figure of all rounds: students against what teachers answered, and against seconds."""
+"""The figure of all rounds: students' accuracy against teacher answers and against seconds."""
 
 import math
 import statistics
@@ -8,21 +8,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fed_dpsd.report.figure import PANEL, WIDTH, add_legend, by_data, look
-from fed_dpsd.report.settings import ALPHA, Row, Setting, names
+from fed_dpsd.report.figure import STUDENT_ACCURACY, WIDTH, add_legend, by_data, labelled_looks
+from fed_dpsd.report.settings import Row, Setting
 
 COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
 
 
 def draw(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Figure | None:
-    """Two panels for each data set and alpha, a line for each setting; None without any line.
+    """Draw two panels for each data set and alpha, a line for each setting; None if no line exists.
 
-    A setting of a single round has none, and no method that asks no teacher has one against their
-    answers.
+    A setting of a single round has no line. A method that asks no teacher has no line against
+    teacher answers.
 
     Args:
-        settings: what to draw.
-        rounds: rows with COLUMNS of each run, by its key.
+        settings: the settings to draw.
+        rounds: rows with COLUMNS of each run, by the run's key.
     """
     lines = {
         id(setting): line
@@ -32,20 +32,17 @@ def draw(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Fi
     known = [setting for setting in settings if id(setting) in lines]
     if not known:
         return None
-    labels = dict(zip(map(id, known), names(known, (*PANEL, ALPHA)), strict=True))
-    order = list(dict.fromkeys(labels.values()))
+    looks = labelled_looks(known)
     groups = by_data(known, alphas=True)
     figure = Figure(figsize=(WIDTH, 4 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), 2, sharey="row", squeeze=False)
     for (left, right), (title, group) in zip(panels, groups.items(), strict=True):
         for setting in group:
-            label = labels[id(setting)]
-            style = {"label": label, **look(order.index(label))}
-            points = lines[id(setting)]
+            style, points = looks[id(setting)], lines[id(setting)]
             _line(left, [(answers, *y) for answers, _, *y in points if answers], style)
             _line(right, [(seconds, *y) for _, seconds, *y in points], style)
         left.set_xscale("log")
-        left.set(title=title, ylabel="student's accuracy on the test split, %")
+        left.set(title=title, ylabel=STUDENT_ACCURACY)
         left.set_xlabel("teacher answers so far, forward and backward")
         right.set(title=title, xlabel="seconds of rounds so far")
         for axes in (left, right):
@@ -57,14 +54,17 @@ def draw(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Fi
 def mean_over_seeds(
     setting: Setting, rounds: Mapping[str, Sequence[Row]]
 ) -> list[tuple[float, float, float, float]]:
-    """Of each round: mean answers, seconds and accuracy, and its deviation (NaN of one seed)."""
-    found: dict[float, list[Row]] = {}
+    """Return each round's mean answers, seconds and accuracy, and the accuracy's deviation.
+
+    The deviation is NaN for a single seed.
+    """
+    by_round: dict[float, list[Row]] = {}
     for run in setting.runs:
         for row in rounds.get(run["key"], ()):
             if row["student_accuracy"]:
-                found.setdefault(float(row["round"]), []).append(row)
+                by_round.setdefault(float(row["round"]), []).append(row)
     points = []
-    for _, rows in sorted(found.items()):
+    for _, rows in sorted(by_round.items()):
         answers = [float(r["forward_answers"]) + float(r["backward_answers"]) for r in rows]
         scores = [100 * float(row["student_accuracy"]) for row in rows]
         seconds = [float(row["seconds"]) for row in rows]
@@ -76,7 +76,7 @@ def mean_over_seeds(
 def _line(
     axes: Axes, points: Sequence[tuple[float, float, float]], style: Mapping[str, str]
 ) -> None:
-    """A line that ends in a dot, in a band of one deviation, through (x, mean, deviation)."""
+    """Draw a line through (x, mean, deviation) that ends in a dot, in a band of one deviation."""
     if not points:
         return
     x, means, deviations = map(np.array, zip(*points, strict=True))

@@ -1,4 +1,4 @@
-"""Tables of sweeps, read back: runs that differ in the seed alone are one setting, and one row."""
+"""Tables of sweeps, read back; runs that differ only in the seed become a setting, a row."""
 
 import csv
 import math
@@ -10,14 +10,14 @@ from pathlib import Path
 from fed_dpsd.config import UserError
 
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
-SCORES = (*ACCURACIES, *(f"auroc_{who}" for who in ACCURACIES))
+SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
 COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
 COSTS += ("seconds_rounds",)
-REASON = "reason"  # why an epsilon is inf; tables of earlier versions do not say
+REASON = "reason"  # why an epsilon is inf; tables of earlier versions lack it
 LEGEND = ("delta", "trust", "commit", "machine")
-CAVEATS = "caveats"  # that travel with epsilons; tables of earlier versions do not say either
-# What a run yields; every other column is part of its setting.
+CAVEATS = "caveats"  # of the epsilons; tables of earlier versions lack them
+# Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),
     *("epsilon_published", "patient_replace_one", "client_replace_one"),
@@ -36,22 +36,22 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ only in the seed.
 
     Args:
-        values: column and value of all that was set.
-        runs: their rows, one for each seed.
+        values: columns that were set, with their values.
+        runs: the runs' rows, one for each seed.
     """
 
     values: Mapping[str, str]
     runs: Sequence[Mapping[str, str]]
 
     def score(self, column: str) -> tuple[float, float]:
-        """Mean and sample standard deviation, in percent; NaN where too few runs know."""
+        """Return mean and sample standard deviation, in percent; NaN for too few values."""
         return self.spread(column, scale=100)
 
     def spread(self, *columns: str, scale: float = 1) -> tuple[float, float]:
-        """Mean and sample standard deviation of `scale` times the columns' sum; NaN as above."""
+        """Return the mean and deviation of `scale` times the columns' sum; NaN as in `score`."""
         known = [
             scale * sum(float(run[column]) for column in columns)
             for run in self.runs
@@ -61,32 +61,35 @@ class Setting:
         return mean, statistics.stdev(known) if len(known) > 1 else math.nan
 
     def epsilon(self, claim: str) -> float:
-        """What is proven for each of the runs: the largest."""
+        """Return the largest epsilon of the runs, which is proven for each of them."""
         return max(float(run[claim]) for run in self.runs)
 
     def all_of(self, column: str) -> str:
-        """The different values of a column; "" where no run has it."""
+        """Return the different values of a column; "" if no run has it."""
         return ", ".join(dict.fromkeys(run[column] for run in self.runs if run.get(column)))
 
 
 def apart(settings: Sequence[Setting]) -> list[str]:
-    """The columns in which settings differ; of those that say the same, as `privacy`, the first.
+    """Return the columns in which settings differ; of equivalent columns, only the first.
 
-    Where each is of a grid that has a name, that is the first column, and those that follow from it
-    are left out.
+    If all settings belong to named grids, the grid is the first column. Columns that follow from
+    the grid's name are left out.
     """
-    found: dict[tuple[str, ...], str] = {}
+    columns: dict[tuple[str, ...], str] = {}
     grids = tuple(setting.values.get(GRID, "") for setting in settings)
     for column in dict.fromkeys(key for setting in settings for key in setting.values):
         texts = tuple(setting.values.get(column, "") for setting in settings)
         follows = all(grids) and len(set(zip(grids, texts, strict=True))) == len(set(grids))
         if len(set(texts)) > 1 and (column == GRID or not follows):
-            found.setdefault(texts, column)
-    return sorted(found.values(), key=lambda column: column != GRID)
+            columns.setdefault(texts, column)
+    return sorted(columns.values(), key=lambda column: column != GRID)
 
 
 def names(settings: Sequence[Setting], without: Sequence[str] = ()) -> list[str]:
-    """What sets each apart in columns but `without`: words as they are, numbers with their key."""
+    """Return a name of each setting, from the columns that differ except `without`.
+
+    Words stand alone; numbers and truth values follow their key.
+    """
     columns = [column for column in apart(settings) if column not in without]
     return [
         ", ".join(_word(column, s.values[column]) for column in columns if column in s.values)
@@ -101,10 +104,10 @@ def _word(column: str, text: str) -> str:
 
 
 def read(paths: Sequence[Path]) -> list[Setting]:
-    """The settings of tables that `fed-dpsd sweep` wrote; of rows with one key the last counts.
+    """Read the settings of tables that `fed-dpsd sweep` wrote; the last row of a key counts.
 
     Raises:
-        UserError: a file cannot be read, lacks a column or holds no number where one belongs; two
+        UserError: a file cannot be read, lacks a column or has no number where one belongs; two
             runs of one setting have the same seed; or there is no run.
     """
     rows = {row["key"]: row for path in paths for row in _rows(path, NEEDED, NUMBERS)}
@@ -115,7 +118,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
         if row["seed"] in seeds:
             raise UserError(
                 f"seed={row['seed']} twice in equal columns, keys {seeds[row['seed']]['key']} and "
-                f"{row['key']}: their configurations differ elsewhere; remove one of the rows"
+                f"{row['key']}: their configurations differ elsewhere; remove one of the two rows"
             )
         seeds[row["seed"]] = row
     if not settings:
@@ -128,24 +131,26 @@ def read(paths: Sequence[Path]) -> list[Setting]:
 
 
 def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
-    """Rows, by key of the run, of what a sweep wrote beside its tables; nothing of older ones.
+    """Read the rows of files that a sweep wrote beside its tables, by the run's key.
+
+    Sweeps of older versions wrote no such files.
 
     Args:
-        paths: the tables; of a key in the files of several the last counts.
-        name: such as "rounds", for STEM_rounds.csv.
-        columns: of numbers, that the rows must have.
+        paths: the tables; if several files have the same key, the last one counts.
+        name: kind of file, such as "rounds" for STEM_rounds.csv.
+        columns: columns of numbers that the rows must have.
 
     Raises:
-        UserError: a file cannot be read, lacks a column or holds no number where one belongs.
+        UserError: a file cannot be read, lacks a column or has no number where one belongs.
     """
-    found: dict[str, list[Row]] = {}
+    rows_by_key: dict[str, list[Row]] = {}
     for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
         if path.exists():
             rows: dict[str, list[Row]] = {}
             for row in _rows(path, ("key", *columns), columns):
                 rows.setdefault(row["key"], []).append(row)
-            found |= rows
-    return found
+            rows_by_key |= rows
+    return rows_by_key
 
 
 def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:
@@ -164,6 +169,6 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
             try:
                 float(text)
             except ValueError:
-                what = f"{path}: {column}={text!r} of {row['key']}"
-                raise UserError(f"{what} is no number; write the table again") from None
+                cell = f"{path}: {column}={text!r} of {row['key']}"
+                raise UserError(f"{cell} is no number; write the table again") from None
     return rows

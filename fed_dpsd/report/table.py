@@ -1,4 +1,4 @@
-"""The table: one row a setting, with scores over seeds, what they cost and what is proven."""
+"""The table: a row for each setting, with scores over seeds, costs and proven epsilons."""
 
 import csv
 import io
@@ -19,23 +19,21 @@ from fed_dpsd.report.settings import (
 )
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
-
-
 SUMMARY_START = "seeds,"
-# Title, the columns that are summed, what of them is one, digits after the point.
+# Title, columns to sum, factor of the sum, digits after the point.
 COSTS = (
     ("teacher answers", ("forward_answers", "backward_answers"), 1, 0),
     ("megabytes", ("bytes_to_clients", "bytes_to_server"), 1e-6, 2),
     ("seconds of rounds", ("seconds_rounds",), 1, 1),
 )
-OF_COSTS = (
+COSTS_NOTE = (
     "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) and "
     "seconds are means for one run. "
 )
 
 
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
-    """The header, then a row a setting; what all of them share is in the preface."""
+    """Return the header and a row for each setting; values that all share are in the preface."""
     columns = apart(settings)
     scores = _scores(settings)
     costs = _costs(settings)
@@ -54,12 +52,12 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 
 
 def preface(settings: Sequence[Setting]) -> str:
-    """What the rows are means of, and what all of them share."""
-    costs = OF_COSTS if _costs(settings) else ""
+    """Return an explanation of the numbers, with the values that all rows share."""
+    costs = COSTS_NOTE if _costs(settings) else ""
     runs = (run for setting in settings for run in setting.runs)
     caveats = dict.fromkeys(note for run in runs for note in run.get(CAVEATS, "").split("; "))
-    said = ", ".join(filter(None, caveats))
-    caveat = f" Caveats of one row or more (record, add_remove): {said}." if said else ""
+    notes = ", ".join(filter(None, caveats))
+    caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs}Epsilons are proven, for one run; delta and "
@@ -69,13 +67,13 @@ def preface(settings: Sequence[Setting]) -> str:
 
 
 def origin(settings: Sequence[Setting]) -> str:
-    """Where the numbers are from."""
-    every = Setting({}, [run for setting in settings for run in setting.runs])
-    return f"Commit {every.all_of('commit')}. Machine: {every.all_of('machine')}."
+    """Return the commits and machines that the numbers are from."""
+    together = Setting({}, [run for setting in settings for run in setting.runs])
+    return f"Commit {together.all_of('commit')}. Machine: {together.all_of('machine')}."
 
 
 def markdown(settings: Sequence[Setting]) -> str:
-    """The preface, the rows, and where they are from."""
+    """Return the page: the preface, the rows, and their origin."""
     header, *others = rows(settings)
     lines = [header, ["---"] * len(header), *others]
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -83,7 +81,7 @@ def markdown(settings: Sequence[Setting]) -> str:
 
 
 def summary(settings: Sequence[Setting]) -> str:
-    """The same rows as CSV, unrounded: means and deviations apart, scores in percent."""
+    """Return the rows as CSV, unrounded, with separate means and deviations; scores in percent."""
     values = dict.fromkeys(key for setting in settings for key in setting.values)
     lines = []
     for setting in settings:
@@ -94,8 +92,8 @@ def summary(settings: Sequence[Setting]) -> str:
             for title, summed, scale, _ in COSTS
         }
         for name, spread in spreads.items():
-            for what, number in zip(("mean", "deviation"), spread, strict=True):
-                row[f"{name}_{what}"] = "" if math.isnan(number) else str(number)
+            for statistic, number in zip(("mean", "deviation"), spread, strict=True):
+                row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
         row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
         lines.append(row | {column: setting.all_of(column) for column in (*LEGEND, REASON)})
     text = io.StringIO()
@@ -106,7 +104,7 @@ def summary(settings: Sequence[Setting]) -> str:
 
 
 def _shared(settings: Sequence[Setting]) -> list[str]:
-    """`column=value` of what all settings have in common."""
+    """Return `column=value` for the values that all settings have in common."""
     return [
         f"`{column}={text}`"
         for column, text in settings[0].values.items()
@@ -115,13 +113,16 @@ def _shared(settings: Sequence[Setting]) -> list[str]:
 
 
 def _scores(settings: Sequence[Setting]) -> list[str]:
-    """What is known; areas say more than accuracies where two classes are not balanced."""
+    """Return the scores that some run has; areas under the curve only for two classes.
+
+    If two classes are not balanced, areas say more than accuracies.
+    """
     shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
     return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
 
 
 def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """What each setting costs, by title; without what is known of none."""
+    """Return each setting's costs by title, without costs that no setting has."""
     costs = {
         title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
         for title, summed, scale, digits in COSTS
@@ -140,7 +141,7 @@ def _spread(mean: float, deviation: float) -> str:
 
 
 def _bound(epsilon: float) -> str:
-    """Five digits, rounded up, for it is an upper bound."""
+    """Round up to five digits, since epsilon is an upper bound."""
     if math.isinf(epsilon):
         return "inf"
     digits = max(0, 4 - math.floor(math.log10(max(epsilon, 1e-4))))
@@ -149,28 +150,28 @@ def _bound(epsilon: float) -> str:
 
 
 def write_page(settings: Sequence[Setting], path: Path) -> Path:
-    """Write the markdown table; a page that a person wrote is not overwritten.
+    """Write the Markdown page, unless a person wrote the file that is there.
 
     Raises:
-        UserError: the file is another's, or cannot be written.
+        UserError: the report did not write the existing file, or it cannot be written.
     """
     return replace_own(path, markdown(settings), FIRST_LINE)
 
 
 def write_summary(settings: Sequence[Setting], path: Path) -> Path:
-    """Write the CSV; a file of another kind, such as a sweep's table, is not overwritten.
+    """Write the CSV, unless the existing file is of another kind, such as a sweep's table.
 
     Raises:
-        UserError: the file is another's, or cannot be written.
+        UserError: the report did not write the existing file, or it cannot be written.
     """
     return replace_own(path, summary(settings), SUMMARY_START)
 
 
 def replace_own(path: Path, text: str, start: str) -> Path:
-    """Write `text`, which begins with `start`, as must what it replaces.
+    """Write `text`, which begins with `start`; a file to be replaced must begin with it too.
 
     Raises:
-        UserError: the file is another's, or cannot be written.
+        UserError: the report did not write the existing file, or it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.server.summary import read_summary
+from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.clients import ledger_of
 from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import DISTRIBUTED, Hospitals, ask, site_file, summing
@@ -180,7 +180,7 @@ def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tm
     """A loss of power would leave it there, and it knows nothing of what is charged from now on."""
     experiment = small("privacy=label")
     folder = new_run_folder(experiment)
-    runs.write_failure(experiment, folder, "local", UserError("x"))
+    write_failure(experiment, folder, "local", UserError("x"))
     seen = []
 
     def look(line):
@@ -417,7 +417,7 @@ def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, 
     (folder / "charges.json").write_text(content)
     with pytest.raises(UserError, match="charges.json cannot be read"):
         LocalFederation(experiment, folder)
-    runs.write_failure(experiment, folder, "local", UserError("x"))
+    write_failure(experiment, folder, "local", UserError("x"))
     assert set(printed(read_summary(folder)).values()) == {float("inf")}
 
 
@@ -532,7 +532,7 @@ CASES = [
 
 def card_now(experiment, folder):
     """What would be printed if nothing happened any more."""
-    runs.write_failure(experiment, folder, "flower", Killed())
+    write_failure(experiment, folder, "flower", Killed())
     return printed(read_summary(folder))
 
 

@@ -454,10 +454,10 @@ class DrawsBeforeCharging(Account):
 
 
 class KeyedByQueryId(Account):
-    def due(self, mechanism, digest, kind, ask, more=0):
+    def due(self, mechanism, digest, kind, ask, reserved=0):
         if any(entry.query_id == ask.query_id for entry in self.ledger.entries()):
             return None
-        return super().due(mechanism, digest, kind, ask, more)
+        return super().due(mechanism, digest, kind, ask, reserved)
 
 
 class NeverStores(Watched):

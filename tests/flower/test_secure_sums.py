@@ -167,7 +167,7 @@ def test_a_key_that_is_not_its_own_is_an_error(deployed, tmp_path):
 def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, tmp_path):
     hospital = hospitals.open_file(summing(tmp_path)[0])
     hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
-    with pytest.raises(UserError, match="keys: the public key of 2 is none"):
+    with pytest.raises(UserError, match="keys: the public key of 2 is invalid"):
         answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
     with hospital.ledger.transaction():
         assert not hospital.ledger.entries()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dpsd.methods.dense import augmented
+from fed_dpsd.methods.dense import augment
 
 
 def images(count):
@@ -15,8 +15,8 @@ def images(count):
 def test_every_image_moves_by_at_most_so_many_pixels_and_may_be_mirrored(flip):
     """Each by a draw of its own: zeros come in; no other image of the batch does."""
     batch = torch.cat([images(40), images(40) + 2])
-    assert augmented(batch, 0, False, torch.Generator()) is batch
-    moved = augmented(batch, 1, flip, torch.Generator().manual_seed(0))
+    assert augment(batch, 0, False, torch.Generator()) is batch
+    moved = augment(batch, 1, flip, torch.Generator().manual_seed(0))
     assert moved.shape == batch.shape
     padded = nn.functional.pad(batch, (1,) * 4)
     allowed = [padded[:, :, d : d + 8, r : r + 8] for d in range(3) for r in range(3)]
@@ -28,5 +28,5 @@ def test_every_image_moves_by_at_most_so_many_pixels_and_may_be_mirrored(flip):
 
 def test_gradients_come_back_through_the_augmentation():
     batch = images(5).requires_grad_()
-    augmented(batch, 2, True, torch.Generator().manual_seed(0)).sum().backward()
+    augment(batch, 2, True, torch.Generator().manual_seed(0)).sum().backward()
     assert batch.grad.unique().tolist() in ([0.0, 1.0], [1.0])

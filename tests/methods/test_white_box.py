@@ -18,8 +18,8 @@ from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import (
     BatchStatistics,
     Ensemble,
-    answers,
     divergence,
+    ensemble_logits,
     fetch_teachers,
 )
 from fed_dpsd.models import to_vector
@@ -65,7 +65,7 @@ def test_an_ensemble_counts_every_image_that_a_teacher_sees_and_every_gradient(s
     ensemble(batch).sum().backward()
     assert (ensemble.forward_answers, ensemble.backward_answers) == (12, 12)
     ensemble(batch)  # no gradient is asked for
-    answers(ensemble, np.zeros((5, 1, 8, 8), np.uint8), world.device)
+    ensemble_logits(ensemble, np.zeros((5, 1, 8, 8), np.uint8), world.device)
     assert (ensemble.forward_answers, ensemble.backward_answers) == (34, 12)
 
 
@@ -273,7 +273,7 @@ def test_batch_statistics_are_those_that_the_teachers_keep():
     statistics = BatchStatistics(ensemble)
     ensemble(batch)
     assert statistics.loss().item() == pytest.approx(0.3 + 0.4, rel=1e-4)
-    statistics.forget()
+    statistics.close()
     ensemble(batch)
     assert statistics.loss().item() == 0
 
@@ -323,7 +323,7 @@ def test_inverted_images_are_of_their_classes(small, tmp_path, method):
         student = world.make_student(Streams(0).torch("student"))
         made = experiment.method.synthesise(ensemble, student, world, Streams(0), 1)
         assert (made.shape, made.dtype) == ((64, 1, 8, 8), np.uint8)
-        logits = torch.from_numpy(answers(ensemble, made, world.device))
+        logits = torch.from_numpy(ensemble_logits(ensemble, made, world.device))
         sure.append(logits.softmax(1).max(1).values.mean().item())
     assert sure[1] > sure[0] + 0.1
 

@@ -132,7 +132,7 @@ def test_responses_are_never_the_servers_to_draw():
 
 
 def test_laplace_noise_has_no_shares():
-    with pytest.raises(ValueError, match="noise_law='laplace' has no shares"):
+    with pytest.raises(ValueError, match="noise_law='laplace' has no noise shares"):
         NoisyVotes(10, 1.0, noise_law="laplace", noise_at="distributed", quorum=FIVE)
 
 

@@ -202,8 +202,8 @@ def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, mon
         ({"threshold": 6}, "threshold=6 must be above half of 5"),
         ({"number": 1}, "public key of 1 is not that"),
         ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
-        ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is none"),
-        ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is none"),
+        ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is invalid"),
+        ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is invalid"),
     ],
 )
 def test_bad_parties_are_errors(change, problem):

@@ -276,23 +276,23 @@ def series(axes):
 def test_each_mechanism_and_number_of_teachers_is_a_series(axes):
     found = series(axes)
     assert set(found) == {
-        *("label, 1 teacher a client", "label, 50 teachers a client"),
-        "dp_teacher, 1 teacher a client",
+        *("label, 1 teacher per client", "label, 50 teachers per client"),
+        "dp_teacher, 1 teacher per client",
     }
-    line, _, (bars,) = found["label, 1 teacher a client"]
+    line, _, (bars,) = found["label, 1 teacher per client"]
     assert list(line.get_xdata()) == [1, 2]
     assert list(line.get_ydata()) == pytest.approx([10, 30])
     ((_, low), (_, high)) = next(s for s in bars.get_segments() if len(s))
     assert (high - low) / 2 == pytest.approx(100 * 0.1 * math.sqrt(2))
-    other = found["label, 50 teachers a client"][0]
+    other = found["label, 50 teachers per client"][0]
     assert other.get_color() == line.get_color()
     assert (other.get_linestyle(), other.get_marker()) != (line.get_linestyle(), line.get_marker())
-    assert found["dp_teacher, 1 teacher a client"][0].get_color() != line.get_color()
+    assert found["dp_teacher, 1 teacher per client"][0].get_color() != line.get_color()
     assert axes.get_xscale() == "log"
 
 
 def test_the_ensemble_is_a_dotted_line_of_its_students_colour(axes):
-    student = series(axes)["label, 1 teacher a client"][0]
+    student = series(axes)["label, 1 teacher per client"][0]
     dotted = [x for x in axes.lines if x.get_linestyle() == ":" and list(x.get_xdata()) == [1, 2]]
     (line,) = dotted
     assert line.get_color() == student.get_color()
@@ -301,7 +301,9 @@ def test_the_ensemble_is_a_dotted_line_of_its_students_colour(axes):
 
 def test_what_proves_nothing_and_chance_are_horizontal(axes):
     flat = {line.get_label(): line.get_ydata() for line in axes.lines}
-    assert list(flat["in the clear, 1 teacher a client: nothing proven"]) == pytest.approx([97, 97])
+    assert list(flat["in the clear, 1 teacher per client: nothing proven"]) == pytest.approx(
+        [97, 97]
+    )
     assert list(flat["chance"]) == [10, 10]
 
 

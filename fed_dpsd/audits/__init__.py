@@ -1,0 +1,1 @@
+"""Attacks on what clients run, and the lower bounds on epsilon that they give."""

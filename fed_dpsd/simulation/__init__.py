@@ -1,0 +1,1 @@
+"""Simulated clients and federations on this machine: one process, Flower, sweeps, rehearsals."""

@@ -73,7 +73,7 @@ class Run:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """What a run would cost one client. Nothing is read or spent.
+    """The cost of a run to one client, before anything is read or spent.
 
     Args:
         experiment: that would run.

@@ -1,4 +1,4 @@
-"""One schema, two doors: `fed-dpsd run KEY=VALUE ...` and Flower's `--run-config`.
+"""The schema behind `fed-dpsd run KEY=VALUE ...` and behind Flower's `--run-config`.
 
 Hydra composes conf/; what it yields is bound (binder.py) to the frozen dataclasses here, whose
 fields are the keys of the YAML files. No data has been read then.
@@ -28,7 +28,7 @@ FLAT_KEYS = ("num_clients", "out", "overrides")
 
 
 class UserError(Exception):
-    """What the user can mend: the message names the field, its value and the remedy."""
+    """A mistake that the user can mend: the message names the field, its value and the remedy."""
 
 
 class ConfigError(UserError):

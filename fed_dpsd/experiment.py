@@ -176,7 +176,7 @@ def _calibrate(
 
 
 def test_split(experiment: Experiment) -> Split | None:
-    """What the server tests its student on; a deployment may have none."""
+    """Return the images that the server tests its student on; a deployment may have none."""
     config = experiment.config
     nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
     if nothing and not config.federation.simulation:

@@ -1,4 +1,4 @@
-"""What travels between server and clients: frozen dataclasses over NumPy arrays, no Flower.
+"""Messages between server and clients: frozen dataclasses over NumPy arrays, no Flower.
 
 B is the number of queries in an ask, K the number of classes, (C, H, W) the image shape.
 """
@@ -36,7 +36,7 @@ def check_releases(field: str, releases: Releases) -> None:
 
 @dataclass(frozen=True)
 class Ask:
-    """One round's question to every client: synthetic images and the student's predictions.
+    """A question to every client in a round: synthetic images and the student's predictions.
 
     Args:
         query_id: round number, >= 0; with the content it identifies the ask.
@@ -121,7 +121,7 @@ class Ask:
 
     @property
     def queries(self) -> int:
-        """What an answer is charged for; class counts come with a training."""
+        """Return how many queries an answer is charged for; class counts come with a training."""
         return 1 if self.kind in ("weights", "train") else len(self.images)
 
     def digest(self) -> str:
@@ -164,7 +164,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Answer:
-    """One client's released answer.
+    """A client's released answer.
 
     Args:
         query_id: the ask's id.

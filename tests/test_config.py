@@ -12,6 +12,7 @@ from fed_dpsd.experiment import set_up
 from fed_dpsd.storage import conf_folder
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
+PACKAGE = "# @package _global_"
 
 
 def problems(tmp_path, *overrides):
@@ -31,6 +32,16 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         overrides.append("teacher.same_start=true")
     experiment = set_up(compose(overrides), tmp_path)
     assert experiment.config.num_clients >= 1
+
+
+@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
+    """Hydra reads a package only from the first line; the sentence is then the second."""
+    lines = path.read_text().splitlines()
+    experiment = path.parent.name == "experiment"
+    assert [number for number, line in enumerate(lines) if line == PACKAGE] == [0] * experiment
+    assert re.fullmatch(r"# \w.* .*[.]", lines[1 if experiment else 0])
+    assert [line for line in lines if len(line) > 100] == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -167,10 +166,10 @@ class Account:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
                 the plan.
         """
-        if any(entry.digest == digest for entry in self._own()):
+        earlier = self.ledger.charges().find(digest)
+        if earlier and (earlier.run == self.run or digest in self._joined().reused):
             return None
-        earlier = (entry for entry in self.ledger.entries() if entry.digest == digest)
-        due = next(earlier, None) or self._affordable(mechanism, digest, kind, ask, reserved)
+        due = earlier or self._affordable(mechanism, digest, kind, ask, reserved)
         name = mechanism.name
         most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
         total = self._charged()[name] + due.releases
@@ -180,7 +179,7 @@ class Account:
 
     def is_paid(self, digest: str) -> bool:
         """Return whether the ledger holds a charge under a digest, whichever run was charged."""
-        return any(entry.digest == digest for entry in self.ledger.entries())
+        return self.ledger.charges().find(digest) is not None
 
     def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
         """Name the limit that the planned run would exceed; "" if it exceeds none.
@@ -188,29 +187,32 @@ class Account:
         Args:
             trained: whether the teachers' first training is paid for.
         """
-        charges: list[Entry | Stage] = list(self.ledger.entries())
-        queries = self._answered() + self._plan.queries + self._plan.counts
+        charges = self.ledger.charges()
+        queries = charges.queries + self._plan.queries + self._plan.counts
+        stages = []
         for stage in self._plan.stages:
             if trained and isinstance(stage.mechanism, TrainingMechanism):
                 trained = False
             else:
-                charges.append(stage)
+                stages.append(stage)
                 queries += isinstance(stage.mechanism, TrainingMechanism)
         if queries > self._most_queries:
             return "queries"
-        return "" if self._budget_admits(charges) else "budget"
+        return "" if self._budget_admits(*stages) else "budget"
 
-    def _budget_admits(self, charges: Sequence[Entry | Stage]) -> bool:
-        """Return whether the budget admits these charges, for each relation that it bounds."""
+    def _budget_admits(self, *more: Entry | Stage) -> bool:
+        """Return whether the budget admits `more`, for each relation that it bounds."""
         settings = self._settings
         relations: list[Relation] = ["add_remove"]
         if settings.budget_relation == "replace_one":
             relations.append("replace_one")
+        charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
-                [charge.event("record", relation) for charge in charges],
+                [charge.event("record", relation) for charge, _ in charges],
                 settings.budget,
                 settings.delta,
+                [times for _, times in charges],
             )
             for relation in relations
         )
@@ -232,28 +234,21 @@ class Account:
             ask=ask.digest() if ask else "",
             run=self.run,
         )
-        if self._answered() + max(queries, 1) + reserved > self._most_queries:
+        if self.ledger.charges().queries + max(queries, 1) + reserved > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
-        if not self._budget_admits((*self.ledger.entries(), entry)):
+        if not self._budget_admits(entry):
             raise BudgetSpent("the client's privacy budget is spent")
         return entry
 
-    def _answered(self) -> int:
-        """Count answered queries; a charge without images, such as a training, counts as one."""
-        return sum(max(entry.queries, 1) for entry in self.ledger.entries())
-
-    def _own(self) -> list[Entry]:
-        """List the entries that the run was charged for or reuses."""
-        reused = set(self._joined().reused)
-        entries = self.ledger.entries()
-        return [entry for entry in entries if entry.run == self.run or entry.digest in reused]
-
     def _charged(self) -> Counter[str]:
         """Count the releases of each mechanism that the run has cost."""
-        releases = Counter(self._joined().forgotten)
-        for entry in self._own():
-            releases[self._names.get(entry.mechanism, OTHER)] += entry.releases
-        return +releases
+        joined, charges = self._joined(), self.ledger.charges()
+        reused = [entry for entry in map(charges.find, joined.reused) if entry]
+        others = [(entry.mechanism, entry.releases) for entry in reused if entry.run != self.run]
+        total = Counter(joined.forgotten)
+        for mechanism, releases in (*charges.released(self.run).items(), *others):
+            total[self._names.get(mechanism, OTHER)] += releases
+        return +total
 
     def _joined(self) -> Joined:
         note = self.ledger.noted(self._note)

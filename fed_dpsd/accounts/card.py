@@ -15,6 +15,7 @@ from typing import Any
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.entry import Entry, spent
+from fed_dpsd.accounts.ledger import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.config import UserError
 from fed_dpsd.experiment import Experiment
@@ -208,9 +209,9 @@ def ledger_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     for folder in (path, path / "ledger"):
-        if files := sorted(folder.glob("client_*.jsonl")):
-            return files
-    raise UserError(f"{path} holds no ledger; give a client_*.jsonl, its folder, or a run folder")
+        if found := ledgers_in(folder):
+            return [file for _, file in sorted(found.items())]
+    raise UserError(f"{path} holds no ledger; give a client_*.sqlite, its folder, or a run folder")
 
 
 def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation) -> Epsilon:

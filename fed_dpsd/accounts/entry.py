@@ -1,5 +1,6 @@
 """Entries: each is one line of a client's ledger, with what left the client and what it cost."""
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from fed_dpsd.privacy import events
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 
 EntryKind = Literal["answers", "counts", "weights", "train", "training"]
+_BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event
     for event in (
@@ -88,20 +90,34 @@ class Entry:
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":
-        """Return the entry of a line of `to_json`; only events of known types are built."""
-        values = json.loads(line, object_hook=_unpack)
-        costs = {
-            tuple(pair.split()): event
-            for pairs, event in values["costs"].items()
-            for pair in pairs.split(", ")
-        }
-        return cls(**{**values, "costs": costs})
+        """Return the entry of a line of `to_json`; only events of known types are built.
+
+        Entries whose costs are written alike share them, as one object: a client's account holds
+        many entries, and few costs.
+
+        Raises:
+            ValueError: the line is none of `to_json`.
+            KeyError: the same, or an event is of an unknown type.
+        """
+        before, _, rest = line.partition(_BEFORE_COSTS)
+        costs, _, after = rest.rpartition(_AFTER_COSTS)
+        values = json.loads(f'{before}, "costs": {{}}{_AFTER_COSTS}{after}')
+        return cls(**{**values, "costs": _costs(costs)})
 
 
 def _pack(event: Any) -> dict[str, Any]:
     if type(event) not in _EVENTS.values():
         raise TypeError(f"{event!r} is not an event that a ledger may hold")
     return {"type": type(event).__name__, **attrs.asdict(event, recurse=False)}
+
+
+@functools.lru_cache(maxsize=1 << 12)  # most charges of a client cost what others do
+def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
+    return {
+        tuple(pair.split()): event
+        for pairs, event in json.loads(content, object_hook=_unpack).items()
+        for pair in pairs.split(", ")
+    }
 
 
 def _unpack(values: dict[str, Any]) -> Any:

@@ -1,38 +1,41 @@
 """A client's account of everything that ever left about one data set, charged before the noise.
 
-FOLDER/client_003.jsonl holds a header and then one line a charge; FOLDER/client_003/ holds the
-answers, one file each; FOLDER/client_003.lock admits one process at a time.
+FOLDER/client_003.sqlite holds it all: charges, answers and notes, in a database of SQLite's.
 """
 
-import fcntl
-import functools
-import hashlib
 import io
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.accounts import migration
+from fed_dpsd.accounts.charges import Charges
+from fed_dpsd.accounts.database import (
+    FORMAT,
+    SCHEMA,
+    Content,
+    checksum,
+    connect,
+    holds_anything,
+    identity,
+    journal,
+    let_go,
+    load,
+    opened,
+)
 from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.config import UserError
-from fed_dpsd.storage import client_name
+from fed_dpsd.accounts.errors import LedgerError, usable
+from fed_dpsd.storage import client_name, sync
 
-_FORMAT = 1
-_CHECK = ', "check": "'
-_NEW = os.O_WRONLY | os.O_CREAT
-
-
-class LedgerError(UserError):
-    """A ledger cannot be read, believed or written: nothing may be drawn."""
-
-
-_entry = functools.lru_cache(maxsize=1 << 14)(Entry.from_json)  # a ledger is read for every ask
+_CREATING = threading.Lock()
 
 
 class Ledger(Protocol):
@@ -41,20 +44,23 @@ class Ledger(Protocol):
     def transaction(self) -> AbstractContextManager[None]:
         """Keep everyone else out; no transaction lies in another."""
 
+    def charges(self) -> Charges:
+        """Return all charges so far, to ask about."""
+
     def entries(self) -> Sequence[Entry]:
-        """All charges so far, oldest first."""
+        """Return all charges so far, oldest first."""
 
     def charge(self, entry: Entry) -> None:
         """Write a charge; it is durable when this returns, and only then may noise be drawn."""
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """The answer already given to the charge with this digest."""
+        """Return the answer already given to the charge with this digest."""
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
     def noted(self, name: str) -> bytes | None:
-        """What was noted under a name: what a client must not forget, beside its charges."""
+        """Return what was noted under a name: what a client must not forget, beside its charges."""
 
     def note(self, name: str, content: bytes) -> None:
         """Note it, for ever; it is durable when this returns."""
@@ -65,7 +71,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._charges = Charges()
         self._answers: dict[str, NDArray[Any]] = {}
         self._notes: dict[str, bytes] = {}
 
@@ -75,16 +81,20 @@ class MemoryLedger:
         with self._lock:
             yield
 
+    def charges(self) -> Charges:
+        """Return all charges so far, to ask about."""
+        return self._charges
+
     def entries(self) -> Sequence[Entry]:
-        """All charges so far, oldest first."""
-        return tuple(self._entries)
+        """Return all charges so far, oldest first."""
+        return self._charges.entries()
 
     def charge(self, entry: Entry) -> None:
         """Remember a charge."""
-        self._entries.append(entry)
+        self._charges.add(entry.to_json())
 
     def stored(self, digest: str) -> NDArray[Any] | None:
-        """A copy of the answer already given to the charge with this digest."""
+        """Return a copy of the answer already given to the charge with this digest."""
         return self._answers[digest].copy() if digest in self._answers else None
 
     def store(self, digest: str, values: NDArray[Any]) -> None:
@@ -92,7 +102,7 @@ class MemoryLedger:
         self._answers[digest] = values.copy()
 
     def noted(self, name: str) -> bytes | None:
-        """What was noted under a name."""
+        """Return what was noted under a name."""
         return self._notes.get(name)
 
     def note(self, name: str, content: bytes) -> None:
@@ -103,7 +113,9 @@ class MemoryLedger:
 class FileLedger:
     """A ledger that outlives its process and a loss of power.
 
-    Nothing is kept in memory, since any process may host the client next.
+    What was verified is remembered, and believed for as long as the file is as it was left.
+    Nobody may open the file by other means while a ledger of this process holds it: closing it
+    would let go of the lock, which belongs to a process and not to an open file.
 
     Args:
         folder: where the ledgers of all clients are.
@@ -116,219 +128,259 @@ class FileLedger:
 
     def __init__(self, folder: Path, client: int, data: str) -> None:
         self._path = ledger_path(folder, client)
-        self._answers = self._path.with_suffix("")
-        self._header = {"format": _FORMAT, "data": data, "client": client}
-        with _usable(self._path):
-            self._answers.mkdir(parents=True, exist_ok=True)
+        self._header = {"format": FORMAT, "data": data, "client": client}
+        self._moved = False
+        self._remembered: Content | None = None
+        self._left: tuple[int, ...] = ()
+        self._connection: sqlite3.Connection | None = None
+        with usable(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Keep other processes and threads out; the kernel lets go of what a dead one held."""
-        with ExitStack() as stack:
-            with _usable(self._path):
-                lock = stack.enter_context(_opened(self._path.with_suffix(".lock"), _NEW))
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                # A process killed before its fsync may have left what all see but a loss of power
-                # takes away; nothing may rest on it before it is durable.
-                for path in filter(Path.exists, (self._path, self._answers)):
-                    _sync(path)
-            self.entries()  # a damaged ledger answers nothing, not even what is stored
+        """Keep other processes and threads out; the kernel lets go of what a dead one held.
+
+        A damaged ledger lets nobody in, not even to what is stored.
+        """
+        with usable(self._path):
+            if not self._moved:
+                self._move()
+                self._moved = True
+            with _CREATING:
+                if not self._path.exists():
+                    self._path.touch()  # with the permissions that new files have here
+            connection = connect(self._path)
+        try:
+            with usable(self._path):
+                self._connection = connection
+                self._believe()
             yield
+        finally:
+            self._left = identity(self._path)
+            self._connection = None
+            with closing(connection):
+                if self._remembered:  # else a write failed, and its journal may still be needed
+                    let_go(connection)
+
+    def charges(self) -> Charges:
+        """Return all charges so far, to ask about."""
+        return self._account().charges
 
     def entries(self) -> Sequence[Entry]:
-        """All charges so far, oldest first.
-
-        The checksums cannot show that the last lines are gone, or the whole file; the answers can.
-        """
-        with _usable(self._path):
-            answered = {path.stem for path in self._answers.glob("*.npy")}
-            found, entries = _load(self._path) if self._path.exists() else ({}, ())
-        if found not in ({}, self._header):
-            raise LedgerError(
-                f"the ledger {self._path} is the account of {found}, not of {self._header}: a "
-                "budget is per data set and client; name the ledger folder of this data"
-            )
-        if lost := answered - {entry.digest for entry in entries}:
-            raise LedgerError(
-                f"the ledger {self._path} is corrupt: it lacks the charges of {len(lost)} answers "
-                f"in {self._answers}; restore it from a newer backup"
-            )
-        return entries
+        """Return all charges so far, oldest first."""
+        return self.charges().entries()
 
     def charge(self, entry: Entry) -> None:
-        """Append a line and fsync it; where that fails, take it back."""
+        """Write a charge, in a transaction of SQLite's that is durable on return."""
+        self.charges().check_new(entry.digest)
         content = entry.to_json()
-        with _usable(self._path):
-            lines = _lines(self._path) if self._path.exists() else []
-            if not lines:
-                lines = [self._append([], json.dumps(self._header))]
-            if len(lines) == 1:
-                self._sync_folders()
-            self._append(lines, content)
+        with self._written() as account:
+            self._charge(account, content)
 
-    def _append(self, lines: list[str], content: str) -> str:
-        line = _seal(lines[-1] if lines else "", content)
-        size = sum(len(line) + 1 for line in lines)
-        with _opened(self._path, _NEW | os.O_APPEND) as file:
+    def _charge(self, account: Content, content: str) -> None:
+        row = account.charge(content), content, account.head
+        self._execute("INSERT INTO charges (digest, entry, head) VALUES (?, ?, ?)", *row)
+
+    def stored(self, digest: str) -> NDArray[Any] | None:
+        """Return the answer already given to the charge with this digest."""
+        content = self._read("answers", digest)
+        return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
+
+    def store(self, digest: str, values: NDArray[Any]) -> None:
+        """Write an answer as a file of NumPy's, in a transaction of SQLite's."""
+        content = io.BytesIO()
+        np.save(content, values, allow_pickle=False)
+        with self._written() as account:
+            self._keep(account, "answers", digest, content.getvalue())
+
+    def noted(self, name: str) -> bytes | None:
+        """Return what was noted under a name."""
+        return self._read("notes", name)
+
+    def note(self, name: str, content: bytes) -> None:
+        """Write a note, in a transaction of SQLite's."""
+        with self._written() as account:
+            self._keep(account, "notes", name, content)
+
+    def _keep(self, account: Content, table: str, name: str, content: bytes) -> None:
+        seal = checksum(table, name, content)
+        account.keep(table, name, seal)
+        self._execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", name, seal, content)
+
+    def _read(self, table: str, name: str) -> bytes | None:
+        seal = self._account().seals.get((table, name))
+        if seal is None:
+            return None
+        with usable(self._path):
+            row = self._execute(f"SELECT content FROM {table} WHERE name = ?", name).fetchone()
+            whole = row is not None and checksum(table, name, row[0]) == seal
+        if not whole:
+            raise LedgerError(
+                f"{name} is damaged among the {table} of the ledger {self._path}; restore it from "
+                "a backup: to draw an answer again would take its noise away"
+            )
+        return bytes(row[0])
+
+    def _execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        assert self._connection is not None
+        return self._connection.execute(statement, values)
+
+    @contextmanager
+    def _written(self) -> Iterator[Content]:
+        """Commit what is written inside, all of it and durably, or nothing."""
+        account = self._account()
+        with usable(self._path):
             try:
-                os.ftruncate(file, size)  # cuts off what a crash cut short
-                _write(file, f"{line}\n".encode())
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(file, size)
+                if not account.header:
+                    self._sync_folders()
+                self._execute("BEGIN")
+                if not account.header:
+                    for statement in SCHEMA:
+                        self._execute(statement)
+                    account.open(self._header)
+                    row = (*self._header.values(), *account.state)
+                    self._execute("INSERT INTO account VALUES (?, ?, ?, ?, ?)", *row)
+                yield account
+                self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
+                self._execute("COMMIT")
+            except BaseException:
+                self._remembered = None  # what the file holds is to be read anew
+                with suppress(sqlite3.Error):
+                    self._execute("ROLLBACK")
                 raise
-        return line
 
     def _sync_folders(self) -> None:
-        """Make the new file durable, and the folders above it, which may be new too."""
-        for folder in self._answers.parents:
+        """Make the folders of a new file durable: they may be new too."""
+        for folder in self._path.parents:
             with suppress(PermissionError):  # what we may not read we have not made
-                _sync(folder)
+                sync(folder)
             if folder.is_mount():
                 break
 
-    def stored(self, digest: str) -> NDArray[Any] | None:
-        """The answer already given to the charge with this digest."""
-        content = self._read(digest, ".npy")
-        return None if content is None else np.load(io.BytesIO(content), allow_pickle=False)
+    def _account(self) -> Content:
+        assert self._connection is not None, "a ledger is used inside a transaction only"
+        if self._remembered is None:
+            with usable(self._path):
+                self._believe()
+        assert self._remembered is not None
+        return self._remembered
 
-    def noted(self, name: str) -> bytes | None:
-        """What was noted under a name."""
-        return self._read(name, ".note")
+    def _believe(self) -> None:
+        """Read and verify the whole account, unless it is as this object left it."""
+        known, connection = self._remembered, self._connection
+        assert connection is not None, "a ledger is used inside a transaction only"
+        as_left = known and known.header and self._left == identity(self._path)
+        row = connection.execute("SELECT head, kept FROM account").fetchone() if as_left else None
+        if known and row == known.state:
+            return
+        self._remembered = None
+        account = load(connection, self._path)
+        _check_header(self._path, account.header, self._header)
+        self._remembered = account
 
-    def store(self, digest: str, values: NDArray[Any]) -> None:
-        """Write an answer atomically."""
-        content = io.BytesIO()
-        np.save(content, values, allow_pickle=False)
-        self._keep(digest, ".npy", content.getvalue())
+    def _move(self) -> None:
+        """Move the client's account in format 1 here, all of it or nothing, and end its use there.
 
-    def note(self, name: str, content: bytes) -> None:
-        """Write a note atomically."""
-        self._keep(name, ".note", content)
+        Raises:
+            LedgerError: it is of other data, this file lacks what is written there, or this file
+                is gone to which it was moved.
+        """
+        old, header = self._path.with_suffix(".jsonl"), {**self._header, "format": migration.FORMAT}
+        if not migration.exists(old):
+            return
+        with migration.held(old):
+            if migration.is_superseded(old):
+                if holds_anything(self._path):
+                    return
+                raise LedgerError(
+                    f"the ledger {self._path} is gone, to which {old} was moved; restore it from a "
+                    "backup: without it nobody knows what this client has spent"
+                )
+            found = migration.load(old)
+            _check_header(old, found.header, header)
+            if not (old.exists() or found.notes):
+                return
+            if not self._path.exists():
+                self._build(found)
+            elif not _holds(self._path, found):
+                raise LedgerError(
+                    f"{old} holds what the ledger {self._path} lacks: an older version of FedDPSD "
+                    "wrote there since; move away the one that holds less"
+                )
+            migration.supersede(old, header)
 
-    def _read(self, name: str, suffix: str) -> bytes | None:
-        path = self._answers / f"{name}{suffix}"
-        with _usable(self._path):
-            if not path.exists():
-                return None
-            sealed = path.read_bytes()
-        if sealed != _seal_answer(name, content := sealed[:-32]):
-            raise LedgerError(
-                f"{path} is damaged; restore it from a backup: to draw an answer again would take "
-                "its noise away"
-            )
-        return content
-
-    def _keep(self, name: str, suffix: str, content: bytes) -> None:
-        temporary = self._answers / f"{name}.tmp"
-        with _usable(self._path):
-            with _opened(temporary, _NEW | os.O_TRUNC) as file:
-                _write(file, _seal_answer(name, content))
-            os.replace(temporary, self._answers / f"{name}{suffix}")
-            _sync(self._answers)
+    def _build(self, found: migration.Moved) -> None:
+        """Write a whole account beside its place, and rename it when it is durable."""
+        new = FileLedger(self._path.parent, self._header["client"], self._header["data"])
+        new._path, new._moved = self._path.with_suffix(".moving"), True
+        for name in (new._path, journal(new._path)):
+            name.unlink(missing_ok=True)
+        with new.transaction(), new._written() as account:
+            for content in found.charges:
+                new._charge(account, content)
+            for table, contents in (("answers", found.answers), ("notes", found.notes)):
+                for name, content in contents.items():
+                    new._keep(account, table, name, content)
+        os.replace(new._path, self._path)
+        sync(self._path.parent)
 
 
 def ledger_path(folder: Path, client: int) -> Path:
     """Return the file of a client's ledger."""
-    return folder / f"{client_name(client)}.jsonl"
+    return folder / f"{client_name(client)}.sqlite"
+
+
+def ledgers_in(folder: Path) -> dict[str, Path]:
+    """Return the ledger of each client by its name; in format 1 where it has not been moved yet."""
+    old = {path.stem: path for path in sorted(folder.glob("client_*.jsonl"))}
+    new = {path.stem: path for path in sorted(folder.glob("client_*.sqlite"))}
+    return old | {name: path for name, path in new.items() if holds_anything(path)}
 
 
 def header(path: Path) -> Mapping[str, Any]:
-    """The format, data and client of the ledger at `path`; empty where nothing was ever charged.
+    """Return the format, data and client of the ledger at `path`; empty where nothing was written.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
     """
-    return _load(path)[0]
+    return _read_only(path).header if path.suffix == ".sqlite" else migration.read(path)[0]
 
 
 def read(path: Path) -> Sequence[Entry]:
-    """All charges of the ledger at `path`, oldest first; neither locked nor written to.
+    """Return all charges of the ledger at `path`, oldest first; in format 1 too.
+
+    Nothing is written, and no other process is kept out.
 
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
     """
-    return _load(path)[1]
+    if path.suffix == ".sqlite":
+        return _read_only(path).charges.entries()
+    charges = Charges()
+    with usable(path):
+        for content in migration.read(path)[1]:
+            charges.add(content)
+    return charges.entries()
 
 
-def _load(path: Path) -> tuple[Mapping[str, Any], Sequence[Entry]]:
-    lines = _lines(path)
-    if not lines:
-        return {}, ()
-    with _usable(path):
-        first, *contents = map(_content, lines)
-        values = dict(json.loads(first))
-        if values["format"] != _FORMAT:
-            raise LedgerError(
-                f"the ledger {path} has format {values['format']}, this version of FedDPSD knows "
-                f"only {_FORMAT}; use the version that wrote it"
-            )
-        return values, tuple(map(_entry, contents))
+def _read_only(path: Path) -> Content:
+    with usable(path), closing(opened(path, "ro")) as connection:
+        connection.execute("BEGIN")  # so that all is read as it was at one time
+        return load(connection, path)
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines, each with the checksum it should have.
-
-    What follows the last newline was cut short by a crash before its fsync returned, so nothing was
-    drawn on it: it is left out.
-    """
-    with _usable(path):
-        *complete, _ = path.read_bytes().split(b"\n")
-        lines = [line.decode("ascii") for line in complete]
-        for number, (previous, line) in enumerate(zip(["", *lines], lines, strict=False), start=1):
-            if line != _seal(previous, _content(line)):
-                raise ValueError(f"the checksum of line {number} is wrong")
-    return lines
+def _holds(path: Path, found: migration.Moved) -> bool:
+    """Return whether a ledger holds all charges, answers and notes of one in format 1."""
+    account = _read_only(path)
+    charged = all(account.charges.find(json.loads(line)["digest"]) for line in found.charges)
+    names = {("answers", name) for name in found.answers}
+    names |= {("notes", name) for name in found.notes}
+    return charged and names <= account.seals.keys()
 
 
-def _seal(previous: str, content: str) -> str:
-    """A line: a JSON object and a checksum over it and the line before."""
-    check = hashlib.sha256(f"{previous}\n{content}".encode()).hexdigest()
-    return f'{content[:-1]}{_CHECK}{check}"}}'
-
-
-def _content(line: str) -> str:
-    return line.rpartition(_CHECK)[0] + "}"
-
-
-def _seal_answer(digest: str, values: bytes) -> bytes:
-    """An answer's file: NumPy's own, and a checksum over it and its name."""
-    return values + hashlib.sha256(digest.encode() + values).digest()
-
-
-@contextmanager
-def _usable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
+def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    if found not in ({}, expected):
         raise LedgerError(
-            f"the ledger {path} cannot be read or written ({error}); free disk space or mend "
-            "its permissions: until then this client answers nothing"
-        ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LedgerError(
-            f"the ledger {path} is corrupt ({error}); restore it from a backup: "
-            "without it nobody knows what this client has spent"
-        ) from error
-
-
-@contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    file = os.open(path, flags, 0o666)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _write(file: int, content: bytes) -> None:
-    """Write all of it, durably."""
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-    os.fsync(file)
-
-
-def _sync(path: Path) -> None:
-    with _opened(path, os.O_RDONLY) as file:
-        os.fsync(file)
+            f"the ledger {path} is the account of {found}, not of {expected}: a budget is per data "
+            "set and client; name the ledger folder of this data"
+        )

@@ -33,7 +33,7 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
 
 
 class Broken(StrEnum):
-    """What an attacked hospital does instead of what it claims."""
+    """The ways in which an attacked hospital breaks its claim."""
 
     half = "half"
     none = "none"

@@ -126,7 +126,7 @@ def _repeated(found: HospitalRecords) -> str:
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """What a coordinator with these overrides may have of this hospital.
+    """Return the experiment that this hospital would answer under these overrides.
 
     Raises:
         UserError: it may have nothing, and why.
@@ -165,7 +165,7 @@ def _train(hospital: Hospital, found: HospitalRecords, experiment: Experiment, f
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """What comes of an ask about noise; charged to an account that is thrown away."""
+    """Rehearse an ask about images of noise, charged to an account that is thrown away."""
     secret = hospital.folder / "secret"
     secret_of(secret)  # drawn, where there is none yet
     shutil.copy(secret, folder / "secret")

@@ -1,17 +1,36 @@
-"""The private side: everything that reads a client's records, for a reviewer to read in one go.
+"""The private side of a federation: everything here may hold private data of one client.
 
-A `Site` is this side of a client, simulated or a hospital; the word means nothing else.
+This page is for a privacy reviewer. A `Site` is the private side of one client, simulated or a
+hospital's: its records, teachers and ledger. No other part of the library bears that name.
 
-Records come in (`records.py`), a hospital's own file (`hospital.py`), and messages: images, the
-student's predictions, a query id, or weights to start from. The rest of an experiment comes with a
-message too, and `Hospital.experiment` takes of it only what the hospital's own file allows. Budget,
-trust, noise and paths are never a message's.
+Input, and the file that checks it:
 
-Only these go out: answers, which `Site.release` returns after it has charged the ledger and drawn
-the noise; the masked values and opened shares of secure sums (`secure_sum.py`); refusals, with a
-public reason; and statements of what the run has cost. In a simulation, exact diagnostics too.
+- The client's records: records.py reads a hospital's files; a simulation passes partitions.
+- The hospital's own file: hospital.py takes the budget, delta, trust, limits and all places from
+  it, never from a message.
+- A message: `protocol.Ask` has images, the student's predictions, weights to train from, a query
+  id, and what the coordinator has heard of charges. It checks its own types and shapes, and
+  `Site.check` compares them with the client's. An ask holds no epsilon and no import path.
+- The coordinator's configuration, which comes with a message: `Hospital.experiment` checks it
+  before any class is looked up. Its method and mechanism must be classes that the hospital's file
+  allows by name. The mechanism's noise is the coordinator's choice, so the budget bounds its cost.
+- Steps of a secure sum: secure_sum.py confirms one set of names for each sum.
 
-Variables named `sensitive_...` hold private values before noise. Methods (`fed_dpsd/methods`) see
-them in their `client` halves; mechanisms (`fed_dpsd/privacy`) bound them and add the noise. This
-folder and `fed_dpsd/server` never import each other; tests/test_architecture.py checks it.
+Output, and the file that checks it:
+
+- Answers: only `Site.release` (site.py) makes one, after it has charged the ledger. With
+  `noise_at: server` it holds bounded sums without noise, for a hospital that trusts the server.
+- Masked answers, and the proofs and secret shares of secure sums: secure_sum.py.
+- Refusals, each with one public line, and statements of the run's charges: site.py, hospital.py
+  and accounts/account.py. An error is sent as "see its log" outside a simulation.
+- Exact diagnostics, in simulations only: `Site.diagnose` refuses them otherwise, unless training
+  was private, and flower/client.py refuses them for every hospital.
+- Public facts: the client's number, and a digest of the installed code (flower/client.py).
+- The time that an answer takes: nothing hides it, and the privacy card says so.
+
+Names that begin with `sensitive` hold private values before noise. Records and teachers are private
+too. The client halves of methods (fed_dpsd/methods) and the mechanisms (fed_dpsd/privacy) handle
+sensitive values as well, between `Site.sensitive_probabilities` and the like and `Site.release`.
+
+client/ and server/ never import each other, at any distance: tests/test_architecture.py.
 """

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from fed_dpsd.accounts.account import Account, WhenRecordsChange
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.ledger import FileLedger
+from fed_dpsd.accounts.ledger import FileLedger, ledgers_in
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalFiles, HospitalRecords, read
@@ -52,7 +52,7 @@ class NotAllowed(ProtocolError):
 
 @dataclass(frozen=True)
 class Hospital:
-    """One hospital's side of a federation.
+    """A hospital's side of a federation.
 
     Args:
         name: name of this data set, borne by the ledger. A budget is per data set, for life.
@@ -158,7 +158,7 @@ class Hospital:
             UserError: the folder holds the ledger of another client number.
         """
         folder, own = self.folder / "ledger", client_name(self.client)
-        others = {path.stem for path in folder.glob("client_*.jsonl")} - {own}
+        others = ledgers_in(folder).keys() - {own}
         if others:
             raise UserError(
                 f"client={self.client}: {folder} holds the account of {min(others)}; a hospital "

@@ -297,8 +297,7 @@ def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> No
         column = getattr(files, key)
         if column is not None and column not in names:
             raise UserError(
-                f"{path}: there is no {key}={column!r}; name one of those that it has: "
-                f"{', '.join(names) or 'none'}"
+                f"{path}: there is no {key}={column!r}; it has {', '.join(names) or 'none'}"
             )
 
 

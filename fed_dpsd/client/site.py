@@ -1,4 +1,4 @@
-"""One client: its data, its teachers, its ledger, and the only door for anything private."""
+"""A site: a client's data, teachers and ledger, and the only door for anything private."""
 
 import hashlib
 import json
@@ -28,20 +28,20 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class Site:
-    """One client's data, teachers and ledger.
+    """A client's data, teachers and ledger.
 
     Args:
         config: the site's own configuration: budget, trust and limits are read from it, never from
             a message.
         mechanism: the mechanism this site answers with, or trains its teachers with.
         client: the client's number.
-        records: its private records.
+        records: the client's private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
             record's shard.
-        test: the public test split, for diagnostics; None where there are none.
-        account: of the run that it answers in.
-        secret: what noise is drawn from; None is the seeds of `config`.
-        summing: its part in secure sums; None where there are none.
+        test: the public test split, for diagnostics; None where there are no diagnostics.
+        account: the client's account of the run that it answers in.
+        secret: source of the noise; None for the seeds of `config`.
+        summing: the client's part in secure sums; None where there are none.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Site:
         """Charge the teachers' private training, unless this process has seen that it is paid.
 
         Returns:
-            The mechanism that answers are released with: the client's own or, over a paid
+            The mechanism that answers are released with: the client's own or, after a paid
             training, post-processing.
 
         Raises:
-            BudgetSpent: the training is not paid for, and would pass the budget or the plan.
+            BudgetSpent: the training is not paid for, and would exceed the budget or the plan.
         """
         if not isinstance(self._mechanism, TrainingMechanism):
             return self._mechanism
@@ -89,22 +89,22 @@ class Site:
         """Take part in the run with the records as they are.
 
         Raises:
-            RecordsChanged: they were others before.
+            RecordsChanged: the records differ from before, and the client's policy is to refuse.
         """
         digest = int(self._teachers.records_digest, 16)
         keyed = self._noise.numpy("records of a run", self.client, digest).random(4)
         self.account.join(keyed.tobytes().hex())
 
     def lacking(self) -> Literal["", "budget", "queries"]:
-        """What does not last for the run, after all that was charged before; "" where all does.
+        """Name the limit that the planned run would exceed, after all charges so far; "" if none.
 
-        The teachers' first training costs nothing again, if it was charged.
+        The teachers' first training costs nothing more if it was charged before.
         """
         with self.ledger.transaction():
             return self.account.lacking(self.account.is_paid(self._teachers.identity))
 
     def check(self, ask: Ask) -> None:
-        """Look at an ask before anything private is: whatever is wrong with it is public.
+        """Check an ask before anything private is read, so an error depends on public facts only.
 
         Raises:
             ProtocolError: images or predictions are not of this client's shape.
@@ -122,54 +122,58 @@ class Site:
             )
 
     def admit(self, ask: Ask) -> None:
-        """Refuse what `release` would refuse, before teachers are trained for it in vain.
+        """Refuse an ask that `release` would refuse, before teachers are trained for it in vain.
 
         Raises:
-            BudgetSpent: the ask was not charged before, and would pass the budget or the plan.
+            BudgetSpent: the ask was not charged before, and would exceed the budget or the plan.
         """
         if self._teachers.ready:
             return
         mechanism, training = self._mechanism, ""
-        if isinstance(mechanism, TrainingMechanism):  # whose budget is looked at before it starts
+        if isinstance(mechanism, TrainingMechanism):  # the training's own charge is checked later
             training = self._retraining(ask) if ask.kind == "train" else self._teachers.identity
             mechanism = PostProcessing(training)
         elif ask.kind in ("weights", "train"):
             mechanism = NonPrivate()
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
-            more = bool(training) and not self.account.is_paid(training)
-            self.account.due(mechanism, digest, ask.kind, ask, more)
+            unpaid = bool(training) and not self.account.is_paid(training)
+            self.account.due(mechanism, digest, ask.kind, ask, reserved=unpaid)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """The teachers' (n, B, K) probabilities; private until released."""
+        """Return the teachers' (n, B, K) probabilities; private until released."""
         return self._paid_teachers().sensitive_probabilities(images).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """The teachers' parameters, (1, n * P, 1); private until released."""
+        """Return the teachers' parameters, (1, n * P, 1); private until released."""
         return self._paid_teachers().sensitive_weights()
 
     def class_counts(self) -> NDArray[np.float64]:
-        """The noisy class counts that the teachers' training released, (n, 1, K).
+        """Return the noisy class counts that the teachers' training released, (n, 1, K).
 
         Raises:
-            ProtocolError: it released none.
+            ProtocolError: the training released no class counts.
         """
         if not (isinstance(self._mechanism, TrainingMechanism) and self._mechanism.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
         return self._paid_teachers().class_counts
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
-        """The exact class counts of all records, (1, 1, K); private until released."""
+        """Return the exact class counts of all records, (1, 1, K); private until released."""
         return self._teachers.sensitive_class_counts()
 
     def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
-        """The teachers' (1, n * P, 1) weights after a training that starts at the ask's weights.
+        """Train the teachers from the ask's weights; return the weights, and how to release them.
 
-        They are private until released, with the mechanism that comes with them: a training
-        mechanism's training is charged first, each anew, and what it yields is post-processing.
+        A training mechanism's training is charged first, and each training anew. Its weights are
+        then released as post-processing.
+
+        Returns:
+            The mechanism to release the weights with, and the teachers' (1, n * P, 1) weights,
+            private until released.
 
         Raises:
-            BudgetSpent: the training would pass the budget or the plan; nothing was charged.
+            BudgetSpent: the training would exceed the budget or the plan; nothing was charged.
             ProtocolError: the weights are of another architecture; nothing was charged.
         """
         mechanism: Mechanism = self._mechanism
@@ -187,14 +191,17 @@ class Site:
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
-        An ask that comes again returns the stored answer and charges nothing, whatever the records
-        are now: else the two answers would tell whether they changed. Over budget nothing is drawn.
+        A repeated ask returns the stored answer and charges nothing, whatever the records are now.
+        Otherwise the two answers would tell whether the records changed. Over budget nothing is
+        drawn.
+
         The noise follows the whole ask and every setting, so the same id with other content gets
-        other noise and its own charge. Where answers are summed it follows the sum's tag too: two
-        sums of the same answers, over other clients, would show what they differ by.
+        other noise and its own charge. Where answers are summed, the noise follows the sum's tag
+        too. Otherwise two sums of the same answers, over different sets of clients, would show
+        what they differ by.
 
         Raises:
-            BudgetSpent: the charge would pass the budget or the plan; nothing was drawn.
+            BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
             LedgerError: the ledger cannot be read or written; nothing was drawn.
         """
         self.check(ask)
@@ -213,13 +220,14 @@ class Site:
         return Answer(ask.query_id, values, self.config.teachers_per_client)
 
     def diagnose(self) -> NDArray[np.float32]:
-        """The teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
+        """Return the teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
 
-        They are exact functions of private data, so a simulation's only; those of teachers that
-        were trained with DP are post-processing.
+        Exact functions of private data are for simulations only. The probabilities of teachers
+        that were trained with DP are post-processing.
 
         Raises:
-            ProtocolError: the teachers are not private, and this site is not part of a simulation.
+            ProtocolError: there is no test split, or this site is not part of a simulation and
+                the teachers were not trained with DP.
         """
         private = isinstance(self._mechanism, TrainingMechanism)
         if self._test is None or not (self.config.federation.simulation or private):
@@ -231,30 +239,33 @@ class Site:
             return np.full(shape, np.nan, np.float32)
 
     def _paid_teachers(self) -> Teachers:
-        """Return the teachers, which train at their first use, after a private training is paid."""
+        """Return the teachers, once a private training is paid; they train at their first use."""
         self.pay_for_training()
         return self._teachers
 
     def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
-        """Of an answer: what it is stored and charged under, and what its noise follows."""
+        """Return the key under which an answer is stored and charged; it also seeds the noise."""
         method = json.dumps(former_method(self.config.method), sort_keys=True)
-        asked = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
+        content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         if self.summing:
-            asked += f" {self.summing.tag(ask.digest())}"
-        elif mechanism.noise_at == "server":  # which draws other noise in another run
-            asked += f" {self.account.run}"
-        return hashlib.sha256(asked.encode()).hexdigest()
+            content += f" {self.summing.tag(ask.digest())}"
+        elif mechanism.noise_at == "server":  # the server draws other noise in another run
+            content += f" {self.account.run}"
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def _retraining(self, ask: Ask) -> str:
-        """What a training that starts at the ask's weights is charged under."""
+        """Return the key under which a training that starts at the ask's weights is charged."""
         return hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
 
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
-    """A client's answer; a spent budget and a ledger that cannot be kept are refusals.
+    """Answer an ask; refuse if the budget is spent, or if the ledger cannot be read or written.
 
-    The refusal says nothing of the ledger's content but what the run has cost; the cause goes to
-    the client's own log.
+    Of the ledger's content, a refusal tells only what the run has cost. The cause of a ledger's
+    failure goes to the client's own log.
+
+    Raises:
+        ProtocolError: the ask does not fit this client or its mechanism.
     """
     try:
         try:
@@ -262,12 +273,12 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
             site.account.hear(ask, site.client)
             site.admit(ask)
             site.join()
-            given = method.client(ask, site)
-            if site.noise_at == "distributed" and isinstance(given, Answer):
+            reply = method.client(ask, site)
+            if site.noise_at == "distributed" and isinstance(reply, Answer):
                 if site.summing is None:
                     raise ProtocolError("this client takes part in no secure sums")
-                given = site.summing.masked(given, ask)
-            return replace(given, statement=site.account.state())
+                reply = site.summing.masked(reply, ask)
+            return replace(reply, statement=site.account.state())
         except Unplanned as unplanned:
             statement = site.account.state(unplanned.wanted)
             return Refusal(ask.query_id, str(unplanned), statement)
@@ -279,10 +290,11 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
 
 
 def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
-    """A client's second or third message of a secure sum.
+    """Return a client's second or third message of a secure sum.
 
     Raises:
-        ProtocolError: it takes no part in that sum, or not like that; nothing was opened.
+        ProtocolError: the client takes no part in that sum, or must not answer this step; nothing
+            was opened.
     """
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")

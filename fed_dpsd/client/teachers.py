@@ -1,8 +1,8 @@
-"""A client's teachers: each trained on a shard of its own of the client's records, and cached.
+"""A client's teachers, each trained on its own shard of the client's records, and cached.
 
-One changed record touches one shard, so it changes one teacher: nothing here is shared between
-shards, neither random streams nor hold-outs nor statistics. A training mechanism's teachers see
-nothing but through it; what they cost is charged by the site.
+A changed record touches one shard, so it changes one teacher. Shards share nothing: neither random
+streams nor hold-outs nor statistics. With a training mechanism, teachers see records only through
+it; the site charges their cost.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,14 @@ from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.streams import Streams
 
-# Down and right, in pixels, of the copies of an image.
+# Shifts of the copies of an image, in pixels down and to the right.
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
-    """Each record's shard, in 0..shards-1: a keyed hash of its own, or its patient's, id alone.
+    """Return each record's shard, 0..shards-1: a keyed hash of its own, or its patient's, id alone.
 
-    So adding, removing or changing a record leaves every other record where it was.
+    So adding, removing or changing a record leaves every other record in its shard.
     """
     secret = key.to_bytes(16, "little")
 
@@ -50,15 +51,15 @@ def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArra
 
 
 class Teachers:
-    """A client's n = teachers_per_client teachers.
+    """The n = teachers_per_client teachers of a client.
 
     Args:
         config: the site's configuration.
-        mechanism: if it trains, it trains these.
+        mechanism: the site's mechanism; a training mechanism trains these teachers.
         client: the client's number.
-        records: its private records.
+        records: the client's private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's.
-        secret: what a training mechanism draws from; None is `teacher.seed`.
+        secret: source of a training mechanism's noise; None for `teacher.seed`.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture.
@@ -87,53 +88,50 @@ class Teachers:
 
     @property
     def settings(self) -> str:
-        """Every public setting that makes the teachers."""
+        """Return every public setting that the teachers depend on, as JSON."""
         config = self._config
         settings = [config.architecture(self._client), config.model.teacher_width]
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
         settings += [str(self._training), self._client, __version__, torch.__version__]
-        settings += [torch.backends.cpu.get_cpu_capability()]  # another one rounds otherwise
+        settings += [torch.backends.cpu.get_cpu_capability()]  # instruction sets round differently
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property
     def digests(self) -> list[str]:
-        """Of what makes each teacher: its records and every setting. They stay at the client."""
+        """Return a digest of each teacher's records and every setting. They stay at the client."""
         digests = []
         for shard, records in enumerate(self._shards):
             digest = hashlib.sha256(f"{self.settings} {shard}".encode())
-            digest.update(f"{records.images.shape}".encode())
-            digest.update(np.ascontiguousarray(records.images).tobytes())
-            digest.update(records.labels.tobytes())
+            _digest_records(records, digest.update)
             digests.append(digest.hexdigest())
         return digests
 
     @functools.cached_property
     def records_digest(self) -> str:
-        """Digest the records alone, in their shards, whatever is trained on them."""
+        """Return a digest of the records alone, in their shards, whatever is trained on them."""
         digest = hashlib.sha256()
         for records in self._shards:
-            digest.update(f"{records.images.shape}".encode())
-            digest.update(np.ascontiguousarray(records.images).tobytes())
-            digest.update(records.labels.tobytes())
+            _digest_records(records, digest.update)
         return digest.hexdigest()
 
     @property
     def identity(self) -> str:
-        """One digest for all of them: what a training is charged under."""
+        """Return a digest of all teachers, under which their training is charged."""
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
     @property
     def ready(self) -> bool:
-        """Whether `models` are in memory."""
+        """Return whether `models` are in memory."""
         return "models" in vars(self)
 
     @functools.cached_property
     def models(self) -> list[Classifier | None]:
-        """The trained teachers; None for an empty shard.
+        """Return the trained teachers; None for an empty shard.
 
-        A training mechanism trains on an empty shard too: else it would tell that it is empty.
+        A training mechanism trains on an empty shard too; otherwise the missing teacher would tell
+        that the shard is empty.
         """
         if self._read:
             return [self._read]
@@ -143,7 +141,7 @@ class Teachers:
         ]
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """(n, B, K) probabilities; NaN where a teacher's shard is empty, so it has no opinion.
+        """Return (n, B, K) probabilities; NaN where a teacher's shard is empty.
 
         All teachers answer in one pass over the images.
         """
@@ -155,7 +153,7 @@ class Teachers:
                 batch = slice(start, start + IMAGES_AT_ONCE)
                 inputs = to_unit(images[batch], torch.device("cpu"))
                 first = next(iter(known.values()))
-                if first.fixed:  # then it is the features of all
+                if first.fixed:  # fixed features are the same for all teachers
                     inputs = first.features(inputs)
                 for i, teacher in known.items():
                     logits = teacher.classifier(inputs) if first.fixed else teacher(inputs)
@@ -164,9 +162,9 @@ class Teachers:
 
     @property
     def class_counts(self) -> NDArray[np.float64]:
-        """(n, 1, K) noisy class counts of the shards, the same at every call.
+        """Return (n, 1, K) noisy class counts of the shards, the same at every call.
 
-        Their noise follows the records and every setting, as that of the training.
+        Their noise follows the records and every setting, as the noise of the training does.
         """
         assert self._training
         num_classes = self._config.data.num_classes
@@ -177,7 +175,10 @@ class Teachers:
         return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
-        """(1, n * P, 1), teacher after teacher (`to_vector`); untrained ones for an empty shard."""
+        """Return (1, n * P, 1) weights, teacher after teacher (see `to_vector`).
+
+        An empty shard has the weights of an untrained teacher.
+        """
         vectors = [
             to_vector(teacher or make_teacher(self._config, self._client, shard))
             for shard, teacher in enumerate(self.models)
@@ -185,7 +186,7 @@ class Teachers:
         return torch.cat(vectors).numpy()[None, :, None]
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
-        """(1, 1, K) exact class counts of all records."""
+        """Return (1, 1, K) exact class counts of all records."""
         labels = np.concatenate([records.labels for records in self._shards])
         counts = np.bincount(labels, minlength=self._config.data.num_classes)
         return counts.astype(np.float64)[None, None]
@@ -194,19 +195,19 @@ class Teachers:
         """Refuse weights that no training could start from.
 
         Raises:
-            ValueError: they are of another architecture.
+            ValueError: the weights are of another architecture.
         """
         load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
 
     def sensitive_retrained(
         self, weights: NDArray[np.float32], digest: str, epochs: int
     ) -> NDArray[np.float32]:
-        """(1, n * P, 1) weights after each teacher's training on its shard, all from `weights`.
+        """Train each teacher on its shard, all from `weights`; return their (1, n * P, 1) weights.
 
         Args:
-            weights: (P,), where they start (`to_vector`); see `check_weights`.
-            digest: hexadecimal, of the whole ask; all randomness follows it.
-            epochs: over a shard, unless a training mechanism says how it trains.
+            weights: (P,) weights that each starts from (see `to_vector` and `check_weights`).
+            digest: hexadecimal digest of the teachers and the whole ask; all randomness follows it.
+            epochs: passes over a shard, unless a training mechanism sets how it trains.
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -220,19 +221,20 @@ class Teachers:
         return torch.cat(vectors).numpy()[None, :, None]
 
     def _load_or_train(self, shard: int, records: Split) -> Classifier:
-        """A shard's teacher, from the cache or trained now."""
+        """Return a shard's teacher, from the cache or trained now."""
         config, digest = self._config, self.digests[shard]
         path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
         teacher = make_teacher(config, self._client, shard)
         if path.exists():
             try:
                 teacher.load_state_dict(read_weights(path))
-                with contextlib.suppress(OSError):  # when it was used last; not ours to change
-                    os.utime(path)
+                with contextlib.suppress(OSError):  # another user's cache cannot be touched
+                    os.utime(path)  # marks the last use
                 return teacher
             except (ValueError, RuntimeError):
-                path.unlink(missing_ok=True)  # what is damaged is trained again, to the same bits
-        # The noise of a private training follows the records too, as it must not be drawn twice.
+                path.unlink(missing_ok=True)  # a damaged teacher is trained again, to the same bits
+        # The noise of a private training follows the records too: the same noise must never be
+        # drawn for other records.
         purpose = (
             ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)
         )
@@ -246,7 +248,7 @@ class Teachers:
     def _train(
         self, teacher: Classifier, records: Split, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, privately where the mechanism says so."""
+        """Train on one shard, by the training mechanism if there is one."""
         if not self._training:
             streams = Streams(config.teacher.seed)
             train(teacher, records, config, streams.torch(purpose, self._client, number))
@@ -261,8 +263,15 @@ class Teachers:
         teacher.to(memory_format=torch.channels_last)
 
 
+def _digest_records(records: Split, update: Callable[[bytes], None]) -> None:
+    """Add a shard's images and labels to a digest."""
+    update(f"{records.images.shape}".encode())
+    update(np.ascontiguousarray(records.images).tobytes())
+    update(records.labels.tobytes())
+
+
 def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
-    """How many images at once have features that are each image's own, to the last bit."""
+    """Return a batch size at which each image's features are its own, to the last bit."""
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), torch.device("cpu"))
@@ -274,9 +283,9 @@ def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
-    """(N, C, H, W) images to (N, A, C, H, W) copies: itself, then moved by a pixel each way.
+    """Return (N, A, C, H, W) copies of (N, C, H, W) images: unmoved, then moved by one pixel.
 
-    What comes in at a border is what was there.
+    Pixels that come in at a border repeat the border.
     """
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
@@ -288,7 +297,7 @@ def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:
-    """An untrained teacher of the client's architecture."""
+    """Return an untrained teacher of the client's architecture."""
     build = functools.partial(
         CLASSIFIERS[config.architecture(client)],
         config.data.shape,
@@ -301,7 +310,7 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
 
 
 def read_teacher(config: Config, client: int) -> Classifier:
-    """The teacher in teacher.path, where {client} stands for the client's number.
+    """Read the teacher in teacher.path, where {client} stands for the client's number.
 
     Raises:
         UserError: the file is missing, is no safetensors file, or holds another architecture.

@@ -1,1 +1,1 @@
-"""Flower as an engine: the only library files that import Flower."""
+"""Flower as an engine: the only files of the library that import Flower."""

@@ -42,19 +42,19 @@ logger = logging.getLogger("fed_dpsd")
 def answer(message: Message, context: Context, client_app: Path) -> Message:
     """Answer a node's message for every client that it hosts.
 
-    The configuration comes with the message. So a node of a simulation takes it as it is; a
-    hospital's (`--node-config 'site="FILE"'`) takes of it what the hospital's own file allows; and
-    a node that is neither answers nothing.
+    The configuration comes with the message. A node of a simulation takes it as it is. A
+    hospital's node (`--node-config 'site="FILE"'`) takes only what the hospital's own file allows.
+    A node that is neither answers nothing.
 
-    A failure travels as one line. It may depend on private data, so outside a simulation it says
-    that there was one, and the rest stays in the node's own log.
+    A failure travels as one line. It may depend on private data, so outside a simulation the line
+    names no cause; the cause stays in the node's own log.
     """
     about: dict[str, str | int] = {"code": code_digest(client_app), "error": ""}
     replies: dict[int, Reply | Refusal] = {}
-    client, told = -1, True
+    client, cause_is_public = -1, True
     try:
         if "site" in context.node_config:
-            told = False
+            cause_is_public = False
             hospital = open_file(Path(str(context.node_config["site"])))
             client = hospital.client
             about["client"] = client
@@ -66,12 +66,12 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
             with torch_threads(experiment.config.threads_client):
                 for client in meta["clients"]:
                     site = _site(experiment.to_json(), client, str(meta["run_folder"]))
-                    replies[client] = _answer(_asked(message, client), experiment, site)
+                    replies[client] = _answer(_request(message, client), experiment, site)
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
         logger.exception("client %s failed", client)
-        cause = one_line(error) if told else "see its log"
+        cause = one_line(error) if cause_is_public else "see its log"
         about["error"] = f"client {client} failed: {cause}"
         replies = {}
     content = pack_replies(replies)
@@ -79,32 +79,32 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     return Message(content, reply_to=message)
 
 
-def _asked(message: Message, client: int) -> Ask | SumStep | None:
-    """What a message asks of one client; None are exact diagnostics."""
+def _request(message: Message, client: int) -> Ask | SumStep | None:
+    """Return the request of a message to one client; None stands for exact diagnostics."""
     kind, content = message.metadata.message_type, message.content
     if kind == DIAGNOSE:
         return None
     return unpack_step(content, client) if kind == STEP else unpack_ask(content)
 
 
-def _answer(asked: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
-    """What a client replies, which may answer what it is asked."""
-    if asked is None:
+def _answer(request: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
+    """Return a client's reply, once it is clear that the client may answer the request."""
+    if request is None:
         return Reply(site.diagnose())
-    if isinstance(asked, SumStep):
-        return Reply(boxes=sites.take_step(site, asked))
-    given = sites.answer(experiment.method, asked, site)
-    if isinstance(given, Refusal):
-        return given
-    boxes = {str(other): box for other, box in given.sealed.items()}
-    return Reply(given.values, boxes, given.statement)
+    if isinstance(request, SumStep):
+        return Reply(boxes=sites.take_step(site, request))
+    answer = sites.answer(experiment.method, request, site)
+    if isinstance(answer, Refusal):
+        return answer
+    boxes = {str(other): box for other, box in answer.sealed.items()}
+    return Reply(answer.values, boxes, answer.statement)
 
 
 def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply | Refusal:
-    """The same for a hospital; whatever is wrong with the message is a refusal with its reason.
+    """Return a hospital's reply; any problem with the message becomes a refusal with its reason.
 
-    A coordinator of other code is refused before anything is read: what it takes an answer for may
-    be something else.
+    A coordinator that runs other code is refused before anything is read, since it might take an
+    answer for something else.
     """
     try:
         if message.metadata.message_type not in (ANSWER, STEP):
@@ -116,11 +116,11 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
             if not run or not run.isprintable() or len(run) > LONGEST_RUN:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")
-            asked = _asked(message, hospital.client)
-        images = len(asked.images) if isinstance(asked, Ask) else 0
+            request = _request(message, hospital.client)
+        images = len(request.images) if isinstance(request, Ask) else 0
         experiment = hospital.experiment(text, images)
         with torch_threads(experiment.config.threads_client):
-            return _answer(asked, experiment, hospital.open(experiment, run))
+            return _answer(request, experiment, hospital.open(experiment, run))
     except ProtocolError as error:
         reason = public_line(str(error))
         logger.warning("refused: %s", reason)
@@ -129,5 +129,8 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
 
 @functools.lru_cache(maxsize=256)
 def _site(experiment: str, client: int, run_folder: str) -> Site:
-    """A site stays open between messages of a process; all that must last is on disk."""
+    """Return a simulated client's site, which stays open between the messages of a process.
+
+    All state that must last is on disk.
+    """
     return open_site(from_json(experiment), client, Path(run_folder))

@@ -1,4 +1,4 @@
-"""The protocol as Flower's records: what is asked of a node's clients, and what they reply."""
+"""The protocol as Flower's records: asks and steps to a node's clients, and their replies."""
 
 import contextlib
 import functools
@@ -22,17 +22,19 @@ LONGEST_REASON, NO_REASON = 200, "no reason given"
 
 
 def public_line(text: str) -> str:
-    """A text as one printable line that is not too long, for logs and replies."""
+    """Return a text as one printable line that is not too long, for logs and replies."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     return " ".join(printable.split())[:LONGEST_REASON] or NO_REASON
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong with what a peer has sent is its fault: bytes may break any parser.
+    """Turn every error while a peer's content is read into a ProtocolError.
+
+    The content is the peer's fault, and malformed bytes may break any parser.
 
     Raises:
-        ProtocolError: it is malformed.
+        ProtocolError: the content is malformed.
     """
     try:
         yield
@@ -44,7 +46,7 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's reply: an array, small pieces for other clients, and what it was charged."""
+    """A client's reply: an array, small pieces for other clients, and its statement of charges."""
 
     values: NDArray[Any] = field(default_factory=lambda: NOTHING)
     boxes: Mapping[str, bytes] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Reply:
 
 
 def pack_ask(ask: Ask) -> RecordDict:
-    """An ask, for any client."""
+    """Pack an ask for any client."""
     arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     about = {"query_id": ask.query_id, "kind": ask.kind}
@@ -62,10 +64,10 @@ def pack_ask(ask: Ask) -> RecordDict:
 
 @reading()
 def unpack_ask(content: RecordDict) -> Ask:
-    """What `pack_ask` made.
+    """Unpack an ask that `pack_ask` made.
 
     Raises:
-        ProtocolError: it is no such thing, or the ask is not well-formed.
+        ProtocolError: the content holds no ask, or one that is not well-formed.
     """
     arrays, about = content.array_records["arrays"], content.config_records["ask"]
     images, predictions, weights = (
@@ -75,12 +77,12 @@ def unpack_ask(content: RecordDict) -> Ask:
     if not isinstance(query_id, int) or not isinstance(kind, str):
         raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
     acknowledged = json.loads(str(about["acknowledged"]))
-    heard = {int(client): told for client, told in json.loads(str(about["heard"])).items()}
+    heard = {int(client): count for client, count in json.loads(str(about["heard"])).items()}
     return Ask(query_id, images, predictions, kind, weights, acknowledged, heard)  # type: ignore[arg-type]
 
 
 def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
-    """Steps of a secure sum, one for each client."""
+    """Pack steps of a secure sum, one for each client."""
     content = RecordDict()
     for client, step in steps.items():
         about = {"ask": step.ask, "named": list(step.named)}
@@ -92,60 +94,60 @@ def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
 
 @reading()
 def unpack_step(content: RecordDict, client: int) -> SumStep:
-    """A client's step of what `pack_steps` made.
+    """Unpack a client's step from the content that `pack_steps` made.
 
     Raises:
-        ProtocolError: it is no such thing.
+        ProtocolError: the content holds no step for the client, or a malformed one.
     """
     about = content.config_records[f"step {client}"]
     proofs, sealed = (
-        {int(name): _box(box) for name, box in content.config_records[f"{what} {client}"].items()}
-        for what in ("proofs", "sealed")
+        {int(name): _box(box) for name, box in content.config_records[f"{part} {client}"].items()}
+        for part in ("proofs", "sealed")
     )
     return SumStep(str(about["ask"]), tuple(map(int, about["named"])), proofs, sealed)
 
 
 def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
-    """What the clients of a node reply."""
+    """Pack the replies and refusals of a node's clients."""
     content = RecordDict()
-    given = {client: each for client, each in replies.items() if isinstance(each, Reply)}
-    refused = {client: each.reason for client, each in replies.items() if isinstance(each, Refusal)}
-    content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in given.items()})
+    answers = {c: reply for c, reply in replies.items() if isinstance(reply, Reply)}
+    refused = {c: reply.reason for c, reply in replies.items() if isinstance(reply, Refusal)}
+    content["values"] = ArrayRecord({str(c): Array(reply.values) for c, reply in answers.items()})
     content["refused"] = ConfigRecord({"reasons": json.dumps(refused)})
-    told = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
-    content["statements"] = ConfigRecord(told)
-    for client, reply in given.items():
+    statements = {str(c): json.dumps(vars(r.statement)) for c, r in replies.items() if r.statement}
+    content["statements"] = ConfigRecord(statements)
+    for client, reply in answers.items():
         content[f"boxes {client}"] = _boxes(reply.boxes)
     return content
 
 
 @reading()
 def unpack_replies(content: RecordDict, clients: Collection[int]) -> dict[int, Reply | Refusal]:
-    """What `pack_replies` made, of those `clients` that are in it.
+    """Unpack the content that `pack_replies` made, for those `clients` that are in it.
 
     Raises:
-        ProtocolError: it is no such thing.
+        ProtocolError: the content is malformed.
     """
     refused = dict(json.loads(str(content.config_records["refused"]["reasons"])))
     values = content.array_records["values"]
     statements = content.config_records["statements"]
     replies: dict[int, Reply | Refusal] = {}
     for client in clients:
-        told = statements.get(str(client))
-        statement = None if told is None else Statement(**json.loads(str(told)))
+        text = statements.get(str(client))
+        statement = None if text is None else Statement(**json.loads(str(text)))
         if str(client) in refused:
             reason = public_line(str(refused[str(client)]))
             replies[client] = Refusal(0, reason, statement)
         elif str(client) in values:
-            boxes = content.config_records[f"boxes {client}"].items()
-            found = {str(name): _box(box) for name, box in boxes}
+            record = content.config_records[f"boxes {client}"]
+            boxes = {str(name): _box(box) for name, box in record.items()}
             array = np.asarray(values[str(client)].numpy())
-            replies[client] = Reply(array, found, statement)
+            replies[client] = Reply(array, boxes, statement)
     return replies
 
 
 def _box(box: Any) -> bytes:
-    """Bytes, and no number: `bytes` of one would be as many zeros."""
+    """Return a value that must be bytes: `bytes` of a number would be that many zeros."""
     if not isinstance(box, bytes):
         raise TypeError(f"{type(box).__name__} is no box")
     return box
@@ -163,7 +165,10 @@ def over_the_wire(content: RecordDict) -> RecordDict:
 
 @functools.cache
 def code_digest(client_app: Path) -> str:
-    """SHA-256 over this library's source files and the client app's, by name and content."""
+    """Return the SHA-256 of the source files of this library and the client app.
+
+    It covers the names and contents of the library's files, and the content of the app's.
+    """
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

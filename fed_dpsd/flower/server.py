@@ -50,13 +50,13 @@ OUT_OF_REACH = {
     ErrorCode.NODE_UNAVAILABLE,
 }
 POLL_SECONDS = 0.5
-PATIENCE = 300.0  # for a node to say who it is: its first process may be slow to start
+PATIENCE = 300.0  # seconds for a node to name its client: its first process may start slowly
 LATE = "no answer within"
 logger = logging.getLogger("fed_dpsd")
 
 
 class RunFailed(Exception):
-    """What the Flower run fails with: the cause in one line. Flower's log shows no traceback."""
+    """The failure of a Flower run, with its cause in one line; Flower's log shows no traceback."""
 
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
@@ -64,10 +64,11 @@ class RunFailed(Exception):
 def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
     """Run the experiment that `flwr run --run-config` asks for, and print its result.
 
-    With `resume`, a run folder, go on with what is there; nothing else may be given then.
+    With `resume`, go on with the run of that folder; no other key may be set then.
 
     Raises:
-        RunFailed: with the cause in one line; Flower then reports the run as failed.
+        RunFailed: the run failed. The error is the cause in one line, and Flower reports the run
+            as failed.
     """
     try:
         if resumed := str(run_config.get("resume", "")):
@@ -80,7 +81,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         print(f"error: {error}", flush=True)
         raise RunFailed(one_line(error)) from None
     try:
-        test_split(experiment)  # what is wrong with it is said before hospitals are waited for
+        test_split(experiment)  # report a bad test split before waiting for hospitals
         federation = GridFederation(experiment, grid, folder, client_app)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
@@ -95,13 +96,13 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
 
 
 def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
-    """The folder of a run to go on with.
+    """Return the folder of a run to go on with.
 
     Raises:
-        UserError: something else is given too, or the path is relative.
+        UserError: another key is set too, or the path is relative.
     """
-    if given := [key for key in FLAT_KEYS if run_config.get(key, "") != ""]:
-        raise UserError(f"{given[0]} is given with resume={path}: a run keeps its configuration")
+    if others := [key for key in FLAT_KEYS if run_config.get(key, "") != ""]:
+        raise UserError(f"{others[0]} is given with resume={path}: a run keeps its configuration")
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
@@ -111,22 +112,22 @@ def _print_round(line: Mapping[str, Any]) -> None:
     print(round_text(line), flush=True)
 
 
-def _told(ask: Ask, clients: Collection[int]) -> Ask:
-    """Return the ask with what was heard of these clients, and of no others."""
-    heard = {client: told for client, told in ask.heard.items() if client in clients}
+def _for_clients(ask: Ask, clients: Collection[int]) -> Ask:
+    """Return the ask with the statements heard from these clients, and from no others."""
+    heard = {client: releases for client, releases in ask.heard.items() if client in clients}
     return replace(ask, heard=heard)
 
 
 class Absent(Refusal):
-    """No answer: nothing came in time, or nothing that can be read."""
+    """A missing answer: nothing came in time, or nothing that can be read."""
 
 
 class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
-    hospital, which says which client it is; a round goes on without those that do not answer, as
-    long as federation.min_clients do. What came of each ask is a line of the run's asks.jsonl.
+    hospital, which names its own client. A round goes on without clients that do not answer, as
+    long as federation.min_clients do. The outcome of each ask is a line of the run's asks.jsonl.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.
@@ -147,7 +148,7 @@ class GridFederation(HostedFederation):
         self._settings = experiment.config.federation
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
-        if hasattr(grid, "pull_interval"):  # the simulation's grid polls every 0.1 s otherwise
+        if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._hosts: dict[int, list[int]] = {}
         self._took: dict[int, float] = {}
@@ -165,21 +166,21 @@ class GridFederation(HostedFederation):
 
     @property
     def _clients(self) -> set[int]:
-        """Those that a node hosts, as far as is known."""
+        """Return the clients that a known node hosts."""
         return {client for clients in self._hosts.values() for client in clients}
 
     def _discover_nodes(self) -> bool:
-        """Find out who the nodes are that are connected; whether everybody is known.
+        """Find out which clients the connected nodes host; return whether all clients are known.
 
-        A node is who it says it is, if no other has said so before in this run.
+        A node is the client that it names, unless another node has named it before in this run.
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
             for client in range(everyone if nodes and not self._hosts else 0):
                 self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
             return bool(self._hosts)
-        strangers = {node: RecordDict() for node in nodes if node not in self._hosts}
-        for node, reply in self._send(HELLO, 0, strangers, PATIENCE).items():
+        unknown = {node: RecordDict() for node in nodes if node not in self._hosts}
+        for node, reply in self._send(HELLO, 0, unknown, PATIENCE).items():
             meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
             client = meta.get("client")
             if type(client) is not int or client not in range(everyone):
@@ -193,7 +194,7 @@ class GridFederation(HostedFederation):
         return len(self._clients) == everyone
 
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Bring an ask to every client; who does not answer in time refuses.
+        """Bring an ask to every client; a client that does not answer in time counts as absent.
 
         Raises:
             UserError: fewer clients answered than the federation needs.
@@ -201,7 +202,9 @@ class GridFederation(HostedFederation):
         started, timeout = time.monotonic(), self._settings.round_timeout_seconds
         if not self._settings.simulation:
             self._discover_nodes()
-        packed = {node: pack_ask(_told(ask, clients)) for node, clients in self._hosts.items()}
+        packed = {
+            node: pack_ask(_for_clients(ask, clients)) for node, clients in self._hosts.items()
+        }
         replies = self._exchange(ANSWER, ask.query_id, packed)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Answer | Refusal] = {}
@@ -222,7 +225,7 @@ class GridFederation(HostedFederation):
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
             self._tally.take(answers)
             few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
-            raise UserError(f"{few}; {self._way_out}")
+            raise UserError(f"{few}; {self._remedy}")
         return answers
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, Mapping[str, bytes]]:
@@ -231,57 +234,57 @@ class GridFederation(HostedFederation):
             if mine := {client: steps[client] for client in clients if client in steps}:
                 contents[node] = pack_steps(mine)
         replies = self._exchange(STEP, 0, contents)
-        for client, given in replies.items():
-            if isinstance(given, Refusal) and not isinstance(given, Absent):
-                logger.warning("client %d takes no part in a sum: %s", client, given.reason)
+        for client, reply in replies.items():
+            if isinstance(reply, Refusal) and not isinstance(reply, Absent):
+                logger.warning("client %d takes no part in a sum: %s", client, reply.reason)
         return {client: r.boxes for client, r in replies.items() if isinstance(r, Reply)}
 
     def _log(self, ask: Ask, answers: Mapping[int, Answer | Refusal], seconds: float) -> None:
-        """A line of asks.jsonl: who answered, and who did not and why."""
+        """Write a line of asks.jsonl: the clients that answered, and the reasons of the others."""
         line = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "query_id": ask.query_id,
             "kind": ask.kind,
             "ask": ask.digest(),
-            "answered": sorted(c for c, given in answers.items() if isinstance(given, Answer)),
-            "refused": {c: g.reason for c, g in answers.items() if isinstance(g, Refusal)},
+            "answered": sorted(c for c, answer in answers.items() if isinstance(answer, Answer)),
+            "refused": {c: a.reason for c, a in answers.items() if isinstance(a, Refusal)},
             "seconds": round(seconds, 3),
         }
         with (self._run_folder / "asks.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Exact probabilities of every teacher on the test split.
+        """Return exact probabilities of every teacher on the test split.
 
         Raises:
             UserError: a client did not answer.
         """
         replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in self._hosts})
-        found = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
-        if missing := self._clients - set(found):
-            raise UserError(f"clients {sorted(missing)} did not answer; {self._way_out}")
-        return dict(sorted(found.items()))
+        values = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
+        if missing := self._clients - set(values):
+            raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy}")
+        return dict(sorted(values.items()))
 
     @property
-    def _way_out(self) -> str:
-        """What to do about clients that did not answer."""
+    def _remedy(self) -> str:
+        """Return what to do about clients that did not answer."""
         timeout = self._settings.round_timeout_seconds
         return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
 
     def _exchange(
         self, kind: str, query_id: int, contents: Mapping[int, RecordDict]
     ) -> dict[int, Reply | Refusal]:
-        """Bring a message to each of some nodes; what their clients replied in time."""
-        replies = self._send(kind, query_id, contents, self._settings.round_timeout_seconds)
-        found: dict[int, Reply | Refusal] = {}
-        for node, reply in replies.items():
-            found |= self._read(node, reply)
-        return found
+        """Bring a message to each of some nodes, and return their clients' replies in time."""
+        messages = self._send(kind, query_id, contents, self._settings.round_timeout_seconds)
+        replies: dict[int, Reply | Refusal] = {}
+        for node, message in messages.items():
+            replies |= self._read(node, message)
+        return replies
 
     def _send(
         self, kind: str, query_id: int, contents: Mapping[int, RecordDict], timeout: float
     ) -> dict[int, Message]:
-        """Bring a message to each of some nodes; the replies that came in time, by node."""
+        """Bring a message to each of some nodes, and return the replies in time, by node."""
 
         def message(node: int) -> Message:
             meta = {
@@ -312,13 +315,14 @@ class GridFederation(HostedFederation):
     ) -> dict[int, Message]:
         """Send nodes their messages until each has replied, or it is too late.
 
-        Where `enough` have replied, those that were away before are waited for only
-        federation.retry_seconds: one hospital that left would else cost every round its time-out.
+        Once `enough` nodes have replied, the nodes that did not answer the last ask get only
+        federation.retry_seconds. Otherwise a hospital that left would cost every round its
+        time-out.
 
-        A message may be lost with the process that had it. So a silent node is sent its message
-        again: after twice what its last reply took, then after twice as long each time; one that is
-        out of reach, regularly; one whose process fails, at once. The ask is the same, so nothing
-        is charged twice.
+        A message may be lost with the process that had it, so it is sent again. A silent node gets
+        it after twice the time of its last reply, then after twice as long each time. A node that
+        is out of reach gets it at regular intervals, and a node whose process fails gets it at
+        once. The ask is the same, so nothing is charged twice.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)
@@ -331,7 +335,8 @@ class GridFederation(HostedFederation):
             for node in [node for node, when in due.items() if when <= now]:
                 due[node], pause[node] = now + pause[node], 2 * pause[node]
                 pushed[next(iter(self._grid.push_messages([message(node)])))] = node
-            for reply in self._grid.pull_messages(list(pushed)):  # the grid's own loop sleeps 3 s
+            # The grid's own loop would sleep for 3 s.
+            for reply in self._grid.pull_messages(list(pushed)):
                 node = pushed.pop(reply.metadata.reply_to_message_id)
                 if node not in due:
                     continue
@@ -353,10 +358,10 @@ class GridFederation(HostedFederation):
         return replies
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
-        """Check one node's reply and take it apart.
+        """Check a node's reply and unpack it; the clients of a bad one are absent in a deployment.
 
         Raises:
-            ProtocolError: what is wrong with it; in a deployment its clients are absent.
+            ProtocolError: the reply is bad, in a simulation.
         """
         clients = self._hosts[node]
         try:
@@ -380,9 +385,9 @@ class GridFederation(HostedFederation):
                 "a Flower process of another checkout answers here: stop it (`fed-dpsd doctor` "
                 "finds it) or use `fed-dpsd run --engine flower`"
             )
-            way_out = stale if self._settings.simulation else "install one version at both"
+            remedy = stale if self._settings.simulation else "install one version at both"
             raise ProtocolError(
-                f"the node that hosts clients {clients} runs other code than this server; {way_out}"
+                f"the node that hosts clients {clients} runs other code than this server; {remedy}"
             )
         if meta.get("error"):
             raise ProtocolError(str(meta["error"]))

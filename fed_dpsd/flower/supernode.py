@@ -1,13 +1,13 @@
 """A SuperNode whose client processes run the hospital's own code, whatever a coordinator sends.
 
-Flower ships an app's code with each run, so who may submit a run could have any code run at every
-hospital. A SuperNode starts its client processes by name: `environment` puts commands of ours first
-on its path. The client process is Flower's, but for where it finds the app; every other kind of
-process is refused.
+Flower ships an app's code with each run, so anybody who may submit a run could have any code run at
+every hospital. But a SuperNode starts its client processes by name, and `environment` puts commands
+of ours first on its path. The client process is Flower's, except that it finds the app that is
+installed here. Every other kind of process is refused.
 
-Flower starts a process for each message, and importing takes seconds, as does computing what fixed
-features need. So the commands pass their arguments on to a process that has done both and forks for
-each of them.
+Flower starts a process for each message. Importing takes seconds, and so do the constants of fixed
+features. So the commands pass their arguments on to a process that has both ready and forks for
+each command.
 """
 
 import functools
@@ -28,21 +28,21 @@ CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
-USUAL_WIDTH = 16  # of teachers, in conf/model; what another needs is computed for each message
+USUAL_WIDTH = 16  # of teachers, in conf/model; for another width each message computes constants
 
 
-def environment(folder: Path, of: Mapping[str, str]) -> dict[str, str]:
-    """`of`, with commands in `folder` that stand for Flower's; they are written anew."""
+def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Write commands that stand for Flower's into `folder`; return `base` with them on its path."""
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / CLIENT, f"{importing()}; pass_on()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
-    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), of.get("PATH", "")])
-    return {**of, "PATH": path, SOCKET: str(folder / "socket")}
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), base.get("PATH", "")])
+    return {**base, "PATH": path, SOCKET: str(folder / "socket")}
 
 
 def importing() -> str:
-    """A line of Python that finds this module where this process has found it."""
+    """Return a line of Python that imports this module from where this process has found it."""
     places = [place for place in sys.path if place]
     return f"import sys; sys.path[:0] = {places!r}; from {__name__} import keep, pass_on"
 
@@ -56,7 +56,7 @@ def _write(path: Path, program: str) -> None:
 
 
 def pass_on() -> None:
-    """Have the process that keeps everything ready do it; without one, do it here."""
+    """Pass this command on to the process that keeps everything ready; without one, run it here."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[SOCKET])
@@ -65,18 +65,18 @@ def pass_on() -> None:
         return
     request = {"arguments": sys.argv, "environment": dict(os.environ), "folder": os.getcwd()}
     connection.sendall(json.dumps(request).encode() + b"\n")
-    with connection.makefile("rb") as answers:
-        pid = int(answers.readline())
+    with connection.makefile("rb") as reply:
+        pid = int(reply.readline())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: os.kill(pid, number))
-        answers.read()  # until the other process has ended
+        reply.read()  # returns when the other process has ended
 
 
 # --- the process that keeps everything ready ---
 
 
 def keep(site: str) -> None:
-    """Prepare for what a site's file allows; fork for each command, as long as the parent lives."""
+    """Prepare for the models of a site's file; fork for each command while the parent lives."""
     parent = os.getppid()
     _prepare(Path(site))
     path = os.environ[SOCKET]
@@ -85,7 +85,7 @@ def keep(site: str) -> None:
     os.umask(0o077)
     listener.bind(path)
     listener.listen()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what was forked
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
     while os.getppid() == parent:
         if not select.select([listener], [], [], LOOKS_UP_SECONDS)[0]:
             continue
@@ -98,7 +98,7 @@ def keep(site: str) -> None:
 
 
 def _prepare(site: Path) -> None:
-    """Import what a command needs, and have one teacher of each usual kind answer an image."""
+    """Import the modules of a command, and have a teacher of each usual kind answer an image."""
     import torch
     from flwr.supernode import cli  # noqa: F401
 
@@ -109,7 +109,7 @@ def _prepare(site: Path) -> None:
     from fed_dpsd.storage import app_folder
 
     _installed()
-    code_digest(app_folder() / "client_app" / "__init__.py")  # of what runs, not of an upgrade
+    code_digest(app_folder() / "client_app" / "__init__.py")  # keeps that of the running code
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:
@@ -120,7 +120,7 @@ def _prepare(site: Path) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Be the process that a command stands for; the connection closes when it ends."""
+    """Run a command in this process; the connection closes when the process ends."""
     try:
         with connection.makefile("rb") as requests:
             request = json.loads(requests.readline())
@@ -137,19 +137,19 @@ def _serve(connection: socket.socket) -> None:
 
 
 def _client() -> None:
-    """Flower's client process, with the app that is installed here."""
+    """Run Flower's client process with the app that is installed here."""
     from flwr.supernode.cli import flwr_clientapp
     from flwr.supernode.runtime import run_clientapp
 
     for name in ("install_from_fab", "get_load_client_app_fn"):
-        getattr(run_clientapp, name)  # else this is no Flower that is known here
+        getattr(run_clientapp, name)  # fails if Flower has changed and would not use these
     run_clientapp.install_from_fab = lambda *_, **__: None
     run_clientapp.get_load_client_app_fn = lambda **_: _installed
     flwr_clientapp()
 
 
 def _installed(*_: str) -> "ClientApp":
-    """The app, imported late: a process that has not said by then that it is there is given up."""
+    """Return the installed app, imported late: Flower gives up a process that is slow to report."""
     from fed_dpsd.storage import app_folder
 
     folder = str(app_folder())

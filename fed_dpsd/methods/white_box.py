@@ -188,8 +188,8 @@ class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
     Subclasses define where the images come from. The optimiser starts anew in each round, so that a
-    run can be resumed from the student's weights alone. The ensemble answers each image once, and
-    the answer is kept; the papers' code bases ask again whenever the student sees the image.
+    run can be resumed from the student's weights and the bank. The ensemble answers each image
+    once, and the answer is kept; the papers' code bases ask again whenever the student sees it.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.

@@ -144,7 +144,9 @@ def _for_ideal_noise(delta: float) -> float:
     return (1 - CHANGED_SETTINGS_FRACTION) * delta * math.exp(-PRECISION_MOST)
 
 
-def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bool:
+def within_budget(
+    charges: Sequence[DpEvent], budget: float, delta: float, times: Sequence[int] | None = None
+) -> bool:
     """Return whether a data set's charges stay within (budget, delta).
 
     Each charge may be chosen after seeing the answers to earlier ones. While all charges have one
@@ -159,11 +161,13 @@ def within_budget(charges: Sequence[DpEvent], budget: float, delta: float) -> bo
             and relation.
         budget: epsilon >= 0, fixed before the first charge.
         delta: in (0, 1), fixed before the first charge.
+        times: how often each charge was made; once each where None.
 
     Raises:
         UnsupportedEventError: no proof here covers a charge.
     """
-    whole_life = ComposedDpEvent(list(charges))
+    counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))
+    whole_life = ComposedDpEvent(list(counted))
     counts, loss = _without_precision(_count_leaves(whole_life))
     if NonPrivateDpEvent() in counts:
         return False

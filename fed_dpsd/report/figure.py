@@ -25,7 +25,7 @@ def look(number: int) -> dict[str, str]:
 def labelled_looks(settings: Sequence[Setting]) -> dict[int, dict[str, str]]:
     """Return label, colour and line style of each setting's line, by the setting's id().
 
-    Settings that differ only in the columns of PANEL get the same.
+    Settings that differ only in the columns of PANEL get the same label and look.
     """
     labels = names(settings, PANEL)
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}

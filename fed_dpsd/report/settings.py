@@ -1,4 +1,4 @@
-"""Tables of sweeps, read back; runs that differ only in the seed become a setting, a row."""
+"""Tables of sweeps, read back; runs that differ only in the seed form a single setting."""
 
 import csv
 import math
@@ -16,7 +16,7 @@ COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_se
 COSTS += ("seconds_rounds",)
 REASON = "reason"  # why an epsilon is inf; tables of earlier versions lack it
 LEGEND = ("delta", "trust", "commit", "machine")
-CAVEATS = "caveats"  # of the epsilons; tables of earlier versions lack them
+CAVEATS = "caveats"  # notes on the epsilons; tables of earlier versions lack them
 # Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),

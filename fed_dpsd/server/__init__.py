@@ -1,5 +1,15 @@
-"""The public side: it draws queries, sums answers, trains the student and writes the run folder.
+"""The public side of a federation: the coordinator, which sees only what clients sent.
 
-It sees nothing of a client but its replies, so all that it makes of them is post-processing. This
-folder and `fed_dpsd/client` never import each other; tests/test_architecture.py checks it.
+Everything here is public by post-processing: run folders, checkpoints, summaries and exported
+students follow from released answers and from the coordinator's own files. There are three
+exceptions. With `noise_at: server` the coordinator sees bounded sums without noise, so it must be
+trusted (federation.py). In a simulation it may see exact scores of teachers (diagnostics.py), which
+no epsilon covers unless training was private. The coordinator's own test images are not covered
+either.
+
+A round starts in run.py, which calls a method; the method asks through federation.py. asks.py keeps
+each ask before it is sent, and the tally (fed_dpsd/accounts) keeps its cost before anybody learns
+from the answers. secure_sum.py opens a sum of masked answers without seeing any single one.
+
+server/ and client/ never import each other, at any distance: tests/test_architecture.py.
 """

@@ -1,7 +1,7 @@
 """The asks of a run, kept as they were sent.
 
-A client is charged for the bytes of an ask. A resumed run may compute other ones, since another
-number of threads or another processor rounds otherwise, so it sends what it has sent before.
+A client is charged for the bytes of an ask. A resumed run may compute other bytes, since another
+number of threads or another processor rounds differently. So it sends the stored ask again.
 """
 
 import zipfile
@@ -17,7 +17,7 @@ from fed_dpsd.storage import npz_of, write_atomically
 
 
 class Asks:
-    """The asks below a folder, one file for each id and kind."""
+    """The asks in a folder, with one file for each id and kind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,7 +25,7 @@ class Asks:
     def settle(self, ask: Ask) -> Ask:
         """Return the ask that was kept under this id and kind, or keep this one and return it.
 
-        It is durable on return, and only then may it leave.
+        The ask is durable on return, and may leave only then.
 
         Raises:
             UserError: the file cannot be read.
@@ -45,7 +45,7 @@ class Asks:
             ) from None
 
     def prune(self, rounds: int) -> None:
-        """Delete the asks that no checkpoint leads back to, now that so many rounds are saved."""
+        """Delete the asks that no checkpoint needs any more, once this many rounds are saved."""
         for path in self._folder.glob("*.npz"):
             if 0 < int(path.name.partition("_")[0]) <= rounds - KEPT:
                 path.unlink(missing_ok=True)

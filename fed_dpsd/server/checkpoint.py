@@ -20,8 +20,8 @@ KEPT = 2
 def save(folder: Path, state: State) -> None:
     """Write `state` below `folder`. A crash at any moment leaves a complete older checkpoint.
 
-    The newest part of the bank is written first, then the tensors, then the JSON file that makes
-    the checkpoint count; states older than the last two are removed at the end.
+    The newest part of the bank is written first, then the tensors. The JSON file comes last; it
+    makes the checkpoint count. Then states older than the last two are removed.
     """
     (folder / "bank").mkdir(parents=True, exist_ok=True)
     digests = []
@@ -43,10 +43,11 @@ def save(folder: Path, state: State) -> None:
 
 
 def load(folder: Path) -> State | None:
-    """The newest checkpoint below `folder`; None where there is none yet.
+    """Return the newest checkpoint below `folder`; None if there is none yet.
 
     Raises:
-        UserError: a file is missing or does not match its checksum; names it and the way out.
+        UserError: a file is missing or does not match its checksum. The message names the file and
+            the remedy.
     """
     rounds = _rounds(folder)
     if not rounds:
@@ -71,7 +72,7 @@ def load(folder: Path) -> State | None:
 
 
 def digest_of(tensors: dict[str, torch.Tensor]) -> str:
-    """SHA-256 over names, shapes, types and bytes of named tensors, in the order of the names."""
+    """Return the SHA-256 of names, shapes, types and bytes of tensors, in the order of names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         array = tensors[name].detach().cpu().contiguous().numpy()
@@ -103,8 +104,8 @@ def _read_index(folder: Path, number: int, remedy: str = "") -> dict:
         raise _corrupt(path, str(error), remedy) from error
 
 
-def _corrupt(path: Path, what: str, remedy: str) -> UserError:
-    return UserError(f"the checkpoint file {path} is corrupt ({what}); {remedy}")
+def _corrupt(path: Path, problem: str, remedy: str) -> UserError:
+    return UserError(f"the checkpoint file {path} is corrupt ({problem}); {remedy}")
 
 
 def _rounds(folder: Path) -> list[int]:

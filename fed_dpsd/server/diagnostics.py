@@ -1,4 +1,7 @@
-"""What only a simulation can know: how good the teachers are, alone and together, un-noised."""
+"""Exact diagnostics, for simulations only: the accuracy of teachers without noise.
+
+The scores are of the teachers of each client, and of all teachers together.
+"""
 
 from typing import Any
 
@@ -17,11 +20,11 @@ from fed_dpsd.streams import Streams
 def diagnose(
     experiment: Experiment, federation: HostedFederation, world: World, labels: NDArray[np.int64]
 ) -> dict[str, dict[str, Any]]:
-    """Exact scores of the clients, of the mean of all probabilities, and of the vote.
+    """Return exact scores of the clients, of the mean of all probabilities, and of the vote.
 
-    Where class counts are known, the weighted ensemble is what students learn from.
-    The vote is the most frequent class of the teachers; the answered vote that of their randomised
-    responses, where these do not hang on a student's top k.
+    Where class counts are known, students learn from the weighted ensemble. The vote is the most
+    frequent class of the teachers. The answered vote is that of their randomised responses, where
+    these do not depend on a student's top k.
     """
     sensitive = {
         client: values[np.isfinite(values).all((1, 2))]
@@ -39,14 +42,14 @@ def diagnose(
         for name, metric in METRICS.items()
     }
     plan = experiment.method.plan(world)
-    if plan.counts and (shares := fetch_class_weights(federation, world)):
-        sums = {client: v.sum(0) for client, v in sensitive.items() if client in shares}
+    if plan.counts and (weights := fetch_class_weights(federation, world)):
+        sums = {client: v.sum(0) for client, v in sensitive.items() if client in weights}
         for name, metric in METRICS.items():
-            scores[name]["weighted_ensemble"] = metric(weigh(sums, shares), labels)
+            scores[name]["weighted_ensemble"] = metric(weigh(sums, weights), labels)
     scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
     mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
-    everything = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
-    if everything and mechanism.k in (None, num_classes):
+    always = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
+    if always and mechanism.k in (None, num_classes):
         uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
         laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
         rng = Streams(experiment.config.seed).numpy("diagnostic vote")

@@ -1,4 +1,4 @@
-"""The student as people take it away: a file with its weights, its network and its privacy card."""
+"""Exported students: a file with the weights, the network and the privacy card."""
 
 import json
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line
 from fed_dpsd.storage import write_atomically
 
-FACTS = "fed_dpsd"  # the key of a file's metadata
+FACTS = "fed_dpsd"  # key in the metadata of a file
 NAME = "student"
 
 
 class Format(StrEnum):
-    """What an exported file is written as."""
+    """The formats of an exported file."""
 
     safetensors = "safetensors"
     onnx = "onnx"
@@ -39,13 +39,13 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Network:
-    """How a student is built.
+    """The architecture and sizes of a student.
 
     Args:
         architecture: a key of `CLASSIFIERS`.
-        width: of its first layer, >= 1.
+        width: width of its first layer, >= 1.
         shape: (C, S, S) of its images.
-        num_classes: >= 2.
+        num_classes: number of classes, >= 2.
     """
 
     architecture: str
@@ -61,7 +61,7 @@ class Network:
             raise ValueError(f"{self} has a size that no network has")
 
     def build(self) -> Classifier:
-        """Without weights worth the name."""
+        """Return the network with initial weights, to be replaced."""
         make = CLASSIFIERS[self.architecture]
         return initialise(
             lambda: make(self.shape, self.num_classes, self.width), torch.Generator()
@@ -73,9 +73,9 @@ class Student:
     """A student read from a file.
 
     Args:
-        network: how it is built.
-        model: (B, C, S, S) images in [0, 1] to (B, K) logits.
-        facts: what the file says of the run that it is from; `privacy` is that run's card.
+        network: its architecture and sizes.
+        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits.
+        facts: the file's facts about the run that it is from; `privacy` is that run's card.
     """
 
     network: Network
@@ -88,10 +88,10 @@ class Student:
 
 
 def export(run_folder: Path, folder: Path, form: Format) -> Path:
-    """Write the student of a completed run to FOLDER/student.safetensors or .onnx; its path.
+    """Write the student of a completed run to FOLDER/student.safetensors or .onnx; return the path.
 
-    The file's metadata hold the network, the run's result and its privacy card. Of ONNX, `images`
-    are (B, C, S, S) float32 in [0, 1] and `probabilities` (B, K) float32.
+    The file's metadata hold the network, the run's result and its privacy card. An ONNX file maps
+    `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32.
 
     Raises:
         UserError: the run has not completed, has no student of its own, or the file exists or
@@ -111,7 +111,9 @@ def export(run_folder: Path, folder: Path, form: Format) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror})") from None
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); choose another folder"
+        ) from None
     return path
 
 
@@ -128,7 +130,7 @@ def student_of(run_folder: Path) -> Student:
         raise UserError(f"{run_folder}: the run is {status}; resume it first")
     config = experiment.config
     arch, width = config.model.student, config.model.student_width
-    if experiment.method.averages:  # then the student is one of the teachers' kind
+    if experiment.method.averages:  # an average of teachers has their architecture
         arch, width = config.architecture(0), config.model.teacher_width
     network = Network(arch, width, config.data.shape, config.data.num_classes)
     state = checkpoint.load(run_folder / "checkpoint")
@@ -150,10 +152,10 @@ def student_of(run_folder: Path) -> Student:
 
 
 def open_student(path: Path) -> Student:
-    """Read what `export` wrote as safetensors.
+    """Read a student that `export` wrote as safetensors.
 
     Raises:
-        UserError: it is no such file.
+        UserError: it is no such file, or it is damaged.
     """
     binder = Binder()
     try:
@@ -183,20 +185,20 @@ class _Probabilities(nn.Module):
         self.model = model
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, S, S) in [0, 1] to (B, K)."""
+        """Map (B, C, S, S) images in [0, 1] to (B, K) probabilities."""
         return self.model(images).softmax(1)
 
 
 def _to_onnx(model: Classifier, network: Network, metadata: Mapping[str, str]) -> bytes:
-    """An ONNX file of any batch size."""
+    """Return the content of an ONNX file that takes any batch size."""
     try:
-        import onnxscript  # noqa: F401  (what torch.onnx needs, and nothing else here)
+        import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError:
         raise UserError(
             "--format onnx needs two more packages: pip install 'fed-dpsd[onnx]'"
         ) from None
     images = torch.zeros((2, *network.shape))
-    model(images)  # what fixed features need is computed here, not traced
+    model(images)  # fixed features compute their constants here, so they are not traced
     program = torch.onnx.export(
         _Probabilities(model).eval(),
         (images,),

@@ -1,4 +1,4 @@
-"""The clients as a method sees them, whatever hosts them; and the host that needs no Flower."""
+"""The federation as a method sees it, whichever engine hosts the clients."""
 
 import fcntl
 import hashlib
@@ -33,7 +33,7 @@ def _locked(run_folder: Path) -> IO[bytes]:
     """Keep other processes from going on with the run, for as long as this one lives.
 
     Raises:
-        UserError: one does.
+        UserError: another process goes on with it now.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     lock = (run_folder / "lock").open("wb")
@@ -48,11 +48,11 @@ def _locked(run_folder: Path) -> IO[bytes]:
 
 
 class HostedFederation(ABC):
-    """What every engine shares: settling asks, checking and summing answers, and counting.
+    """The base of every engine: it settles asks, checks and sums answers, and counts bytes.
 
     Attributes:
-        counted: the last round whose asks were counted before; what a resumed run repeats of it,
-            such as fetching weights, is not counted again.
+        counted: the last round whose asks were counted before. A resumed run may repeat some of
+            them, such as fetching weights; they are not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
     """
@@ -61,8 +61,8 @@ class HostedFederation(ABC):
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self.experiment = experiment
-        own = experiment.mechanism.noise_at == "server"
-        secret = noise_of(experiment, run_folder, "server") if own else None
+        own_noise = experiment.mechanism.noise_at == "server"
+        secret = noise_of(experiment, run_folder, "server") if own_noise else None
         self._world = World.of(experiment.config, experiment.mechanism)
         self._lock = _locked(run_folder)
         self._notes, self._asks = run_folder / "sums", Asks(run_folder / "asks")
@@ -74,31 +74,31 @@ class HostedFederation(ABC):
 
     @abstractmethod
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Bring an ask to every client and its answers back."""
+        """Bring an ask to every client, and return their answers."""
 
     @abstractmethod
     def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
-        """Bring a step of a secure sum to each of some clients; what came back of it."""
+        """Bring a step of a secure sum to each of some clients, and return their replies."""
 
     @abstractmethod
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Exact (n, N, K) probabilities of a client's teachers on the test split; simulation only.
+        """Return exact (n, N, K) probabilities of clients' teachers on the test split.
 
-        Teachers that are not trained yet are trained now.
+        Simulations only. Teachers that are not trained yet are trained now.
         """
 
     def settle(self, ask: Ask) -> Ask:
-        """Return the ask to send and to learn from: this one, or what was sent in its place."""
+        """Return the ask to send and to learn from: this one, or the one sent in its place."""
         return self._asks.settle(ask)
 
     def prune(self, rounds: int) -> None:
-        """Forget the asks that cannot be sent again, now that so many rounds are saved."""
+        """Forget the asks that cannot be sent again, once this many rounds are saved."""
         self._asks.prune(rounds)
 
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Every client's checked answer, in the order of the clients.
+        """Return every client's checked answer, in the order of the clients.
 
-        What the answers cost is written down before anybody learns from them.
+        The cost of the answers is written down before anybody learns from them.
 
         Raises:
             ProtocolError: the run has sent another ask of this id and kind, which was charged.
@@ -109,62 +109,62 @@ class HostedFederation(ABC):
                 "send and learn from what `settle` returns"
             )
         answers: dict[int, Answer | Refusal] = {}
-        for client, given in sorted(self._covered(ask).items()):
+        for client, answer in sorted(self._covered(ask).items()):
             new = ask.query_id > self.counted
             self.bytes_to_clients += ask.nbytes * new
-            if isinstance(given, Answer):
-                self.bytes_to_server += given.nbytes * new
-                answers[client] = self._receive(ask, client, given)
+            if isinstance(answer, Answer):
+                self.bytes_to_server += answer.nbytes * new
+                answers[client] = self._receive(ask, client, answer)
             else:
-                answers[client] = given
+                answers[client] = answer
         return answers
 
     def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Return every client's answer, once what it costs the client is on the run's card."""
+        """Return every client's answer, once its cost is in the run's tally."""
         answers = self._deliver(self._with_tally(ask))
         if again := self._tally.take(answers):
-            more = self._deliver(self._with_tally(ask))
-            asked = {client: more[client] for client in again}
-            self._tally.take(asked)
-            answers |= asked
+            repeated = self._deliver(self._with_tally(ask))
+            acknowledged = {client: repeated[client] for client in again}
+            self._tally.take(acknowledged)
+            answers |= acknowledged
         return answers
 
     def _with_tally(self, ask: Ask) -> Ask:
-        """Return the ask with what is written down of the run's charges."""
+        """Return the ask with the tally of the run's charges."""
         return replace(ask, acknowledged=dict(self._tally.acknowledged), heard=self._tally.heard)
 
-    def _receive(self, ask: Ask, client: int, given: Answer) -> Answer | Refusal:
-        """What counts of an answer: a bad one, or its bad rows, count as zero, weights as none.
+    def _receive(self, ask: Ask, client: int, answer: Answer) -> Answer | Refusal:
+        """Return an answer with its bad rows, or a bad answer as a whole, replaced by zeros.
 
-        The number of teachers stays, so that a bad answer cannot change what the others weigh. What
-        was wrong goes to the log of whoever runs the server.
+        Bad weights become a refusal. The number of teachers stays, so that a bad answer cannot
+        change the weight of the others. The problem goes to the server's log.
 
         Raises:
             ProtocolError: weights are bad in a simulation, where nobody lies.
         """
         teachers = self.experiment.config.teachers_per_client
         if ask.kind == "answers" and self.experiment.mechanism.noise_at == "distributed":
-            return replace(given, teachers=teachers)  # masked: nobody can tell
-        problem = misfit(ask, given)
+            return replace(answer, teachers=teachers)  # masked values cannot be checked
+        problem = misfit(ask, answer)
         if ask.kind == "counts":
-            if problem or not np.isfinite(given.values).all():
+            if problem or not np.isfinite(answer.values).all():
                 problem = problem or "values hold NaN or infinity"
                 logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
                 return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
-            return given
+            return answer
         if ask.kind in ("weights", "train"):
-            weights, problem = self._weights(given, client, problem)
+            weights, problem = self._weights(answer, client, problem)
             if problem and self.experiment.config.federation.simulation:
                 raise ProtocolError(f"client {client} sent invalid weights: {problem}")
             if problem:
                 logger.warning("client %d sent invalid weights: %s", client, problem)
                 return Refusal(ask.query_id, f"invalid weights: {problem}")
-            return replace(given, values=weights)
+            return replace(answer, values=weights)
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
             return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
-        good = np.isfinite(given.values).all(axis=1)
-        values = np.where(good[:, None], given.values, 0)
+        good = np.isfinite(answer.values).all(axis=1)
+        values = np.where(good[:, None], answer.values, 0)
         mechanism = self.experiment.mechanism
         good &= mechanism.admissible(values, ask.predictions, teachers)
         if not good.all():
@@ -172,19 +172,21 @@ class HostedFederation(ABC):
             logger.warning("client %d: %d of %d rows count as zero", client, count, len(good))
         return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
 
-    def _weights(self, given: Answer, client: int, problem: str) -> tuple[NDArray[np.float32], str]:
-        """A client's weights as float32, and what is wrong with them."""
+    def _weights(
+        self, answer: Answer, client: int, problem: str
+    ) -> tuple[NDArray[np.float32], str]:
+        """Return a client's weights as float32, and the problem with them; "" if they are good."""
         if problem:
             return NOTHING, problem
         with np.errstate(over="ignore"):
-            weights = given.values.astype(np.float32)
-        expected = given.teachers * len(to_vector(self._world.make_teacher(client)))
+            weights = answer.values.astype(np.float32)
+        expected = answer.teachers * len(to_vector(self._world.make_teacher(client)))
         if len(weights) != expected:
             return NOTHING, f"{len(weights)} values, expected {expected}"
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
 
     def total(self, ask: Ask) -> Total:
-        """The sum of the answers; with `noise_at: server` its noise is drawn here, once a query.
+        """Sum the answers; with `noise_at: server` the noise is drawn here, once for an ask.
 
         Raises:
             UserError: the noise is distributed, and too few clients are left for a secure sum.
@@ -192,39 +194,39 @@ class HostedFederation(ABC):
         answers = self.each(ask)
         if self.experiment.mechanism.noise_at == "distributed":
             return self._secure_total(ask, answers)
-        given = [each for each in answers.values() if isinstance(each, Answer)]
+        arrived = [answer for answer in answers.values() if isinstance(answer, Answer)]
         if self.experiment.mechanism.noise_at == "server":
-            return self._noisy_total(ask, given, _refused(answers))
+            return self._noisy_total(ask, arrived, _refused(answers))
         total = np.zeros(ask.predictions.shape)
-        for each in given:
-            total += each.values
-        return Total(total, sum(each.teachers for each in given), _refused(answers))
+        for answer in arrived:
+            total += answer.values
+        return Total(total, sum(answer.teachers for answer in arrived), _refused(answers))
 
-    def _noisy_total(self, ask: Ask, given: Sequence[Answer], refused: dict[int, str]) -> Total:
-        """The sum with the server's noise, drawn once for an ask of a run and kept.
+    def _noisy_total(self, ask: Ask, answers: Sequence[Answer], refused: dict[int, str]) -> Total:
+        """Return the sum with the server's noise, drawn once for an ask of a run and kept.
 
-        A run that is killed and resumed may find other clients there; a second sum, with other
+        A run that is killed and resumed may find other clients there. A second sum, with other
         noise, would be a second release of answers that were charged once.
         """
         path = self._notes / f"{ask.digest()}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
                 return Total(kept["sum"], int(kept["count"]), refused)
-        if not given:
+        if not answers:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
-        # Other answers get other noise: else what two sums differ by would be seen exactly.
+        # Other answers get other noise; otherwise two sums would show their exact difference.
         digest = hashlib.sha256(ask.digest().encode())
-        digest.update(b"".join(each.values.tobytes() for each in given))
+        digest.update(b"".join(answer.values.tobytes() for answer in answers))
         rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
-        values = np.stack([each.values for each in given])
+        values = np.stack([answer.values for answer in answers])
         noisy = self.experiment.mechanism.noise(values, ask.predictions, rng)
-        count = sum(each.teachers for each in given)
+        count = sum(answer.teachers for answer in answers)
         write_atomically(path, npz_of({"sum": noisy, "count": count}))
         return Total(noisy, count, refused)
 
     def _secure_total(self, ask: Ask, answers: Mapping[int, Answer | Refusal]) -> Total:
-        """The sum of masked answers, which is all that is seen of them."""
-        masked = {c: given for c, given in answers.items() if isinstance(given, Answer)}
+        """Return the sum of masked answers; the server sees nothing else of them."""
+        masked = {c: answer for c, answer in answers.items() if isinstance(answer, Answer)}
         if not masked:
             return Total(np.zeros(ask.predictions.shape), 0, _refused(answers))
 
@@ -241,4 +243,4 @@ class HostedFederation(ABC):
 
 
 def _refused(answers: Mapping[int, Answer | Refusal]) -> dict[int, str]:
-    return {client: each.reason for client, each in answers.items() if isinstance(each, Refusal)}
+    return {c: answer.reason for c, answer in answers.items() if isinstance(answer, Refusal)}

@@ -1,4 +1,4 @@
-"""What probabilities are worth on the test split."""
+"""Metrics of probabilities on the test split."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
-    """Fraction of images whose most probable class is the true one.
+    """Return the fraction of images whose most probable class is the true one.
 
     Args:
         probabilities: (N, K), of each class or in proportion to it; a row that is not finite names
@@ -18,24 +18,24 @@ def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> 
 
 
 def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float | None:
-    """Area under the ROC curve; ties count half.
+    """Return the area under the ROC curve; ties count half.
 
-    Of the probability of class 1 where there are two classes, else the mean over all classes of
-    each one's against the rest.
+    With two classes it is that of class 1; otherwise it is the mean over all classes of the area of
+    each class against the rest.
 
     Args:
         probabilities: (N, K), in [0, 1].
         labels: (N,) true classes, 0..K-1.
 
     Returns:
-        The area in [0, 1]; None where it is not defined: a class is absent from `labels`, or a
+        The area in [0, 1]; None if it is undefined, since a class is absent from `labels` or a
         probability is not finite.
     """
     num_classes = probabilities.shape[1]
     # torchmetrics scores an absent class 0, averages that in, and ranks NaN like any number.
     if len(np.unique(labels)) < num_classes or not np.isfinite(probabilities).all():
         return None
-    # Seconds to import, which a command that evaluates nothing should not take.
+    # This import takes seconds, so a command that evaluates nothing should not pay for it.
     from torchmetrics.functional.classification import binary_auroc, multiclass_auroc
 
     scores, truth = torch.from_numpy(probabilities), torch.from_numpy(labels)
@@ -45,7 +45,7 @@ def auroc(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> flo
 
 
 def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> list[list[int]]:
-    """How many images of each true class (K rows) are taken for each class (K columns).
+    """Count the images of each true class (K rows) that are taken for each class (K columns).
 
     Args:
         probabilities: (N, K); a row that is not finite names no class, so it is not counted.

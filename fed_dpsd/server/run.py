@@ -29,11 +29,11 @@ Progress = Callable[[Mapping[str, Any]], None]
 def run(
     experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Run, or go on with, the experiment of `folder`, and return its summary.
+    """Run, or go on with, the experiment of `folder`; return its summary.
 
     Args:
         experiment: what to run.
-        federation: its clients.
+        federation: the clients.
         folder: the run folder; if it holds a checkpoint, the run goes on from there.
         progress: called with each line of rounds.jsonl as it is written.
 
@@ -43,9 +43,9 @@ def run(
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
-    torch.set_flush_denormal(True)  # a student that large noise saturates is ten times slower else
+    torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
-    remove(folder / "summary.json")  # its card is that of an earlier part of the run
+    remove(folder / "summary.json")  # its card knows only the run's charges up to then
     try:
         _run(experiment, federation, folder, progress, summary)
         summary["status"] = "completed"
@@ -87,7 +87,7 @@ def _run(
         _record_round(summary, resume, line)
         before -= line["seconds"]
         federation.counted = resume.round
-    for name in TRAVELLED:  # what diagnostics sent is none of it
+    for name in TRAVELLED:  # bytes that diagnostics sent do not count
         setattr(federation, name, line.get(name, 0))
     rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
     for finished in rounds:
@@ -95,7 +95,7 @@ def _run(
             save_samples(folder, finished.state.bank[-1], finished.state.round)
         line = _round_line(finished, world, time.perf_counter() - before, line)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
-        with log.open("a") as file:  # before the checkpoint, which is what makes the line count
+        with log.open("a") as file:  # comes before the checkpoint, which makes the line count
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -107,7 +107,7 @@ def _run(
 
 
 def _student_scores(student: nn.Module, world: World) -> dict[str, Any]:
-    """The student's scores and confusion on the test split; None without one."""
+    """Return the student's scores and confusion on the test split; None without a split."""
     metrics = METRICS | {"confusion": confusion}
     if world.test is None:
         return {f"student_{name}": None for name in metrics}
@@ -117,7 +117,7 @@ def _student_scores(student: nn.Module, world: World) -> dict[str, Any]:
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
-    """The latest round, so that a run that fails later still says how far it came."""
+    """Record the latest round, so that a run that fails later still says how far it came."""
     for name in METRICS:
         summary[name]["student"] = line[f"student_{name}"]
     for name in ANSWERS:
@@ -129,7 +129,7 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
 def _round_line(
     finished: Round, world: World, seconds: float, last: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A line of rounds.jsonl; teachers' answers are counted over this round and all before it."""
+    """Return a line of rounds.jsonl; teachers' answers are counted over all rounds so far."""
     return {
         "round": finished.state.round,
         "rounds": world.rounds,

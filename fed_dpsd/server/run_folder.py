@@ -26,13 +26,13 @@ _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-
 
 
 def name_run_folder(experiment: Experiment) -> Path:
-    """Where a new run goes: `run_folder`, or a new name below `out`."""
+    """Return the folder of a new run: `run_folder`, or a new name below `out`."""
     config = experiment.config
     if config.run_folder:
         return Path(config.run_folder)
-    when = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    what = f"{experiment.method_name}-{config.data.name}-seed{config.seed}"
-    return Path(config.out) / f"{when}-{what}-{secrets.token_hex(2)}"
+    time = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    facts = f"{experiment.method_name}-{config.data.name}-seed{config.seed}"
+    return Path(config.out) / f"{time}-{facts}-{secrets.token_hex(2)}"
 
 
 def new_run_folder(experiment: Experiment) -> Path:
@@ -48,7 +48,7 @@ def new_run_folder(experiment: Experiment) -> Path:
         versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
         versions |= {"commit": _commit(), "machine": _machine()}
         write_json(folder / "versions.json", versions)
-        # Last, for it is what makes the folder a run folder.
+        # This file is written last: it makes the folder a run folder.
         write_atomically(
             folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
         )
@@ -61,29 +61,32 @@ def new_run_folder(experiment: Experiment) -> Path:
     return folder
 
 
-@functools.cache  # of the code that was imported, whatever is committed while it runs
+@functools.cache  # keeps the commit of the imported code, whatever is committed while it runs
 def _commit() -> str | None:
-    """The commit of this package's checkout, "+dirty" where it was changed; None outside one."""
+    """Return the commit of this package's checkout; None outside one.
+
+    It ends in "+dirty" where the checkout was changed.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not just installed inside one
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails if only installed in one
         return git("describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+dirty")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def _machine() -> str:
-    """What the run's times depend on, without naming the host."""
+    """Describe the hardware that the run's times depend on, without naming the host."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
 def open_run_folder(folder: Path) -> Experiment:
-    """The experiment of an existing run folder.
+    """Return the experiment of an existing run folder.
 
     Raises:
         UserError: it is no run folder, or its configuration cannot be read.
@@ -100,7 +103,7 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
     """Keep the first `rounds` lines of a log that may have run ahead of its checkpoint.
 
     Raises:
-        UserError: the log is damaged: it holds less than its checkpoint.
+        UserError: the log is damaged, since it holds fewer rounds than its checkpoint.
     """
     text = path.read_text().splitlines()[:rounds] if path.exists() else []
     try:
@@ -117,8 +120,8 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def save_samples(folder: Path, bank: Bank, number: int) -> None:
-    """A PNG grid of the round's first 64 synthetic images."""
-    from torchvision.utils import save_image  # seconds to import, and only a server's run needs it
+    """Write a PNG grid of the round's first 64 synthetic images."""
+    from torchvision.utils import save_image  # takes seconds to import; only a server needs it
 
     (folder / "samples").mkdir(exist_ok=True)
     images = to_unit(bank.images[:64], torch.device("cpu"))

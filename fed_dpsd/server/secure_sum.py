@@ -26,15 +26,16 @@ def secure_sum(
     notes: Path,
     deliver: Steps,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """The sum of masked answers, and whose they are.
+    """Return the sum of masked answers, and the clients that are in it.
 
     Args:
-        experiment: whose mechanism.
-        ask: what was asked.
-        answers: those that arrived.
-        notes: folder where a sum's names and masked answers are kept: clients confirm one set of
-            names only, so a run that is killed goes on with it, whoever is there then.
-        deliver: brings a step to each of some clients; of those that took it, what came back.
+        experiment: the experiment with the mechanism.
+        ask: the ask that the answers are to.
+        answers: the masked answers that arrived, by client.
+        notes: folder where a sum's names and masked answers are kept. Clients confirm one set of
+            names only, so a run that is killed goes on with that set, whichever clients are there.
+        deliver: brings a step to each of some clients, and returns the replies of those that took
+            it.
 
     Raises:
         UserError: too few clients are left; nothing was unmasked.
@@ -46,7 +47,7 @@ def secure_sum(
     masked = {c: Masked(a.values, a.sealed) for c, a in answers.items() if _fits(a, ask, parties)}
     path = notes / f"{digest}.npz"
     try:
-        if path.exists():  # the run was killed after some may have confirmed
+        if path.exists():  # the run was killed when some clients may have confirmed already
             with np.load(path, allow_pickle=False) as kept:
                 masked = {int(name): Masked.from_bytes(kept[name].tobytes()) for name in kept.files}
         elif len(masked) < threshold:
@@ -73,7 +74,7 @@ def secure_sum(
 
 
 def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
-    """Whether a masked answer is of the right shape; what it hides nobody can check."""
+    """Return whether a masked answer is of the right shape; nobody can check its hidden values."""
     sizes = {client: len(box) for client, box in answer.sealed.items()}
     whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
     return (
@@ -84,4 +85,4 @@ def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
 def _opened(shares: Mapping[str, bytes]) -> Opened:
     own = {int(name): share for name, share in shares.items() if " " not in name}
     pairs = {tuple(map(int, name.split())): share for name, share in shares.items() if " " in name}
-    return Opened(own, pairs)  # type: ignore[arg-type]  # of two numbers each
+    return Opened(own, pairs)  # type: ignore[arg-type]  # mypy cannot see that each is a pair

@@ -1,4 +1,4 @@
-"""summary.json: what a run was, how well its student does, and what it cost."""
+"""The content of summary.json: the facts of a run, its student's accuracy and its privacy cost."""
 
 import json
 from collections import Counter
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.ledger import ledger_path, read
+from fed_dpsd.accounts.ledger import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition
 from fed_dpsd.privacy.mechanism import Epsilon
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.storage import write_json
+from fed_dpsd.storage import client_name, write_json
 
 MEANINGFUL_EPSILON = 10.0
 HEADLINE = ("record", "replace_one")
-ANSWERS = ("forward_answers", "backward_answers")  # of teachers: images times teachers
+ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 
 
 def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
-    """summary.json with everything unknown null."""
+    """Return the content of summary.json with every unknown value null."""
     config = experiment.config
     return {
         "status": "failed",
@@ -56,36 +56,36 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """summary.json of a run folder; empty where there is none yet."""
+    """Read summary.json of a run folder; empty if there is none yet."""
     path = folder / "summary.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
-    """summary.json of a run that failed before, or outside, `run`."""
+    """Write summary.json of a run that failed before, or outside, `run`."""
     summary = blank_summary(experiment, engine) | {"error": one_line(error)}
     add_privacy(summary, experiment, folder)
     write_json(folder / "summary.json", summary)
 
 
 def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -> None:
-    """Fill in what the run cost: the plan, what clients said, and what simulated ledgers hold.
+    """Fill in the run's cost, from the plan, the clients' statements and simulated ledgers.
 
     Hospitals' ledgers stay with them.
     """
     ledgers = []
     config = experiment.config
-    plan = plan_of(experiment)
+    plan, accounts = plan_of(experiment), ledgers_in(ledger_folder(experiment, folder))
     try:
         for client in range(config.num_clients if config.federation.simulation else 0):
-            path = ledger_path(ledger_folder(experiment, folder), client)
-            entries = read(path) if path.exists() else ()
-            if config.ledger:  # of all runs
+            path = accounts.get(client_name(client))
+            entries = read(path) if path else ()
+            if config.ledger:  # that ledger holds the charges of all runs
                 entries = [entry for entry in entries if entry.run == folder.name]
             ledgers.append(entries)
         tally = Tally(folder, plan.releases)
         charged, notes = tally.charged, tally.notes()
-    except UserError as error:  # then nobody knows
+    except UserError as error:  # the cost is unknown, so the card must claim no finite epsilon
         charged, notes = Counter({str(error): 1}), (str(error),)
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
@@ -94,7 +94,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
-    """The result in one line: accuracies, the published epsilon and the proven one.
+    """Return the result in one line: accuracies, the published epsilon and the proven one.
 
     Two classes are seldom balanced, so their accuracies stand beside the AUROC.
     """
@@ -118,7 +118,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 
 
 def round_text(line: Mapping[str, Any]) -> str:
-    """One line of rounds.jsonl for people."""
+    """Return a line of rounds.jsonl as text for people."""
     student = line["student_accuracy"]
     score = "unknown" if student is None else f"{100 * student:.1f} %"
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""

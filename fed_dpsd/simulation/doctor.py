@@ -1,4 +1,4 @@
-"""What may be wrong with a machine before a run: each check with its remedy."""
+"""Checks of a machine before a run: each check with its remedy."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ LOCAL_SUPERLINK_PORTS = (39091, 39093)
 
 @dataclass(frozen=True)
 class Check:
-    """One finding."""
+    """A finding."""
 
     name: str
     good: bool

@@ -22,7 +22,7 @@ CLIENT = "keep("  # in the command line of what answers at a hospital
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault.
 
     Args:
         number: from 1.
@@ -136,7 +136,7 @@ def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, f
 
 
 def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
-    """What differs between hospitals' ledgers and what the coordinator received, ask by ask."""
+    """Compare hospitals' ledgers with what the coordinator received, ask by ask."""
     lines = [json.loads(line) for line in (run_folder / "asks.jsonl").read_text().splitlines()]
     found = []
     for number in rehearsal.hospitals:

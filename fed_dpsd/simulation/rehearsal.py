@@ -337,7 +337,7 @@ class Rehearsal:
         return str(answer["run-id"])
 
     def status(self, run_id: str) -> str:
-        """What Flower says of a run."""
+        """Return Flower's status of a run."""
         answer = self.flwr("ls", "here", "--run-id", run_id)
         return str((answer.get("runs") or [{}])[0].get("status"))
 

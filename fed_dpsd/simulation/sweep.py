@@ -41,7 +41,7 @@ Work = Callable[[Experiment, Path], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep.
+    """A run of a sweep.
 
     Args:
         key: what its run folder is named.
@@ -324,7 +324,7 @@ def _texts(row: Mapping[str, Any]) -> Row:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """What accuracy and AUROC have in common."""
+    """Return the columns of accuracy or of AUROC."""
     clients = [score for score in scores["clients"] or () if score is not None]
     return {who: scores[who] for who in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),

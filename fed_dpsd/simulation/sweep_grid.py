@@ -72,7 +72,7 @@ def _chosen(experiment: str, given: Mapping[str, list[str]]) -> list[tuple[str, 
 
 
 def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
-    """What an experiment's grids share, and each grid apart, by its name."""
+    """Return the keys that an experiment's grids share, and each grid apart, by its name."""
     declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
         raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
@@ -90,7 +90,7 @@ def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    """Of each point, for people: its grid, and what not all points of the grid have."""
+    """Name each point for people: its grid, and the overrides that not all its points have."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()

@@ -336,8 +336,9 @@ def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, t
     again = given_by(experiment, hospital.open(own, "two"), ask(1, 64))
     assert np.array_equal(first.values, again.values)
     assert first.statement == again.statement == Statement({"label": 64})
-    with hospital.ledger.transaction():
-        assert [entry.run for entry in hospital.ledger.entries()] == ["one"]
+    ledger = hospital.ledger
+    with ledger.transaction():
+        assert [entry.run for entry in ledger.entries()] == ["one"]
     more = [given_by(experiment, hospital.open(own, "two"), ask(n, 64)) for n in (2, 3)]
     assert all(isinstance(given, Answer) for given in more)
     refused = given_by(experiment, hospital.open(own, "two"), ask(4, 64))

@@ -1,13 +1,17 @@
 """Ledgers: what is charged stays charged, and what is damaged is not believed."""
 
-import errno
 import io
 import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
+import sqlite3
+import subprocess
+import sys
 import threading
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -22,9 +26,18 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
+from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
+from fed_dpsd.accounts.database import opened
 from fed_dpsd.accounts.entry import Entry, spent
-from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger, header, read
+from fed_dpsd.accounts.ledger import (
+    FileLedger,
+    LedgerError,
+    MemoryLedger,
+    header,
+    ledgers_in,
+    read,
+)
 from fed_dpsd.config import UserError
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
@@ -71,7 +84,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "client_003.jsonl"
+    return tmp_path / "client_003.sqlite"
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -109,10 +122,13 @@ def test_a_line_holds_each_distinct_event_once_and_what_it_is_the_cost_of():
 
 
 @pytest.mark.parametrize("event", [NoOpDpEvent(), ComposedDpEvent([NoOpDpEvent()])])
-def test_an_event_of_an_unknown_type_is_never_written(file, path, event):
-    with pytest.raises(TypeError, match="not an event that a ledger may hold"), file.transaction():
-        file.charge(entry(event=event))
-    assert not path.exists()
+def test_an_event_of_an_unknown_type_is_never_written(ledger, event):
+    with (
+        pytest.raises(TypeError, match="not an event that a ledger may hold"),
+        ledger.transaction(),
+    ):
+        ledger.charge(entry(event=event))
+    assert digests(ledger) == []
 
 
 def test_an_event_of_an_unknown_type_is_never_built():
@@ -218,275 +234,437 @@ def test_a_process_waits_for_the_lock_and_gets_it_when_the_holder_dies(file):
 
 def test_reading_needs_and_leaves_nothing_but_the_file(tmp_path, file, path):
     charge(file, "a", "b")
-    alone = tmp_path / "copy" / "account.jsonl"
+    assert list(tmp_path.iterdir()) == [path]
+    alone = tmp_path / "copy" / "account.sqlite"
     alone.parent.mkdir()
     alone.write_bytes(path.read_bytes())
+    alone.chmod(0o400)
     assert [e.digest for e in read(alone)] == ["a", "b"]
-    assert header(alone) == {"format": 1, "data": "digits", "client": 3}
+    assert header(alone) == {"format": 2, "data": "digits", "client": 3}
     assert list(alone.parent.iterdir()) == [alone]
-    with pytest.raises(LedgerError, match=r"other.jsonl cannot be read"):
-        read(tmp_path / "other.jsonl")
+    with pytest.raises(LedgerError, match=r"other.sqlite cannot be read"):
+        read(tmp_path / "other.sqlite")
+    assert not (tmp_path / "other.sqlite").exists()
+
+
+def test_a_reader_waits_for_a_writer_and_a_writer_for_a_reader(file, path):
+    charge(file, "a")
+    with closing(opened(path, "ro")) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM charges").fetchone() == (1,)
+        writer = threading.Thread(target=charge, args=(file, "b"))
+        writer.start()
+        writer.join(0.1)
+        assert writer.is_alive()
+        reader.execute("COMMIT")
+    writer.join()
+    with file.transaction():
+        file.charge(entry("c"))
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(read(path)))
+        thread.start()
+        thread.join(0.1)
+        assert not found
+    thread.join()
+    assert [e.digest for e in found] == ["a", "b", "c"]
+
+
+def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_path, file, path):
+    assert digests(file) == []
+    assert (header(path), read(path)) == ({}, ())
+    assert ledgers_in(tmp_path) == {}
+    charge(FileLedger(tmp_path, 3, "mnist"), "a")
+    assert ledgers_in(tmp_path) == {"client_003": path}
 
 
 def test_a_ledger_of_other_data_or_another_client_is_an_error(tmp_path, file, path):
     charge(file, "a")
     with pytest.raises(LedgerError, match="account of .*'digits', 'client': 3}, not of .*'mnist'"):
         digests(FileLedger(tmp_path, 3, "mnist"))
-    path.rename(tmp_path / "client_004.jsonl")
+    path.rename(tmp_path / "client_004.sqlite")
     with pytest.raises(LedgerError, match="'client': 3}, not of .*'client': 4}"):
         digests(FileLedger(tmp_path, 4, "digits"))
 
 
-def test_a_ledger_of_another_format_is_an_error_that_names_it(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(ledgers, "_FORMAT", 2)
-    charge(FileLedger(tmp_path, 3, "digits"), "a")
-    monkeypatch.undo()
-    with pytest.raises(LedgerError, match="has format 2.*use the version that wrote it"):
-        digests(file)
-
-
-@pytest.mark.parametrize("kept", [0, 1, 40, -1])
-def test_a_line_cut_short_by_a_crash_is_dropped_and_written_over(file, path, kept):
+def test_a_ledger_of_another_format_is_an_error_that_names_it(tmp_path, file, path):
     charge(file, "a")
-    before = path.read_bytes()
-    charge(file, "b")
-    cut = path.read_bytes()[len(before) : kept if kept < 0 else len(before) + kept]
-    path.write_bytes(before + cut)
-    assert digests(file) == ["a"]
-    charge(file, "c")
-    assert digests(file) == ["a", "c"]
+    change(path, "UPDATE account SET format = 3")
+    for use in (lambda: digests(FileLedger(tmp_path, 3, "digits")), lambda: read(path)):
+        with pytest.raises(LedgerError, match="has format 3.*only 2; use the version that wrote"):
+            use()
 
 
-@pytest.mark.parametrize("kept", [0, 1, -1])
-def test_a_header_cut_short_by_a_crash_is_written_again(file, path, kept):
-    charge(file, "a")
-    path.write_bytes(path.read_bytes().split(b"\n")[0][:kept])
-    assert header(path) == {}
-    charge(file, "b")
-    assert digests(file) == ["b"]
-    assert header(path)["data"] == "digits"
+def test_new_files_have_the_permissions_that_files_have_here(file, path):
+    mask = os.umask(0o027)
+    try:
+        charge(file, "a")
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
-def edited(lines):
-    return [*lines[:2], lines[2].replace('"releases": 5', '"releases": 4'), *lines[3:]]
+def test_a_block_that_ends_leaves_one_file_and_settings_that_guard_it(tmp_path, file, path):
+    with file.transaction():
+        file.charge(entry("a"))
+        found = {
+            setting: file._connection.execute(f"PRAGMA {setting}").fetchone()[0]
+            for setting in ("synchronous", "foreign_keys", "journal_mode", "locking_mode")
+        }
+        assert found == {
+            "synchronous": 2,  # FULL
+            "foreign_keys": 1,
+            "journal_mode": "persist",
+            "locking_mode": "exclusive",
+        }
+    assert list(tmp_path.iterdir()) == [path]
 
 
+def test_nobody_comes_in_between_a_charge_and_its_answer(file, path):
+    """Every commit would let others in, if the ledger held no more than SQLite's transactions."""
+
+    def is_shut():
+        code = f"""
+import sqlite3
+connection = sqlite3.connect({str(path)!r}, timeout=0, isolation_level=None)
+try:
+    connection.execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    assert error.sqlite_errorname == "SQLITE_BUSY"
+    print("shut")
+"""
+        by_thread = []
+
+        def look():
+            with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                except sqlite3.OperationalError:
+                    by_thread.append("shut")
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        return by_thread == ["shut"] and done.stdout == b"shut\n"
+
+    with file.transaction():
+        assert is_shut()
+        file.charge(entry("a"))
+        assert is_shut()
+        file.store("a", np.ones(1))
+        file.note("x", b"")
+        assert is_shut()
+    assert not is_shut()
+
+
+def change(path, *statements):
+    """What somebody does to a ledger with SQLite's own tools."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+MOVE = "UPDATE charges SET number = {} WHERE number = {}"
 DAMAGE = {
-    "an edited line": edited,
-    "an edited last line": lambda lines: [*lines[:-1], lines[-1].replace("nobody", "server")],
-    "an edited header": lambda lines: [lines[0].replace("digits", "mnist"), *lines[1:]],
-    "another space": lambda lines: [*lines[:2], lines[2].replace(", ", ",  ", 1), *lines[3:]],
-    "no header": lambda lines: lines[1:],
-    "a removed line": lambda lines: [*lines[:2], *lines[3:]],
-    "a duplicate": lambda lines: [*lines[:2], lines[1], *lines[2:]],
-    "another order": lambda lines: [lines[0], lines[2], lines[1], lines[3]],
-    "an empty line": lambda lines: [*lines, ""],
-    "rubbish": lambda lines: [*lines, "rubbish"],
-    "not ASCII": lambda lines: [*lines[:2], "é", *lines[2:]],
-    "no object": lambda lines: [ledgers._seal("", "[]")],
-    "an entry that is none": lambda lines: [lines[0], ledgers._seal(lines[0], '{"digest": "a"}')],
+    "an edited charge": ["UPDATE charges SET entry = replace(entry, 's\": 5', 's\": 4')"],
+    "an edited last charge": [
+        "UPDATE charges SET entry = replace(entry, 'nobody', 'server') WHERE number = 3"
+    ],
+    "an edited header": ["UPDATE account SET client = 4"],
+    "another digest": ["UPDATE charges SET digest = 'd' WHERE number = 3"],
+    "another space": ["UPDATE charges SET entry = replace(entry, ', ', ',  ')"],
+    "no header": ["DELETE FROM account"],
+    "a removed charge": ["DELETE FROM charges WHERE number = 2"],
+    "a removed last charge": ["DELETE FROM charges WHERE number = 3"],
+    "no charge": ["DELETE FROM charges"],
+    "a duplicate": ["INSERT INTO charges SELECT 9, 'd', entry, head FROM charges WHERE number = 3"],
+    "another order": [MOVE.format(9, 1), MOVE.format(1, 2), MOVE.format(2, 9)],
+    "rubbish": ["INSERT INTO charges VALUES (4, 'd', 'rubbish', x'00')"],
+    "not text": ["UPDATE charges SET entry = CAST(x'ff' AS TEXT) WHERE number = 2"],
+    "a blob": ["UPDATE charges SET entry = x'00' WHERE number = 2"],
+    "another chain": ["UPDATE account SET head = x'00'"],
+    "a removed answer": ["DELETE FROM answers"],
+    "another answer's name": ["UPDATE answers SET name = 'b'"],
+    "a removed note": ["DELETE FROM notes"],
+    "an older note": ["UPDATE notes SET seal = x'00'"],
+    "no table": ["DROP TABLE notes"],
+    "other columns": ["ALTER TABLE answers DROP COLUMN seal"],
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(file, path, damage):
+def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(tmp_path, file, path, damage):
     charge(file, "a", "b", "c")
-    lines = path.read_text().split("\n")[:-1]
-    assert len(lines) == 4
-    path.write_text("".join(f"{line}\n" for line in damage(lines)))
-    message = r"client_003.jsonl is corrupt.*restore it from a backup"
+    with file.transaction():
+        file.store("a", np.ones(2))
+        file.note("x", b"1")
+    assert digests(FileLedger(tmp_path, 3, "digits")) == ["a", "b", "c"]
+    change(path, *damage)
+    message = r"client_003.sqlite is (corrupt.*restore it from a backup|the account of.*not of)"
+    opened = FileLedger(tmp_path, 3, "digits")
+    with pytest.raises(LedgerError, match=message), opened.transaction():
+        pytest.fail("a damaged ledger let somebody in")
+    with pytest.raises(LedgerError, match=message), file.transaction():
+        pytest.fail("what was verified before is believed though the file has changed")
     with pytest.raises(LedgerError, match=message):
         read(path)
-    with pytest.raises(LedgerError, match=message), file.transaction():
-        pytest.fail("a damaged ledger let somebody in")
 
 
-@pytest.mark.parametrize("lines", [0, 1, 2])
-def test_a_ledger_that_lost_its_end_is_found_by_its_answers(file, path, lines):
+def test_without_the_chain_an_edited_ledger_would_be_believed(tmp_path, file, path, monkeypatch):
+    charge(file, "a", "b", "c")
+    monkeypatch.setattr(database, "_link", lambda previous, content: b"")
+    other = FileLedger(tmp_path, 4, "digits")
+    charge(other, "a", "b", "c")
+    change(tmp_path / "client_004.sqlite", *DAMAGE["an edited charge"])
+    assert [e.releases for e in read(tmp_path / "client_004.sqlite")] == [4, 4, 4]
+
+
+def test_a_ledger_that_lost_its_end_is_found_by_its_answers(tmp_path, file, path):
     charge(file, "a", "b")
     with file.transaction():
         file.store("b", np.ones(2))
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:lines]))
-    with pytest.raises(LedgerError, match="lacks the charges of 1 answers.*newer backup"):
-        digests(file)
-    path.unlink()
-    with pytest.raises(LedgerError, match="lacks the charges of 1 answers"):
-        digests(file)
+    change(path, "DELETE FROM charges WHERE digest = 'b'")
+    with pytest.raises(LedgerError, match="lacks the charges of 1 answers.*from a backup"):
+        digests(FileLedger(tmp_path, 3, "digits"))
 
 
-def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, file):
+def test_an_answer_needs_its_charge(file):
+    with file.transaction(), pytest.raises(LedgerError, match="FOREIGN KEY"):
+        file.store("a", np.ones(2))
+    charge(file, "a")
+    with file.transaction():
+        assert file.stored("a") is None
+
+
+def test_nothing_is_charged_twice(ledger):
+    charge(ledger, "a")
+    with ledger.transaction(), pytest.raises(ValueError, match="a is charged already"):
+        ledger.charge(entry("a"))
+    assert digests(ledger) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "other", ["x'00'", "NULL", "'text'", "(SELECT content || x'00' FROM notes)"]
+)
+def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, file, path, other):
     charge(file, "a", "b")
     with file.transaction():
         file.store("a", np.zeros(2))
         file.store("b", np.ones(2))
-    answer, other = (tmp_path / "client_003" / f"{digest}.npy" for digest in "ab")
-    whole = answer.read_bytes()
-    flipped = bytearray(whole)
-    flipped[-40] ^= 1
+        file.note("x", b"1")
+    change(path, "PRAGMA ignore_check_constraints = ON", "PRAGMA writable_schema = ON")
+    if other == "NULL":
+        change(path, "DELETE FROM answers WHERE name = 'a'")
+    else:
+        change(path, f"UPDATE answers SET content = {other} WHERE name = 'a'")
+    again = FileLedger(tmp_path, 3, "digits")
+    with pytest.raises(LedgerError, match=r"damaged.*backup|corrupt.*backup"), again.transaction():
+        again.stored("a")
+    if other != "NULL":
+        with again.transaction():
+            assert again.stored("b").tolist() == [1, 1]
+
+
+def test_an_answer_is_never_unpickled(tmp_path, file):
+    charge(file, "a")
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}], object), allow_pickle=True)
-    for content in (flipped, whole[:-1], b"", whole + b"\0", other.read_bytes()):
-        answer.write_bytes(content)
-        with file.transaction(), pytest.raises(LedgerError, match=r"a.npy is damaged.*backup"):
+    with file.transaction():
+        with file._written() as account:
+            file._keep(account, "answers", "a", pickled.getvalue())
+        with pytest.raises(ValueError, match="allow_pickle"):
             file.stored("a")
-    answer.write_bytes(ledgers._seal_answer("a", pickled.getvalue()))
-    with file.transaction(), pytest.raises(ValueError, match="allow_pickle"):
-        file.stored("a")
 
 
-def test_an_answer_can_be_opened_as_any_npy_file(tmp_path, file):
+def test_an_answer_can_be_taken_out_as_an_npy_file(tmp_path, file, path):
     charge(file, "a")
     with file.transaction():
         file.store("a", np.arange(4))
-    assert np.load(tmp_path / "client_003" / "a.npy").tolist() == [0, 1, 2, 3]
+    with closing(sqlite3.connect(path)) as connection:
+        (content,) = connection.execute("SELECT content FROM answers").fetchone()
+    assert np.load(io.BytesIO(content)).tolist() == [0, 1, 2, 3]
+
+
+def test_what_another_process_wrote_is_seen_at_once(tmp_path, file):
+    other = FileLedger(tmp_path, 3, "digits")
+    for number in range(20):
+        charge((file, other)[number % 2], str(number))
+        with (other, file)[number % 2].transaction():
+            found = (other, file)[number % 2]
+            assert found.charges().find(str(number))
+            found.note("last", str(number).encode())
+        with file.transaction():
+            assert file.noted("last") == str(number).encode()
+
+
+def test_notes_are_replaced(ledger):
+    with ledger.transaction():
+        assert ledger.noted("x") is None
+        ledger.note("x", b"1")
+        ledger.note("x", b"2")
+    with ledger.transaction():
+        assert ledger.noted("x") == b"2"
 
 
 # --- disks ----------------------------------------------------------------------------------------
 
 
-class Disk:
-    """The `os` that the ledger sees: it writes down what becomes durable, and may fail."""
+class Broken:
+    """A disk on which statements of SQLite's that begin with some words fail."""
 
-    def __init__(self, fails=""):
-        self.fails, self.synced, self.paths = fails, [], {}
+    def __init__(self, monkeypatch):
+        self.fails, connect = (), ledgers.connect
+        code = {"sqlite_errorcode": sqlite3.SQLITE_IOERR}
 
-    def __getattr__(self, name):
-        return getattr(os, name)
+        class Connection:
+            def __init__(self, path):
+                self.real = connect(path)
 
-    def open(self, path, *arguments):
-        if path == self.fails:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        file = os.open(path, *arguments)
-        self.paths[file] = path
-        return file
+            def __getattr__(self, name):
+                return getattr(self.real, name)
 
-    def write(self, file, content):
-        if self.fails == "write":
-            os.write(file, content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return os.write(file, content[: max(1, len(content) // 2)])
+            def execute(self, statement, *values):
+                if statement.startswith(disk.fails):
+                    error = sqlite3.OperationalError("disk I/O error")
+                    vars(error).update(code)
+                    raise error
+                return self.real.execute(statement, *values)
 
-    def fsync(self, file):
-        if self.fails in ("fsync", self.paths[file].suffix or "folder"):
-            raise OSError(errno.EIO, "Input/output error")
-        self.synced.append((self.paths[file], os.fstat(file).st_size))
-
-    def replace(self, old, new):
-        if self.fails == "replace":
-            raise OSError(errno.EROFS, "Read-only file system")
-        self.synced.append(("replaced", old))
-        os.replace(old, new)
+        disk = self
+        monkeypatch.setattr(ledgers, "connect", Connection)
 
 
 @pytest.fixture
 def disk(monkeypatch):
-    disk = Disk()
-    monkeypatch.setattr(ledgers, "os", disk)
-    return disk
+    return Broken(monkeypatch)
 
 
-def test_a_charge_is_durable_when_it_returns_and_so_are_the_folders_above_it(tmp_path, disk):
-    folder = tmp_path / "new" / "folder"
-    file = FileLedger(folder, 3, "digits")
-    path = folder / "client_003.jsonl"
-    with file.transaction():
-        disk.synced.clear()
-        file.charge(entry("a"))
-        names = [name for name, _ in disk.synced]
-        assert names[:4] == [path, folder, folder.parent, tmp_path]  # a header, before any charge
-        assert disk.synced[-1] == (path, path.stat().st_size)
-        disk.synced.clear()
-        file.charge(entry("b"))
-        assert disk.synced == [(path, path.stat().st_size)]
-
-
-def test_an_answer_is_durable_before_it_has_its_name_and_then_so_is_the_name(tmp_path, disk):
-    file = FileLedger(tmp_path, 3, "digits")
-    charge(file, "a")
-    answers = tmp_path / "client_003"
-    with file.transaction():
-        disk.synced.clear()
-        file.store("a", np.ones(2))
-    temporary, size = disk.synced[0]
-    assert temporary.parent == answers
-    assert size == (answers / "a.npy").stat().st_size
-    assert [name for name, _ in disk.synced[1:]] == ["replaced", answers]
-    assert [name.name for name in answers.iterdir()] == ["a.npy"]
-
-
-def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(path, disk, file):
-    charge(file, "a")
-    disk.synced.clear()
-    with file.transaction():
-        assert [name for name, _ in disk.synced] == [path, path.with_suffix("")]
-
-
-@pytest.mark.parametrize("fails", ["write", "fsync"])
+@pytest.mark.parametrize("fails", ["BEGIN", "CREATE", "INSERT", "UPDATE", "COMMIT"])
 @pytest.mark.parametrize("charged", [0, 1])
-def test_a_charge_that_cannot_be_written_is_taken_back(file, path, disk, fails, charged):
+def test_a_charge_that_cannot_be_written_is_taken_back(file, disk, fails, charged):
     charge(file, *"a"[:charged])
-    size = path.stat().st_size if charged else 0
     with file.transaction():
-        disk.fails = fails
-        with pytest.raises(LedgerError, match=r"003.jsonl cannot be .*written.*free disk space"):
-            file.charge(entry("b"))
-    assert path.stat().st_size == size
-    disk.fails = ""
+        disk.fails = ("never",) if (fails, charged) == ("CREATE", 1) else (fails,)
+        if disk.fails != ("never",):
+            with pytest.raises(LedgerError, match=r"003.sqlite cannot be .*written.*free disk"):
+                file.charge(entry("b"))
+        disk.fails = ("never",)
+        assert [e.digest for e in file.entries()] == [*"a"[:charged]]
     charge(file, "c")
     assert digests(file) == [*"a"[:charged], "c"]
 
 
-def test_a_first_charge_is_no_charge_before_its_folder_is_durable(file, disk):
-    with file.transaction():
-        disk.fails = "folder"
-        with pytest.raises(LedgerError, match="Input/output error"):
-            file.charge(entry("a"))
-        disk.fails = ""
-        assert file.entries() == ()
-
-
-def test_a_folder_above_that_nobody_may_read_is_not_in_the_way(tmp_path, file, disk):
-    disk.fails = tmp_path.parent
-    charge(file, "a")
-    assert digests(file) == ["a"]
-
-
-@pytest.mark.parametrize("fails", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("fails", ["BEGIN", "INSERT", "UPDATE", "COMMIT"])
 def test_an_answer_that_cannot_be_written_is_not_stored(file, disk, fails):
     charge(file, "a")
     with file.transaction():
-        disk.fails = fails
-        with pytest.raises(LedgerError, match=r"003.jsonl cannot be .*written"):
+        disk.fails = (fails,)
+        with pytest.raises(LedgerError, match=r"003.sqlite cannot be .*written"):
             file.store("a", np.zeros(2))
-        disk.fails = ""
+        disk.fails = ("never",)
         assert file.stored("a") is None
         file.store("a", np.ones(2))
         assert file.stored("a").tolist() == [1, 1]
 
 
-def test_an_answer_whose_name_may_not_last_is_an_error_and_later_the_answer(file, disk):
-    charge(file, "a")
+def test_a_first_charge_is_no_charge_before_its_folders_are_durable(tmp_path, monkeypatch):
+    synced, fails = [], [True]
+
+    def sync(path):
+        if fails[0]:
+            raise OSError("Input/output error")
+        synced.append(path)
+
+    monkeypatch.setattr(ledgers, "sync", sync)
+    folder = tmp_path / "new" / "folder"
+    file = FileLedger(folder, 3, "digits")
     with file.transaction():
-        disk.fails = "folder"
         with pytest.raises(LedgerError, match="Input/output error"):
-            file.store("a", np.zeros(2))
-    with pytest.raises(LedgerError, match="Input/output error"), file.transaction():
-        pytest.fail("somebody came in")
-    disk.fails = ""
-    with file.transaction():
-        assert file.stored("a").tolist() == [0, 0]
+            file.charge(entry("a"))
+        fails[0] = False
+        assert file.entries() == ()
+        file.charge(entry("a"))
+        assert synced[:3] == [folder, folder.parent, tmp_path]
+        synced.clear()
+        file.charge(entry("b"))
+        assert not synced
 
 
-def test_a_disk_that_fails_to_sync_lets_nobody_in(file, disk):
+def test_a_folder_above_that_nobody_may_read_is_not_in_the_way(tmp_path, file, monkeypatch):
+    def sync(path):
+        if path == tmp_path.parent:
+            raise PermissionError
+
+    monkeypatch.setattr(ledgers, "sync", sync)
     charge(file, "a")
-    disk.fails = "fsync"
+    assert digests(file) == ["a"]
+
+
+def test_what_a_killed_process_left_is_durable_before_anything_rests_on_it(path, file, monkeypatch):
+    """It may have emptied the journal's header, and not synced that."""
+    charge(file, "a")
+    journal, synced = path.with_name(f"{path.name}-journal"), []
+    journal.write_bytes(bytes(512))
+    monkeypatch.setattr(database, "sync", synced.append)
+    with file.transaction():
+        assert synced == [journal]
+    assert not journal.exists()
+    journal.write_bytes(bytes(512))
+
+    def fails(path):
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(database, "sync", fails)
     with pytest.raises(LedgerError, match="Input/output error"), file.transaction():
         pytest.fail("somebody came in")
+
+
+def _fill(file, limit, looks, told):
+    """Charge on a disk that takes no byte beyond a limit, and then on a mended one."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    with file.transaction():
+        for write in (lambda: file.charge(entry("b")), lambda: file.store("b", np.ones(20_000))):
+            try:
+                write()
+                told.value += 1
+                if looks:
+                    file.entries()
+            except LedgerError:
+                continue
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    charge(file, "c")
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("limit", [0, 100, 4096, 12_288, 20_000, 36_864, 60_000, 300_000])
+def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, file, limit, looks):
+    """A limit cuts off what a transaction had written already too, so its journal is needed."""
+    charge(file, "a")
+    context = multiprocessing.get_context("fork")
+    told = context.Value("i")
+    child = context.Process(target=_fill, args=(file, limit, looks, told))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    charged, stored = told.value > 0, told.value > 1
+    assert (charged, stored) == (limit >= 20_000, limit == 300_000)
+    again = FileLedger(tmp_path, 3, "digits")
+    assert digests(again) == [*"ab"[: 1 + charged], "c"]
+    with again.transaction():
+        assert (again.stored("b") is not None) == stored
+
+
+def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):
+    charge(file, "a")
+    monkeypatch.setattr(database, "opened", lambda path, mode: opened(path, "ro"))
+    with pytest.raises(LedgerError, match="readonly database.*mend its permissions"):
+        charge(file, "b")
+    assert len(read(path)) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_a_user_can_mend(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"client_000.jsonl cannot be .*mend its permissions"):
+    with pytest.raises(UserError, match=r"client_000.sqlite cannot be .*mend its permissions"):
         FileLedger(tmp_path / "file" / "ledger", 0, "digits")
 
 
@@ -494,32 +672,3 @@ def test_an_error_of_whoever_holds_the_ledger_is_their_own(file):
     with pytest.raises(OSError, match="theirs"), file.transaction():
         raise OSError("theirs")
     charge(file, "a")
-
-
-# --- earlier versions ---
-
-# A ledger as version 0.1.0 wrote it, before entries named their run.
-WITHOUT_RUNS = (
-    '{"format": 1, "data": "digits, client 0 of 5 by Dirichlet(seed=0, alpha=0.5, self_bala'
-    'ncing=False, min_partition_size=10)", "client": 0, "check": "bc5e23894c44385cc5dbaf8a3'
-    'd2d3a2d47acc831280a6818f4d310e3d6583455"}\n{"digest": "2af9738c3ca421b80de372ae0030de8d'
-    '25ba9f9a670fe2d6f599a84bc078b703", "kind": "answers", "query_id": 1, "queries": 256, "'
-    'releases": 256, "mechanism": "TopKRandomizedResponse(num_classes=10, epsilon_per_answe'
-    "r=10.0, k=None, threshold=None, noise_at='client', quorum=None, shards=Shards(teachers"
-    '=1, by=\'record\'))", "trust": "nobody", "costs": {"record add_remove, record replace_on'
-    'e, patient add_remove, patient replace_one, client add_remove, client replace_one": {"'
-    'type": "RandomizedResponseDpEvent", "noise_parameter": 0.0004538138695646172, "num_buc'
-    'kets": 10}}, "at": "2026-11-23T05:40:23Z", "ask": "d365fbb49aed72961b5d4cb2cb250ad48f0'
-    '4332d6aa74ac3c4c6cb31a2d5f945", "check": "02ff9d78b364482e8dc2ecf41ee5cd528112233c0a20'
-    '46c1ca379e78a03e0475"}\n'
-)
-
-
-def test_a_ledger_whose_entries_name_no_run_is_read_and_continued(tmp_path):
-    path = tmp_path / "client_000.jsonl"
-    path.write_text(WITHOUT_RUNS)
-    ledger = FileLedger(tmp_path, 0, header(path)["data"])
-    charge(ledger, "ab" * 32)
-    first, second = read(path)
-    assert (first.run, first.releases, second.digest) == ("", 256, "ab" * 32)
-    assert path.read_text().startswith(WITHOUT_RUNS)

@@ -221,7 +221,7 @@ def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
     for line in out:
         if "so far" in line or line.startswith("spent: "):
             assert "trust nobody, delta 1e-05, gdp_exact)" in line
-    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.jsonl", "--json")
+    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.sqlite", "--json")
     (account,) = json.loads(out[0]).values()
     assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]
     summary = json.loads((Path(folder) / "summary.json").read_text())

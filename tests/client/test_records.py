@@ -269,10 +269,7 @@ def test_a_decompression_bomb_is_unreadable(tmp_path, monkeypatch):
     [
         ({"classes": {"well": 0}}, r"1 labels \(ill\) are not in classes; add each"),
         ({"classes": {"well": 0, "ill": 3}}, "classes.ill=3: the federation has classes 0 to 2"),
-        (
-            {"image_column": "scan"},
-            "there is no image_column='scan'; name one of those that it has: image, label, patient",
-        ),
+        ({"image_column": "scan"}, "there is no image_column='scan'; it has image, label, patient"),
         ({"patient_column": "name"}, "there is no patient_column='name'"),
         ({"path": "nowhere"}, "path=nowhere is not there; give a folder"),
         ({"path": __file__}, "is no .csv, .npz, .parquet file; give a folder"),

@@ -44,8 +44,9 @@ def on_disk(hospital):
 
 
 def charges(hospital):
-    with hospital.ledger.transaction():
-        return [entry.kind for entry in hospital.ledger.entries()]
+    ledger = hospital.ledger
+    with ledger.transaction():
+        return [entry.kind for entry in ledger.entries()]
 
 
 # --- a coordinator ---

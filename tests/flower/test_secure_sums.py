@@ -17,6 +17,7 @@ from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import DISTRIBUTED, Hospitals, answer, ask, federate, summing
+from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
 from tests.server.test_federation import CLIENT_APP
 
@@ -169,8 +170,7 @@ def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, t
     hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
     with pytest.raises(UserError, match="keys: the public key of 2 is invalid"):
         answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
-    with hospital.ledger.transaction():
-        assert not hospital.ledger.entries()
+    assert not entries_of(hospital.ledger)
 
 
 def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):

@@ -14,6 +14,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
+from tests.ledgers import entries_of
 
 DPSD = ("method=dpsd", "num_clients=1")
 AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_steps=2")
@@ -70,7 +71,7 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     (teacher,) = federation._sites[0]._teachers.models
     given, true = discriminator.state_dict(), teacher.state_dict()
     assert all(torch.equal(given[name], true[name]) for name in true)
-    entries = federation._sites[0].ledger.entries()
+    entries = entries_of(federation._sites[0].ledger)
     assert [entry.queries for entry in entries] == [1, 64, 64, 64]  # asked twice, charged once
 
 
@@ -92,7 +93,7 @@ def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(sma
         federation = LocalFederation(experiment, tmp_path / settings[0])
         with pytest.raises(ProtocolError, match="does not answer 'weights'"):
             federation.each(ask)
-        assert not federation._sites[0].ledger.entries()
+        assert not entries_of(federation._sites[0].ledger)
     answer = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(ask)[0]
     assert isinstance(answer, Answer)
     assert answer.values.dtype == np.float32

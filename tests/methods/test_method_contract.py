@@ -15,6 +15,7 @@ from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
+from tests.ledgers import entries_of
 
 # Small numbers, where a method has such a setting.
 QUICK = ("generator_steps", "pixel_steps", "steps_per_round", "latent_size")
@@ -92,7 +93,7 @@ def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
     list(experiment.method.server(federation, world, Streams(0), None))
     planned = experiment.method.plan(world)
     for site in federation._sites.values():
-        entries = site.ledger.entries()
+        entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries
         for pair in UNITS_AND_RELATIONS:
             charged, proven = spent(entries, *pair), prove(planned.stages, 1e-5, *pair)

@@ -30,6 +30,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
+from tests.ledgers import entries_of
 
 CLEAR = ("privacy=non_private", "teacher.same_start=true")
 PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "teacher.same_start=true")
@@ -121,7 +122,7 @@ def test_local_sends_nothing_and_spends_nothing(small):
     assert summary["accuracy"]["student"] is None
     assert len(summary["accuracy"]["clients"]) == 2
     assert all(row["epsilon"] == row["spent"] == 0 for row in summary["privacy"]["proven"])
-    assert not any(site.ledger.entries() for site in federation._sites.values())
+    assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 
 @pytest.mark.parametrize("method", ["ensemble", "dense", "dp_fedavg"])
@@ -232,7 +233,7 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
     one = experiment.mechanism.event("record", "add_remove")
     for site in federation._sites.values():
-        trainings = [e for e in site.ledger.entries() if e.kind == "training"]
+        trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
         assert [e.event("record", "add_remove").event for e in trainings] == [one, one]
     twice = prove(plan.stages, 1e-5, "record", "add_remove").value
     assert prove(plan.stages[:1], 1e-5, "record", "add_remove").value < twice < math.inf
@@ -366,7 +367,7 @@ def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_pa
     else:
         with pytest.raises(ProtocolError, match="answer"):
             federation.each(counts)
-    assert not any(site.ledger.entries() for site in federation._sites.values())
+    assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 
 def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path):
@@ -375,7 +376,7 @@ def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path
     ask = Ask.without_images("train", world.image_shape, world.num_classes, 2, weights)
     with pytest.raises(ProtocolError, match="sent 7 weights instead of"):
         federation.each(ask)
-    assert not any(site.ledger.entries() for site in federation._sites.values())
+    assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 
 def test_private_clients_without_counts_all_count_alike(small, tmp_path):

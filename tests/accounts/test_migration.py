@@ -1,0 +1,198 @@
+"""A ledger that version 0.1 wrote: three runs of labels, secure sums and a private training."""
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fed_dpsd.accounts import ledger as ledgers
+from fed_dpsd.accounts import migration
+from fed_dpsd.accounts.card import account, ledger_files
+from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.ledger import FileLedger, LedgerError, header, read
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+
+FORMER = Path(__file__).parent / "ledger_format_1"
+DATA = json.loads((FORMER / "client_000.jsonl").read_text().splitlines()[0])["data"]
+# What version 0.1 printed for this ledger: `fed-dpsd privacy ledger --json`.
+SPENT = json.loads((FORMER / "spent.json").read_text())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(FORMER, tmp_path / "ledger")
+
+
+def content(folder):
+    """All that a ledger in format 1 holds."""
+    return migration.load(folder / "client_000.jsonl")
+
+
+def opened(folder):
+    file = FileLedger(folder, 0, DATA)
+    with file.transaction():
+        pass
+    return file
+
+
+def test_everything_is_moved_and_the_spent_epsilons_stay(folder):
+    before = content(FORMER)
+    file = opened(folder)
+    with file.transaction():
+        assert [entry.to_json() for entry in file.entries()] == list(before.charges)
+        for digest, npy in before.answers.items():
+            path = folder / f"{digest}.npy"
+            path.write_bytes(npy)
+            assert np.array_equal(file.stored(digest), np.load(path))
+        assert len(before.notes) > 3
+        for name, note in before.notes.items():
+            assert file.noted(name) == note
+    entries = read(folder / "client_000.sqlite")
+    spent = [account(entries, 1e-5, *pair).to_json() for pair in UNITS_AND_RELATIONS]
+    assert spent == SPENT
+    assert header(folder / "client_000.sqlite") == {"format": 2, "data": DATA, "client": 0}
+
+
+def test_what_was_charged_is_not_charged_again(folder):
+    file = opened(folder)
+    with file.transaction(), pytest.raises(ValueError, match="is charged already"):
+        file.charge(file.entries()[0])
+    assert len(read(folder / "client_000.sqlite")) == len(content(FORMER).charges)
+
+
+def test_the_old_file_is_kept_and_no_version_goes_on_with_it(folder):
+    opened(folder)
+    kept = folder / "client_000.jsonl.before-sqlite"
+    assert kept.read_bytes() == (FORMER / "client_000.jsonl").read_bytes()
+    (line,) = (folder / "client_000.jsonl").read_text().splitlines()
+    assert json.loads(line)["format"] == 2  # version 0.1 reads format 1 only
+    with pytest.raises(LedgerError, match="was moved to"):
+        read(folder / "client_000.jsonl")
+
+
+def test_an_old_ledger_is_read_without_being_moved(folder):
+    (path,) = ledger_files(folder)
+    assert path.suffix == ".jsonl"
+    assert [entry.to_json() for entry in read(path)] == list(content(FORMER).charges)
+    assert not (folder / "client_000.sqlite").exists()
+    opened(folder)
+    assert [path.suffix for path in ledger_files(folder)] == [".sqlite"]
+
+
+def test_a_moved_ledger_that_is_gone_is_no_new_account(folder):
+    opened(folder)
+    (folder / "client_000.sqlite").unlink()
+    with pytest.raises(LedgerError, match="is gone"):
+        opened(folder)
+
+
+def test_what_an_older_version_wrote_since_is_not_forgotten(folder):
+    file = opened(folder)
+    lines = (FORMER / "client_000.jsonl").read_text().splitlines()
+    entry = json.loads(migration._content(lines[-1])) | {"digest": "0" * 64}
+    more = migration._seal(lines[-1], json.dumps(entry))
+    (folder / "client_000.jsonl").write_text("\n".join([*lines, more, ""]))
+    with pytest.raises(LedgerError, match="an older version of FedDPSD wrote there since"):
+        opened(folder)
+    with file.transaction():
+        assert len(file.entries()) == len(lines) - 1
+
+
+@pytest.mark.parametrize("damage", ["a byte of a charge", "a byte of an answer", "no charges"])
+def test_a_damaged_ledger_is_not_moved(folder, damage):
+    path = folder / "client_000.jsonl"
+    if damage == "a byte of an answer":
+        path = next((folder / "client_000").glob("*.npy"))
+    text = bytearray(path.read_bytes())
+    text[len(text) // 2] ^= 1
+    path.write_bytes(text.splitlines()[0] + b"\n" if damage == "no charges" else text)
+    with pytest.raises(LedgerError, match=r"corrupt.*backup"):
+        opened(folder)
+    assert not (folder / "client_000.sqlite").exists()
+
+
+def test_a_ledger_of_other_data_is_not_moved(folder):
+    with (
+        pytest.raises(LedgerError, match="is the account of"),
+        FileLedger(folder, 0, "other data").transaction(),
+    ):
+        pytest.fail("it was let in")
+    assert not (folder / "client_000.sqlite").exists()
+
+
+class Killed(BaseException):
+    """A process is gone."""
+
+
+def test_a_crash_anywhere_leaves_the_old_ledger_or_the_whole_new_one(folder, monkeypatch, tmp_path):
+    """Each statement, rename and write of the move is the last once; a second move succeeds."""
+    left = [0]
+
+    def step():
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    class Connection:
+        def __init__(self, path):
+            self.real, self.path = connect(path), path
+
+        def execute(self, *arguments):
+            step()
+            return self.real.execute(*arguments)
+
+        def close(self):
+            files = {p: p.read_bytes() for p in (self.path, journal(self.path)) if p.exists()}
+            self.real.close()
+            for path, old in files.items() if left[0] <= 0 else ():
+                path.write_bytes(old)
+
+    def stepping(work):
+        def call(*arguments):
+            step()
+            return work(*arguments)
+
+        return call
+
+    connect = ledgers.connect
+    expected = content(FORMER)
+    survived, at = False, 0
+    while not survived:
+        at += 1
+        place = shutil.copytree(FORMER, tmp_path / str(at))
+        left[0] = at
+        with monkeypatch.context() as patch:
+            patch.setattr(ledgers, "connect", Connection)
+            patch.setattr(ledgers.os, "replace", stepping(ledgers.os.replace))
+            patch.setattr(migration, "write_atomically", stepping(migration.write_atomically))
+            try:
+                opened(place)
+                survived = left[0] > 0
+            except Killed:
+                pass
+        assert [e.to_json() for e in read(ledger_files(place)[0])] == list(expected.charges)
+        file = opened(place)
+        with file.transaction():
+            assert [entry.to_json() for entry in file.entries()] == list(expected.charges)
+            assert all(file.noted(name) == note for name, note in expected.notes.items())
+            assert all(file.stored(digest) is not None for digest in expected.answers)
+    assert at > 40
+
+
+def test_a_move_that_leaves_out_a_charge_is_noticed(folder, monkeypatch):
+    """The control: the checks above can fail."""
+    build = FileLedger._build
+
+    def careless(self, found):
+        build(self, migration.Moved(found.header, found.charges[1:], {}, found.notes))
+
+    monkeypatch.setattr(FileLedger, "_build", careless)
+    opened(folder)
+    assert [e.to_json() for e in read(folder / "client_000.sqlite")] != list(
+        content(FORMER).charges
+    )
+    with sqlite3.connect(folder / "client_000.sqlite") as connection:
+        assert connection.execute("SELECT count(*) FROM charges").fetchone()[0] > 0

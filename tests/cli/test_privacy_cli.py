@@ -218,7 +218,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch)
 def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
     """A right training contradicts a proof with probability at most 3 * 0.001."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
-    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 150)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 100)
     monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
     settings = ("privacy=dp_teacher", "privacy.noise_multiplier=1", "privacy.steps=20")
     code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)

@@ -1,4 +1,4 @@
-"""The Flower ClientApp: hands each message to the library."""
+"""The Flower ClientApp, which hands each message to the library."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ def answer(message: Message, context: Context) -> Message:
 
 @app.query("diagnose")
 def diagnose(message: Message, context: Context) -> Message:
-    """Exact diagnostics of a simulation."""
+    """Return exact diagnostics of a simulation."""
     return client.answer(message, context, Path(__file__))
 
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say which client a hospital's node is."""
+    """Name the client of a hospital's node."""
     return client.answer(message, context, Path(__file__))
 
 

@@ -1,4 +1,4 @@
-"""Federated data-free distillation with differential privacy: train, go on, read, plan.
+"""Federated data-free distillation with differential privacy: train, resume, read, plan.
 
 >>> import fed_dpsd
 >>> plan = fed_dpsd.plan("privacy=label", "rounds=2")
@@ -7,8 +7,8 @@
 >>> print(plan.privacy.epsilon("record", "replace_one"))
 5,120.1 (record, replace_one, trust nobody, delta 0, pure)
 
-`run` trains, `resume` goes on after a crash, and `load_student` reads an exported student. Nothing
-heavy is imported before one of them is used.
+`run` trains, `resume` goes on after a crash, and `load_student` reads an exported student. Heavy
+libraries are imported only when one of them is first used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The front door: what `import fed_dpsd` offers, and all that the command line does with runs."""
+"""The public functions of `import fed_dpsd`, and the jobs that the command line runs."""
 
 import contextlib
 import functools
@@ -73,10 +73,10 @@ class Run:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """The cost of a run to one client, before anything is read or spent.
+    """The cost of a run to a client, before anything is read or spent.
 
     Args:
-        experiment: that would run.
+        experiment: the experiment that would run.
         queries_per_client: synthetic images that each client would answer.
         privacy: the published epsilon and every proven one.
     """
@@ -86,7 +86,7 @@ class PlannedRun:
     privacy: PrivacyCard
 
     def __str__(self) -> str:
-        """Return what `fed-dpsd privacy plan` prints."""
+        """Return the text that `fed-dpsd privacy plan` prints."""
         mechanism, settings = self.experiment.mechanism, self.experiment.config.privacy
         lines = [f"{mechanism}"]
         if settings.target_epsilon is not None:
@@ -114,9 +114,9 @@ class Job:
     """A run that is ready to start, or to go on.
 
     Args:
-        experiment: of the run.
-        folder: the run folder; with Flower it is made by the server app.
-        work: runs it with a progress callback, and returns its summary.
+        experiment: the experiment of the run.
+        folder: the run folder; with Flower the server app makes it.
+        work: a function that runs it with a progress callback, and returns its summary.
     """
 
     experiment: Experiment
@@ -124,10 +124,10 @@ class Job:
     work: Callable[[Progress], Mapping[str, Any]]
 
     def run(self, progress: Progress) -> Run:
-        """Run it; what nobody foresaw leaves its traceback in error.log of the run folder.
+        """Run the job; an unexpected error leaves its traceback in error.log of the run folder.
 
         Raises:
-            UserError: something that the user can mend.
+            UserError: the run failed; the message names the remedy or the traceback.
         """
         try:
             self.work(progress)
@@ -163,14 +163,14 @@ def run(
             function that is called with each line of rounds.jsonl.
 
     Raises:
-        UserError: an override is wrong or the run failed; the message names the remedy. What was
-            on disk stays there, for `resume`.
+        UserError: an override is wrong or the run failed; the message names the remedy. All files
+            of the run stay, for `resume`.
     """
     return _shown(new_job(overrides, engine, nodes), progress)
 
 
 def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
-    """Go on with the run of a folder from its last checkpoint, in this process: same bits.
+    """Go on with the run of a folder from its last checkpoint, in this process, to the same bits.
 
     >>> import fed_dpsd
     >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "privacy.steps=20", progress=False)
@@ -201,7 +201,7 @@ def load_student(path: Path | str) -> Student:
 
 
 def plan(*overrides: str) -> PlannedRun:
-    """Say what a run would cost one client, as `fed-dpsd privacy plan` does; nothing is spent.
+    """Return the cost of a run to a client, as `fed-dpsd privacy plan` does; nothing is spent.
 
     Args:
         overrides: Hydra overrides, as for `run`.
@@ -216,7 +216,7 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Make a run ready: what is wrong with it is said before anything is read or started.
+    """Make a run ready; problems of its configuration are reported before any data is read.
 
     Raises:
         UserError: an override is wrong, or the run folder cannot be made.
@@ -227,7 +227,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
     if engine == "local":
         return local_job(experiment, new_run_folder(experiment))
-    partitions(experiment)  # what the data does not allow is said before Flower starts
+    partitions(experiment)  # reports a partition that the data does not allow before Flower starts
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
     absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
@@ -252,7 +252,7 @@ def resumed_job(folder: Path) -> Job:
 
 
 def local_job(experiment: Experiment, folder: Path) -> Job:
-    """Make a run ready whose clients all live in this process."""
+    """Make a run ready with all its clients in this process."""
 
     def work(progress: Progress) -> Mapping[str, Any]:
         try:
@@ -269,7 +269,7 @@ def check_simulated(experiment: Experiment, run_config: str) -> None:
     """Refuse to let clients of this process answer in the place of hospitals.
 
     Raises:
-        UserError: the clients are hospitals; it says how to reach them.
+        UserError: the clients are hospitals; the message says how to reach them.
     """
     if not experiment.config.federation.simulation:
         raise UserError(

@@ -1,4 +1,4 @@
-"""From mappings to frozen dataclasses, every problem reported at once."""
+"""The binder from mappings to frozen dataclasses, which reports every problem at once."""
 
 import dataclasses
 import difflib
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Binder:
-    """Turns mappings into frozen dataclasses and collects every problem on the way."""
+    """A binder of mappings to frozen dataclasses that collects every problem on the way."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
 
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
-        """An instance of dataclass `cls` from `values`, or None after recording problems.
+        """Return an instance of dataclass `cls` from `values`, or None after recording problems.
 
         Keys must be `cls`'s fields, types must fit the annotations (an int is a float; nothing else
         is converted), and `cls` itself may raise ValueError for a value out of range.
@@ -48,7 +48,7 @@ class Binder:
             return None
 
     def _convert(self, value: Any, hint: Any, where: str) -> Any:
-        """`value` as the type `hint`, or a recorded problem."""
+        """Return `value` as the type `hint`, or None after recording a problem."""
         if dataclasses.is_dataclass(hint):
             if isinstance(value, Mapping):
                 return self.bind(typing.cast(type, hint), value, f"{where}.")
@@ -69,27 +69,27 @@ class Binder:
         if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)):
             return value
         kinds = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-        wanted = kinds.get(expected, "a group of keys" if expected is Mapping else "a list")
-        self.problems.append(f"{where}={value!r} must be {wanted}")
+        kind = kinds.get(expected, "a group of keys" if expected is Mapping else "a list")
+        self.problems.append(f"{where}={value!r} must be {kind}")
         return None
 
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Nothing outside our own `package` is ever imported, whatever a file or a message names.
+        Nothing outside our own `package` is imported, whatever a file or a message names.
         """
         pattern = rf"{re.escape(package)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
         if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
             module, name = match.groups()
             try:
-                found = getattr(importlib.import_module(f"{package}.{module}"), name)
-                return typing.cast(type, found)
+                cls = getattr(importlib.import_module(f"{package}.{module}"), name)
+                return typing.cast(type, cls)
             except (ImportError, AttributeError):
                 pass
         self.problems.append(f"{where}={path!r} is not a class {package}.MODULE.CLASS")
         return None
 
     def finish(self) -> None:
-        """Raise ConfigError with everything that was recorded."""
+        """Raise ConfigError with every recorded problem, if there is one."""
         if self.problems:
             raise ConfigError(self.problems)

@@ -1,7 +1,7 @@
-"""The schema behind `fed-dpsd run KEY=VALUE ...` and behind Flower's `--run-config`.
+"""The configuration: a single schema for `fed-dpsd run KEY=VALUE ...` and Flower's `--run-config`.
 
-Hydra composes conf/; what it yields is bound (binder.py) to the frozen dataclasses here, whose
-fields are the keys of the YAML files. No data has been read then.
+Hydra composes conf/. The result is bound (binder.py) to the frozen dataclasses here, whose fields
+are the keys of the YAML files. No data is read before.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ FLAT_KEYS = ("num_clients", "out", "overrides")
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: the message names the field, its value and the remedy."""
+    """An error that the user can mend: the message names the field, its value and the remedy."""
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with a configuration, one problem a line."""
+    """All problems of a configuration, with each on a line of its own."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -40,7 +40,7 @@ class ConfigError(UserError):
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line: a user's error as it is, any other with its type."""
+    """Return an error as one line: a UserError as it is, any other error with its type."""
     text = " ".join(str(error).split())
     if isinstance(error, UserError):
         return text
@@ -49,9 +49,9 @@ def one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """conf/data: where images come from. `path` (a parquet folder) wins over `hub`.
+    """The keys of conf/data: the source of the images. `path` (a parquet folder) wins over `hub`.
 
-    With `patient_column`, a client's records are shared out among its teachers by patient.
+    With `patient_column`, all records of a patient go to the same teacher of a client.
     """
 
     name: str
@@ -73,9 +73,10 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """conf/model: architectures (models/classifiers.py) and widths (first layer's channels).
+    """The keys of conf/model: architectures (models/classifiers.py) and widths.
 
-    `teachers` gives client j the architecture j modulo its length; empty, all have `teacher`.
+    A width is the number of channels of the first layer. `teachers` gives client j the architecture
+    at j modulo its length; if it is empty, all clients have `teacher`.
     """
 
     teacher: str
@@ -91,10 +92,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """How a client trains its teachers: `epochs`, but at least `min_steps` steps.
+    """The settings by which a client trains its teachers: `epochs`, and at least `min_steps` steps.
 
-    With `path`, a safetensors file ("{client}" in it is the client's number), the client's teacher
-    of architecture `arch` is read from there instead.
+    With `path`, a safetensors file, the client's teacher of architecture `arch` is read instead.
+    "{client}" in the path stands for the client's number.
     """
 
     path: str | None
@@ -120,11 +121,12 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """The part of conf/privacy that every mechanism has; the rest are the mechanism's fields.
+    """The keys of conf/privacy that every mechanism has; the others are the mechanism's fields.
 
-    `budget` caps the record-level (add_remove) epsilon a client spends, over all that its ledger
-    holds, and with `budget_relation="replace_one"` that of replaced records too; null means no cap.
-    `target_epsilon` sets the mechanism's noise so that the run spends it (record, add_remove).
+    `budget` caps the record-level (add_remove) epsilon that a client spends, over all that its
+    ledger holds. With `budget_relation="replace_one"` it also caps the epsilon of replaced records.
+    Null means no cap. `target_epsilon` sets the mechanism's noise so that the run spends it
+    (record, add_remove).
     """
 
     delta: float
@@ -149,9 +151,10 @@ class PrivacyConfig:
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """conf/federation: deadlines, and how few clients a round may go on with.
+    """The keys of conf/federation: deadlines, and the least clients that a round goes on with.
 
-    In a `simulation` exact diagnostics may be asked for, and all clients must answer; null is all.
+    In a `simulation` exact diagnostics are permitted and all clients must answer. `min_clients` of
+    null stands for all clients.
     """
 
     simulation: bool
@@ -170,7 +173,7 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole experiment; `method`, `partition` and `privacy.mechanism` are bound elsewhere."""
+    """A whole experiment; experiment.py binds `method`, `partition` and `privacy.mechanism`."""
 
     num_clients: int
     teachers_per_client: int
@@ -207,7 +210,7 @@ class Config:
             raise ValueError(f"device={self.device!r} must be auto, cpu or cuda")
 
     def architecture(self, client: int) -> str:
-        """The name of a client's teacher architecture."""
+        """Return the name of a client's teacher architecture."""
         if self.teacher.arch is not None:
             return self.teacher.arch
         teachers = self.model.teachers or (self.model.teacher,)
@@ -229,10 +232,10 @@ def require_positive(instance: Any, *names: str) -> None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
+    """Read the mapping that a YAML file holds.
 
     Raises:
-        ValueError: it cannot be read, or holds none; says why.
+        ValueError: the file cannot be read, or holds no mapping; the error says why.
     """
     try:
         raw = yaml.safe_load(path.read_text())
@@ -253,15 +256,15 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def declared_sweep(experiment: str) -> Any:
-    """The `sweep` of an experiment's file: overrides, each with its choices as for `choices`."""
+    """Return the `sweep` of an experiment's file: overrides, each with choices as for `choices`."""
     return _compose([f"experiment={experiment}"])["sweep"]
 
 
 def choices(override: str) -> tuple[str, list[str]]:
-    """The key of an override in Hydra's sweep syntax and its choices; one where nothing is swept.
+    """Return the key of an override in Hydra's sweep syntax, and its choices, at least one.
 
     Raises:
-        ConfigError: its syntax is wrong, or its choices cannot be listed.
+        ConfigError: the syntax is wrong, or the choices cannot be listed.
     """
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -283,7 +286,7 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _explain(message: str, overrides: Sequence[str]) -> str:
-    """Hydra's complaint as one line, with the nearest key that exists."""
+    """Return Hydra's error as one line, with the nearest key that exists."""
     if choice := re.search(r"Could not find '([\w]+)/(.+?)'", message):
         group, name = choice.groups()
         names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
@@ -331,12 +334,13 @@ def split_overrides(text: str) -> list[str]:
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose what `flwr run --run-config` gave: flat keys, and one string of overrides.
+    """Compose the configuration of `flwr run --run-config`: flat keys, and a string of overrides.
 
-    "" means "not given". Flower checks no types, so they are checked here and in `bind`.
+    An empty value means that the key is not set. Flower checks no types, so they are checked here
+    and in `bind`.
 
     Raises:
-        ConfigError: a flat key of a wrong type, or one that stands in `overrides` too.
+        ConfigError: a key has a wrong type, or a flat key stands in `overrides` too.
     """
     text = run_config.get("overrides", "")
     if not isinstance(text, str):
@@ -344,8 +348,8 @@ def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
     overrides = split_overrides(text)
     flat = {key: run_config[key] for key in FLAT_KEYS[:2] if run_config.get(key, "") != ""}
     if twice := flat.keys() & {override.split("=")[0].lstrip("+") for override in overrides}:
-        what = "is given twice, flat and in overrides; keep one of them"
-        raise ConfigError([f"{key} {what}" for key in sorted(twice)])
+        problem = "is given twice, flat and in overrides; keep one of them"
+        raise ConfigError([f"{key} {problem}" for key in sorted(twice)])
     return compose(overrides) | flat
 
 
@@ -357,7 +361,7 @@ def split_privacy(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json(config: Config) -> str:
-    """The whole configuration as JSON, in conf/'s layout; `json.loads` and bind give it back."""
+    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound."""
     raw = dataclasses.asdict(config)
     raw["privacy"].update(raw["privacy"].pop("mechanism"))
     return json.dumps(raw, sort_keys=True)

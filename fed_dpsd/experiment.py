@@ -1,4 +1,4 @@
-"""From composed configuration to the objects of an experiment, with every problem in one error."""
+"""Experiments: the objects of a composed configuration, with all its problems in one error."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.storage import home
 
-# Of each field that a mechanism may be calibrated by: what spends least, and what spends most.
+# For each field that calibrates a mechanism: the value that spends least, and that spends most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
@@ -43,7 +43,7 @@ class Experiment:
 
     @property
     def seeded(self) -> bool:
-        """Whether noise follows the seeds, which everybody knows; in a deployment none does."""
+        """Return whether noise follows the public seeds; in a deployment it never does."""
         return self.config.noise == "seeded" and self.config.federation.simulation
 
     @property
@@ -52,21 +52,21 @@ class Experiment:
         return type(self.method).__module__.rsplit(".", 1)[-1]
 
     def to_json(self) -> str:
-        """The configuration, for `from_json` on another machine."""
+        """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
-    """Bind what Hydra composed; `privacy.target_epsilon` sets the mechanism's noise.
+    """Bind the configuration that Hydra composed; calibrate to `privacy.target_epsilon`, if set.
 
     Args:
         raw: the composed configuration.
         base: folder that relative paths start from; None where the working directory is not the
             user's, and relative paths are errors.
-        written: `raw` was written by an experiment, so its noise is set already.
+        written: whether an experiment has written `raw`, so that its noise is calibrated already.
 
     Raises:
-        ConfigError: every problem found, one a line. No data has been read.
+        ConfigError: the configuration has problems, each on a line. No data has been read.
     """
     binder = Binder()
     privacy = dict(raw["privacy"])
@@ -142,7 +142,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
 
 
 def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of privacy.mechanism.Shards: teachers at a client, and what decides their shards."""
+    """Return the keys of privacy.mechanism.Shards: teachers at a client, and the unit of shards."""
     by = "record" if data.get("patient_column") is None else "patient"
     return {"teachers": raw["teachers_per_client"], "by": by}
 
@@ -150,7 +150,11 @@ def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
 def _calibrate(
     binder: Binder, method: Method, mechanism: Mechanism, config: Config
 ) -> tuple[Mechanism, Config]:
-    """The mechanism whose planned run spends target_epsilon on a record, and its configuration."""
+    """Calibrate the mechanism so that the planned run spends target_epsilon on a record.
+
+    Returns:
+        The calibrated mechanism and its configuration.
+    """
     settings, field = config.privacy, mechanism.calibrated_by
     if field is None:
         binder.problems.append(
@@ -176,7 +180,7 @@ def _calibrate(
 
 
 def test_split(experiment: Experiment) -> Split | None:
-    """Return the images that the server tests its student on; a deployment may have none."""
+    """Return the split that the server tests its student on; a deployment may have none."""
     config = experiment.config
     nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
     if nothing and not config.federation.simulation:
@@ -185,7 +189,7 @@ def test_split(experiment: Experiment) -> Split | None:
 
 
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:
-    """Say what accuracies are measured on; a deployment's test images are its coordinator's own."""
+    """Describe the images that accuracies are measured on; a deployment's are the coordinator's."""
     if test is None:
         return "nothing: the coordinator has no test images"
     simulation = experiment.config.federation.simulation
@@ -194,7 +198,7 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
 
 
 def from_json(text: str) -> Experiment:
-    """The experiment that `Experiment.to_json` wrote."""
+    """Return the experiment that `Experiment.to_json` wrote."""
     return set_up(json.loads(text), None, written=True)
 
 
@@ -221,7 +225,7 @@ def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
 
 
 def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
-    """Absolute paths, with their defaults; the data folder must be there."""
+    """Return the configuration with absolute paths and their defaults; check the data folder."""
 
     def absolute(key: str, value: str) -> str:
         path = Path(value).expanduser()
@@ -258,7 +262,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
 
 @functools.lru_cache(maxsize=2)
 def load_data(config: DataConfig, cache: str) -> Dataset:
-    """A data set, once a process."""
+    """Return a data set, which is loaded once in a process."""
     return datasets.load(config, Path(cache))
 
 
@@ -270,16 +274,16 @@ def _partitions(
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
-    """Every simulated client's indices into the training split, once a process."""
+    """Return every simulated client's indices into the training split, computed once a process."""
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
 def largest_partition(experiment: Experiment) -> int | None:
-    """Return the records of the largest simulated client; None where they are not public."""
+    """Return the number of records of the largest simulated client; None where it is not public."""
     if not experiment.config.federation.simulation:
         return None
     try:
         return max(map(len, partitions(experiment)))
-    except UserError:  # which has ended the run already
+    except UserError:  # the same error has ended the run already
         return None

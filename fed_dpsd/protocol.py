@@ -1,4 +1,4 @@
-"""Messages between server and clients: frozen dataclasses over NumPy arrays, no Flower.
+"""The protocol between server and clients: frozen dataclasses over NumPy arrays, no Flower.
 
 B is the number of queries in an ask, K the number of classes, (C, H, W) the image shape.
 """
@@ -36,20 +36,21 @@ def check_releases(field: str, releases: Releases) -> None:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question to every client in a round: synthetic images and the student's predictions.
+    """A round's question to every client: synthetic images and the student's predictions.
 
     Args:
         query_id: round number, >= 0; with the content it identifies the ask.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters, or
-            "train" for those after another local training that starts at `weights`. The last
-            three carry no image, and a client answers them only for a method that says so in its
-            own configuration: at epsilon = inf, or as what a private training paid for.
-        weights: (P,) float32 of one model, for "train"; else none.
-        acknowledged: releases by mechanism that the coordinator's card counts besides its plan. It
-            goes with the message and is no part of the digest.
-        heard: by client, what it has said that the run has cost it; not part of the digest either.
+            "train" for the parameters after another local training that starts at `weights`. The
+            last three carry no image. A client answers them only if the method in its own
+            configuration says so: at epsilon = inf, or as the result of a paid private training.
+        weights: (P,) float32 of a model for "train"; empty otherwise.
+        acknowledged: releases by mechanism that the coordinator's card counts besides its plan.
+            They travel with the message and are no part of the digest.
+        heard: for each client, the releases that the run has cost it by its own statement; not
+            part of the digest either.
     """
 
     query_id: int
@@ -69,7 +70,7 @@ class Ask:
         query_id: int = 0,
         weights: NDArray[np.float32] = NOTHING,
     ) -> "Ask":
-        """An ask for anything but answers to images."""
+        """Return an ask of any kind except answers to images."""
         empty = np.empty((0, *image_shape), np.uint8), np.empty((0, num_classes), np.float32)
         return cls(query_id, *empty, kind, weights)
 
@@ -116,16 +117,19 @@ class Ask:
 
     @property
     def nbytes(self) -> int:
-        """Payload in bytes, as sent to one client."""
+        """Payload in bytes, as sent to a client."""
         return self.images.nbytes + self.predictions.nbytes + self.weights.nbytes
 
     @property
     def queries(self) -> int:
-        """Return how many queries an answer is charged for; class counts come with a training."""
+        """Number of queries that an answer is charged for; class counts come with a training."""
         return 1 if self.kind in ("weights", "train") else len(self.images)
 
     def digest(self) -> str:
-        """SHA-256 of the whole ask: the idempotency key (same id, other content: another key)."""
+        """Return the SHA-256 of the whole ask: the idempotency key.
+
+        Asks of the same id with other content have other keys.
+        """
         digest = hashlib.sha256(f"{self.kind} {self.query_id} {self.images.shape}".encode())
         digest.update(np.ascontiguousarray(self.images).tobytes())
         digest.update(np.ascontiguousarray(self.predictions).tobytes())
@@ -137,17 +141,17 @@ class Ask:
 class Statement:
     """A client's own account of a run.
 
-    In a run that goes as planned its numbers follow from the plan, so they tell nothing about the
+    In a run that goes as planned, its numbers follow from the plan. So they tell nothing about the
     records.
 
     Args:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
-            earlier run counts where this run uses what it paid for.
-        forgotten: those of them that its ledger has lost, because its state was rolled back; it
-            knows from what the ask says was heard of it.
+            earlier run counts where this run reuses it.
+        forgotten: those of them that its ledger has lost, because its state was rolled back. The
+            client learns of them from the field `heard` of the ask.
         changed: how many times the client's records have changed since it joined the run.
-        wanted: the counts that the coordinator must acknowledge before the ask, which was refused
-            as unplanned, is answered; else none.
+        wanted: the releases that the coordinator must acknowledge before an ask that was refused
+            as unplanned is answered; empty otherwise.
     """
 
     charged: Releases = field(default_factory=dict)
@@ -171,8 +175,9 @@ class Answer:
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
-        sealed: for a secure sum, where `values` are masked (uint64): what each client is to keep.
-        statement: what the run has cost the client; None where it does not say.
+        sealed: sealed secret shares for each client in a secure sum, where `values` are masked
+            (uint64); empty otherwise.
+        statement: the client's account of the run; None where it makes no statement.
     """
 
     query_id: int
@@ -189,13 +194,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class SumStep:
-    """The second or, with `proofs`, the third message of a secure sum to one client.
+    """The second or, with `proofs`, the third message of a secure sum to a client.
 
     Args:
         ask: digest of the ask whose answers are summed.
         named: clients whose masked answers arrived.
-        proofs: by client, what it has confirmed to this one.
-        sealed: by client, what it sealed for this one.
+        proofs: for each client, its proof to this one of the names that it has confirmed.
+        sealed: for each client, the secret shares that it sealed for this one.
     """
 
     ask: str
@@ -211,7 +216,10 @@ class SumStep:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client's "no": nothing was drawn and nothing left. `reason` is one public line."""
+    """A client declined to answer; no noise was drawn and nothing was sent.
+
+    `reason` is one public line.
+    """
 
     query_id: int
     reason: str
@@ -225,7 +233,7 @@ class Total:
     Args:
         sum: (B, K) float64.
         count: number of teachers in the sum.
-        refused: reason by client, for the clients that refused.
+        refused: the reason of each client that refused.
     """
 
     sum: NDArray[np.float64]
@@ -234,7 +242,7 @@ class Total:
 
 
 def misfit(ask: Ask, answer: Answer) -> str:
-    """Why `answer` does not fit `ask` in id, shape or type, in one line; "" where it does."""
+    """Say in one line why `answer` does not fit `ask` in id, shape or type; "" if it fits."""
     problem = ""
     if answer.query_id != ask.query_id:
         problem = f"query_id={answer.query_id}, asked {ask.query_id}"

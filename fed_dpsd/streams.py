@@ -1,7 +1,7 @@
-"""Keyed random streams: every draw has a generator of its own, and none is shared or carried.
+"""Keyed random streams: every draw has a generator of its own, which is never shared or carried.
 
-A stream is a function of (seed, purpose, client, query_id) only, so the same run gives the same
-bits whatever engine hosts a client, in whatever order clients answer, and after a resume.
+A stream is a function of (seed, purpose, client, query_id) only. So a run gives the same bits on
+any engine, in any order of the clients' answers, and after a resume.
 """
 
 import zlib
@@ -13,16 +13,16 @@ import torch
 
 @dataclass(frozen=True)
 class Streams:
-    """Random streams of one run, from its public `seed`."""
+    """Random streams of a run, from its public `seed`."""
 
     seed: int
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> np.random.Generator:
-        """A fresh NumPy generator for `purpose`; equal arguments give equal draws."""
+        """Return a fresh NumPy generator for `purpose`; equal arguments give equal draws."""
         key = [self.seed, zlib.crc32(purpose.encode()), client, query_id]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
     def torch(self, purpose: str, client: int = 0, query_id: int = 0) -> torch.Generator:
-        """A fresh torch CPU generator for `purpose`; equal arguments give equal draws."""
+        """Return a fresh torch CPU generator for `purpose`; equal arguments give equal draws."""
         seed = self.numpy(purpose, client, query_id).integers(2**63)
         return torch.Generator().manual_seed(int(seed))

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: hands the grid to the library."""
+"""The Flower ServerApp, which hands the grid to the library."""
 
 from pathlib import Path
 

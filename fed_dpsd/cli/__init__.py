@@ -25,7 +25,7 @@ app.add_typer(site.app, name="site")
 
 
 def main() -> None:
-    """Run the command line; anything the user can mend is one line, and the exit code is 1."""
+    """Run the command line; an error that the user can mend is one line, with exit code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     try:
         app()

@@ -1,4 +1,4 @@
-"""The words for people, all on stderr, and the arguments that several commands share."""
+"""The console: messages for people, all on stderr, and the arguments that commands share."""
 
 from typing import Annotated
 
@@ -18,5 +18,5 @@ def say(line: str) -> None:
 
 
 def say_failed(line: str) -> None:
-    """Print what went wrong, as it is."""
+    """Print an error for people, as it is."""
     console.print(line, style="red", markup=False, soft_wrap=True)

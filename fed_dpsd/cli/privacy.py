@@ -1,4 +1,4 @@
-"""`fed-dpsd privacy`: what a run would cost, what it did cost, and attacks on both claims."""
+"""The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on both claims."""
 
 import json
 from enum import StrEnum
@@ -17,8 +17,10 @@ from fed_dpsd.config import compose
 from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
-app = typer.Typer(no_args_is_help=True, help="What a run would cost, before it is spent.")
-UNEXPECTED = 3  # exit code of an audit that does not come out as it should
+app = typer.Typer(
+    no_args_is_help=True, help="Planned and charged privacy costs, and attacks on the claims."
+)
+UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 
 
 @app.command()
@@ -33,7 +35,7 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
 
 
 class Broken(StrEnum):
-    """The ways in which an attacked hospital breaks its claim."""
+    """The fractions of its claimed noise that a broken hospital draws."""
 
     half = "half"
     none = "none"
@@ -48,17 +50,18 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack what hospitals run, and say what of its epsilons is refuted and what is not.
+    """Attack the code that hospitals run, and say which of its epsilons are refuted.
 
-    At settings where an attack comes close to the proof, which tests the implementation; and at the
-    run's settings. Exit code 3: a proof is contradicted. With --broken it has to be: then the exit
-    code is 0, and 3 if an attack on the implementation misses it.
+    Attacks run at settings where they come close to the proof, which tests the implementation, and
+    at the run's settings. The exit code is 3 if a proof is contradicted. With --broken, a
+    contradiction is expected: the exit code is 0, and 3 if an attack on the implementation misses
+    it.
     """
     experiment = set_up(compose(overrides or []), Path.cwd())
-    found = list(attacks(experiment, broken.value if broken else None, say))
-    *code, claim = found
-    refuted = all(attack.contradicts for attack in found if attack.tests_code)
-    expected = refuted if broken else not any(attack.contradicts for attack in found)
+    outcomes = list(attacks(experiment, broken.value if broken else None, say))
+    *code, claim = outcomes
+    refuted = all(attack.contradicts for attack in outcomes if attack.tests_code)
+    expected = refuted if broken else not any(attack.contradicts for attack in outcomes)
     if as_json:
         names = ("check", "counts", "answers") if len(code) > 2 else ("check", "answers")
         named = dict(zip(names, (attack.to_json() for attack in code), strict=False))
@@ -66,14 +69,14 @@ def audit(
         print(json.dumps(claim.to_json() | named | more))
     else:
         out = Console(highlight=False)
-        for attack in found:
+        for attack in outcomes:
             out.print(f"{attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
             for sentence in attack.verdict():
                 out.print(f"  {sentence}", markup=False, soft_wrap=True)
         if broken:
             noise = "half of the noise" if broken is Broken.half else "next to no noise"
-            said = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
-            out.print(f"a hospital with {noise}: {said}", soft_wrap=True)
+            verdict = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
+            out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
     if not expected:
         raise typer.Exit(UNEXPECTED)
 
@@ -84,7 +87,7 @@ def ledger(
     delta: Annotated[float, typer.Option(help="Failure probability of the epsilons.")] = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """Print what clients have spent, charge by charge. Nothing is written."""
+    """Print the charges of clients, and the epsilons so far. Nothing is written."""
     accounts = {file: read(file) for file in ledger_files(path)}
     totals = {
         file: [account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS]

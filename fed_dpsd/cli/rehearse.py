@@ -1,4 +1,4 @@
-"""`fed-dpsd rehearse`: a deployment on this machine, left in peace or not."""
+"""The command `fed-dpsd rehearse`: a deployment on this machine, with or without faults."""
 
 import csv
 import dataclasses
@@ -13,34 +13,34 @@ from fed_dpsd.config import UserError
 from fed_dpsd.simulation.faults import COMPLETED, PATIENCE, Fault, endure
 from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
 
-RETRY = "federation.retry_seconds=20"  # all is near here
+RETRY = "federation.retry_seconds=20"  # links on one machine are fast
 
 
 def rehearse(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Hydra overrides, such as num_clients=3.")
     ] = None,
-    folder: Annotated[Path, typer.Option(help="An empty folder for all of it.")] = Path(
+    folder: Annotated[Path, typer.Option(help="An empty folder for all files.")] = Path(
         "runs/rehearsal"
     ),
     kills: Annotated[
-        int, typer.Option(help="Random faults to befall runs, each beside one left in peace.")
+        int, typer.Option(help="Number of random faults; each run is repeated without faults.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the first run with faults, and of them.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first run and its faults.")] = 0,
     loopback: Annotated[
-        bool, typer.Option("--loopback", help="All on this host, even where it may make others.")
+        bool, typer.Option("--loopback", help="Use this host only, over its loopback interface.")
     ] = False,
 ) -> None:
     """Deploy on this machine: a coordinator and hospitals with their keys, TLS and processes.
 
-    Hosts are network namespaces where those may be made (Linux, root), else all are this one.
-    With --kills, a line of CSV for each fault; else the last line of stdout is the run folder.
+    Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
+    With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
     """
     home = folder.absolute()
     if home.exists() and any(home.iterdir()):
         raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")
     if kills < 0:
-        raise UserError(f"--kills {kills}: it must be >= 0")
+        raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
     with Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
@@ -56,7 +56,7 @@ def rehearse(
 
 
 def _endure(rehearsal: Rehearsal, kills: int, seed: int) -> None:
-    """Runs with faults until there were enough of them, each beside one without."""
+    """Run with faults until there were enough of them, and repeat each run without faults."""
     writer = csv.writer(sys.stdout)
     writer.writerow([field.name for field in dataclasses.fields(Fault)])
 

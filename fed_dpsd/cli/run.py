@@ -1,4 +1,4 @@
-"""`fed-dpsd run`, `resume`, `data` and `doctor`."""
+"""The commands `fed-dpsd run`, `resume`, `data` and `doctor`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -29,7 +29,8 @@ def run(
         Engine.local
     ),
     nodes: Annotated[
-        int | None, typer.Option(help="Simulated nodes with --engine flower; default: one each.")
+        int | None,
+        typer.Option(help="Simulated nodes with --engine flower; default: one for each client."),
     ] = None,
 ) -> None:
     """Run one experiment. The last line of stdout is the run folder."""
@@ -44,14 +45,14 @@ def resume(
 
 
 def show(job: api.Job) -> None:
-    """Do a job under a progress display, and print its result for people."""
+    """Run a job under a progress display, and print its result for people."""
     with api.shown_progress(job.experiment, console) as progress:
         finished = job.run(progress)
     console.print(str(finished), soft_wrap=True)
 
 
 def _finish(job: api.Job) -> None:
-    """Do a job, and always print its run folder."""
+    """Run a job, and always print its run folder."""
     try:
         show(job)
     finally:
@@ -79,13 +80,13 @@ def data(overrides: Overrides = None) -> None:
 
 
 def _cell(count: int, counts: np.ndarray) -> str:
-    """A class count, the darker the larger its part of the client's records."""
+    """Return a class count, shaded by its size relative to the client's largest class."""
     shade = " ░▒▓█"[min(4, int(np.ceil(4 * count / max(1, counts.max()))))]
     return f"{shade}{count}"
 
 
 def doctor() -> None:
-    """Say what is wrong with this machine for a run, and how to mend it."""
+    """Check this machine for a run, and print the remedy of each problem."""
     table = Table("check", "state", "remedy")
     checks = examine()
     for check in checks:

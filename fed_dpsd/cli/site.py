@@ -1,4 +1,7 @@
-"""`fed-dpsd site`: a hospital's own side, on its own screen. Nothing here sends anything."""
+"""The commands `fed-dpsd site`: a hospital's own side, on its own screen.
+
+Only `serve` connects to a coordinator.
+"""
 
 import dataclasses
 import json
@@ -36,7 +39,7 @@ app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it c
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
 REHEARSED = 16  # images
 AGAIN_SECONDS = 10.0
-HELD_OUT = 5  # one image or patient of so many is not trained on
+HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
 @app.command()
@@ -63,22 +66,22 @@ def check(
     file: File,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="The coordinator's overrides; by default what the file allows first."),
+        typer.Argument(help="The coordinator's overrides; default: the first choices of the file."),
     ] = None,
 ) -> None:
     """Read the data, count it, train and test a teacher, and rehearse an answer, charging nothing.
 
-    What this prints is exact and private: it is for the hospital's own eyes.
+    The output is exact and private: it is for the hospital's own eyes.
     """
     out = Console(highlight=False)
     hospital = open_file(file)
-    found = hospital.read()
-    out.print(_counts(hospital, found))
-    pixels = found.records.images
+    content = hospital.read()
+    out.print(_counts(hospital, content))
+    pixels = content.records.images
     out.print(f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average")
-    if repeated := _repeated(found):
+    if repeated := _repeated(content):
         out.print(f"repeated: {repeated}")
-    for line in found.unreadable:
+    for line in content.unreadable:
         out.print(f"left out: {line}", markup=False, soft_wrap=True)
     experiment = _experiment(hospital, overrides or [])
     out.print(f"mechanism: {experiment.mechanism}", markup=False, soft_wrap=True)
@@ -94,80 +97,83 @@ def check(
             f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
             "image this site would refuse; agree on more noise, or on fewer images"
         )
-    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)  # holds the secret
+    # A copy of the secret lies in this folder, so it must be inside the hospital's own.
+    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
     with torch_threads(experiment.config.threads_client), place as folder:
-        out.print(f"a teacher: {_train(hospital, found, experiment, Path(folder))}")
-        told = _rehearse(hospital, experiment, Path(folder))
-        out.print(f"an answer, rehearsed: {told}", soft_wrap=True)
+        out.print(f"a teacher: {_train(hospital, content, experiment, Path(folder))}")
+        outcome = _rehearse(hospital, experiment, Path(folder))
+        out.print(f"an answer, rehearsed: {outcome}", soft_wrap=True)
 
 
-def _counts(hospital: Hospital, found: HospitalRecords) -> Table:
-    """Records by class, and by the labels that are that class here."""
+def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
+    """Tabulate the records of each class, with the local labels of the class."""
     table = Table("class", "labels", "records")
-    counts = np.bincount(found.records.labels, minlength=hospital.num_classes)
+    counts = np.bincount(content.records.labels, minlength=hospital.num_classes)
     for number, count in enumerate(counts):
         labels = [label for label, known in hospital.files.classes.items() if known == number]
         table.add_row(str(number), ", ".join(labels), f"{count:,}")
     return table
 
 
-def _repeated(found: HospitalRecords) -> str:
-    """Images that are there more than once, "" where none is."""
-    ids, patients = found.ids, found.records.patients
+def _repeated(content: HospitalRecords) -> str:
+    """Describe the images that are there more than once; "" if there are none."""
+    ids, patients = content.ids, content.records.patients
     images = len(np.unique(ids))
     if images == len(ids):
         return ""
-    told = f"{len(ids) - images:,} copies of images"
-    for what, values in (("label", found.records.labels), ("patient", patients)):
+    sentence = f"{len(ids) - images:,} copies of images"
+    for noun, values in (("label", content.records.labels), ("patient", patients)):
         if values is not None:
             pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
-            told += f"; {pairs - images:,} with another {what}"
-    return told
+            sentence += f"; {pairs - images:,} with another {noun}"
+    return sentence
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """Return the experiment that this hospital would answer under these overrides.
+    """Return the experiment of a coordinator with these overrides, as this hospital allows it.
 
     Raises:
-        UserError: it may have nothing, and why.
+        UserError: the hospital's file does not allow it; the error says why.
     """
-    given = [
+    defaults = [
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
         f"data.num_classes={hospital.num_classes}",
     ]
     firsts = ("method", hospital.methods), ("privacy", hospital.privacy)
-    given += [f"{key}={names[0]}" for key, names in firsts if names]
-    given += [f"model.teacher={name}" for name in hospital.models[:1]]
-    asked = set_up(compose([*given, *overrides]), Path.cwd())
+    defaults += [f"{key}={names[0]}" for key, names in firsts if names]
+    defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
+    request = set_up(compose([*defaults, *overrides]), Path.cwd())
     try:
-        return hospital.experiment(asked.to_json(), 0)
+        return hospital.experiment(request.to_json(), 0)
     except NotAllowed as error:
         raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
 
 
-def _train(hospital: Hospital, found: HospitalRecords, experiment: Experiment, folder: Path) -> str:
-    """The accuracy of teachers, together, on images (or patients) that they have not seen."""
+def _train(
+    hospital: Hospital, content: HospitalRecords, experiment: Experiment, folder: Path
+) -> str:
+    """Train teachers; describe their joint accuracy on images (or patients) held out from them."""
     config = dataclasses.replace(experiment.config, cache=str(folder))
-    ids = found.ids if found.records.patients is None else found.records.patients
+    ids = content.ids if content.records.patients is None else content.records.patients
     distinct, place = np.unique(ids, return_inverse=True)
     if len(distinct) == 1:
         return "one image or patient is too few to test any"
     held_out = place % HELD_OUT == 0
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     secret = SecretStreams(secret_of(folder / "rehearsal"))
-    records = found.records.take(seen)
+    records = content.records.take(seen)
     teachers = Teachers(config, experiment.mechanism, hospital.client, records, ids[seen], secret)
-    tested = found.records.take(unseen)
+    tested = content.records.take(unseen)
     probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
     return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """Rehearse an ask about images of noise, charged to an account that is thrown away."""
+    """Answer an ask about random images, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
-    secret_of(secret)  # drawn, where there is none yet
+    secret_of(secret)  # draws the secret if there is none yet
     shutil.copy(secret, folder / "secret")
     rehearsed = dataclasses.replace(hospital, state=str(folder))
     config = dataclasses.replace(experiment.config, cache=str(folder))
@@ -176,14 +182,14 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
     uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
     site = rehearsed.open(experiment, "rehearsal")
-    asked = Ask(1, images, uniform, acknowledged={experiment.mechanism.name: 10 * REHEARSED})
-    given = sites.answer(experiment.method, asked, site)
-    if isinstance(given, Refusal):
-        raise UserError(f"an ask about {REHEARSED} images would be refused: {given.reason}")
+    ask = Ask(1, images, uniform, acknowledged={experiment.mechanism.name: 10 * REHEARSED})
+    answer = sites.answer(experiment.method, ask, site)
+    if isinstance(answer, Refusal):
+        raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
     cost = cards.account(entries, hospital.delta, "record", "add_remove")
-    return f"{REHEARSED} images, {given.nbytes:,} bytes, which would cost {cost}"
+    return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"
 
 
 @app.command()
@@ -192,12 +198,12 @@ def serve(
     superlink: Annotated[str, typer.Option(help="The coordinator's SuperLink, HOST:PORT.")],
     certificate: Annotated[Path, typer.Option(help="Certificate of the coordinator's CA.")],
     node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
-    port: Annotated[int, typer.Option(help="Of this node's own processes, on this host.")] = 9094,
+    port: Annotated[int, typer.Option(help="Port of this node's own processes here.")] = 9094,
 ) -> None:
     """Connect: have a Flower SuperNode run the code installed here, and no other.
 
-    A node that ends with an error is started again: after a crash, the SuperLink takes up to a
-    minute to see that the old one is gone, and refuses a new one until then.
+    A node that ends with an error is started again. After a crash, the SuperLink takes up to a
+    minute to see that the old node is gone, and refuses a new one until then.
     """
     hospital = open_file(file)
     for path in (certificate, node_key):
@@ -216,13 +222,13 @@ def serve(
     kept = f"{supernode.importing()}; keep({str(file.absolute())!r})"
     subprocess.Popen([sys.executable, "-c", kept], env=settings)
     while _failed(command, settings):
-        told = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
-        Console(stderr=True, highlight=False).print(told)
+        line = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
+        Console(stderr=True, highlight=False).print(line)
         time.sleep(AGAIN_SECONDS)
 
 
 def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node until it ends, and end it with this process; whether it failed."""
+    """Run a node until it ends, and end it with this process; return whether it failed."""
     try:
         process = subprocess.Popen(command, env=settings)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`fed-dpsd export` and `fed-dpsd predict`: the model that people take away, and its use."""
+"""The commands `fed-dpsd export` and `fed-dpsd predict`: an exported student, and its use."""
 
 import csv
 import sys
@@ -20,7 +20,8 @@ def export(
     run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
-        Format, typer.Option("--format", help="For `fed-dpsd predict`, or for anything.")
+        Format,
+        typer.Option("--format", help="safetensors for `fed-dpsd predict`, onnx for other tools."),
     ] = Format.safetensors,
 ) -> None:
     """Write a run's student, with its privacy card inside, and print the file's path."""
@@ -42,7 +43,9 @@ def predict(
         try:
             pixels.append(open_image(path, student.network.shape)[1])
         except (OSError, ValueError) as error:
-            raise UserError(f"{path} is no image that can be read ({error})") from None
+            raise UserError(
+                f"{path} is no image that can be read ({error}); leave it out, or convert it"
+            ) from None
     scores = student.predict(np.stack(pixels))
     writer = csv.writer(sys.stdout)
     writer.writerow(["image", "class", *range(student.network.num_classes)])

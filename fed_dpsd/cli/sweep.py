@@ -1,4 +1,4 @@
-"""`fed-dpsd sweep` and `fed-dpsd report`: grids of runs, and the tables and figures of them."""
+"""The commands `fed-dpsd sweep` and `fed-dpsd report`: grids of runs, and their tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def sweep(
         Path | None, typer.Option("--csv", help="The table. Default: results.csv in --out.")
     ] = None,
 ) -> None:
-    """Run a grid, such as seed=0,1,2 privacy=label,votes. Again: go on where it stopped.
+    """Run a grid, such as seed=0,1,2 privacy=label,votes, or go on with one that stopped.
 
     The last line of stdout is the table's path.
     """
@@ -38,7 +38,7 @@ def sweep(
 def report(
     tables: Annotated[list[Path], typer.Argument(help="Tables of sweeps.", metavar="CSV...")],
     out: Annotated[
-        Path | None, typer.Option(help="Where to. Default: beside the first table.")
+        Path | None, typer.Option(help="Folder to write to. Default: beside the first table.")
     ] = None,
 ) -> None:
     """Write tables of means over seeds, figures, and a page of both; print the path of each.

@@ -7,7 +7,7 @@ Input, and the file that checks it:
 
 - The client's records: records.py reads a hospital's files; a simulation passes partitions.
 - The hospital's own file: hospital.py takes the budget, delta, trust, limits and all places from
-  it, never from a message.
+  it, never from a message. Noise that a hospital draws follows its own secret, never a seed.
 - A message: `protocol.Ask` has images, the student's predictions, weights to train from, a query
   id, and what the coordinator has heard of charges. It checks its own types and shapes, and
   `Site.check` compares them with the client's. An ask holds no epsilon and no import path.

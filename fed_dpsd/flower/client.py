@@ -88,7 +88,7 @@ def _request(message: Message, client: int) -> Ask | SumStep | None:
 
 
 def _answer(request: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
-    """Return a client's reply, once it is clear that the client may answer the request."""
+    """Return the reply of a client that may answer the request."""
     if request is None:
         return Reply(site.diagnose())
     if isinstance(request, SumStep):

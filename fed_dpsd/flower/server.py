@@ -358,7 +358,7 @@ class GridFederation(HostedFederation):
         return replies
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
-        """Check a node's reply and unpack it; the clients of a bad one are absent in a deployment.
+        """Check and unpack a node's reply; in a deployment the clients of a bad one are absent.
 
         Raises:
             ProtocolError: the reply is bad, in a simulation.

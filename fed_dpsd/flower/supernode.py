@@ -149,7 +149,7 @@ def _client() -> None:
 
 
 def _installed(*_: str) -> "ClientApp":
-    """Return the installed app, imported late: Flower gives up a process that is slow to report."""
+    """Return the installed app, imported late: Flower gives up a process that reports too late."""
     from fed_dpsd.storage import app_folder
 
     folder = str(app_folder())

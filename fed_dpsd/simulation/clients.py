@@ -15,9 +15,9 @@ from fed_dpsd.storage import client_name
 
 
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
-    """A simulated client's account.
+    """Return a simulated client's ledger.
 
-    Its data set is the client's part of the data, so another partition is another data set.
+    Its data set is the client's partition, so another partition is another data set.
     """
     config, folder = experiment.config, ledger_folder(experiment, run_folder)
     data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
@@ -25,7 +25,7 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
 
 def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
-    """A simulated client."""
+    """Return a simulated client's site."""
     config, indices = experiment.config, partitions(experiment)[client]
     data = load_data(config.data, config.cache)
     records = data.train.take(indices)
@@ -45,7 +45,10 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
-    """A simulated client's keys, made beside the ledgers; None where there are no secure sums."""
+    """Return a simulated client's part in secure sums; None where there are none.
+
+    The clients' keys follow from secrets beside the ledgers.
+    """
     mechanism = experiment.mechanism
     quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
     if quorum is None:

@@ -1,4 +1,4 @@
-"""Checks of a machine before a run: each check with its remedy."""
+"""Checks of a machine before a run, each with its remedy."""
 
 import importlib
 import os
@@ -20,7 +20,7 @@ LOCAL_SUPERLINK_PORTS = (39091, 39093)
 
 @dataclass(frozen=True)
 class Check:
-    """A finding."""
+    """A finding about the machine."""
 
     name: str
     good: bool
@@ -29,7 +29,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Every check, good or bad."""
+    """Return every check, good or bad."""
     return [
         *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
         *(_processors(), _gpu()),
@@ -75,15 +75,15 @@ def _folders() -> list[Check]:
 
 
 def _superlinks() -> list[Check]:
-    """SuperLinks that run already: `flwr run` would use them, with their code and their folder."""
-    found = []
+    """List running SuperLinks: `flwr run` would use them, with their code and their folder."""
+    states = []
     for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
         if any("flower-superlink" in part for part in process.info["cmdline"] or []):
-            found.append(f"process {process.info['pid']} in {process.info['cwd']}")
-    if not found:
+            states.append(f"process {process.info['pid']} in {process.info['cwd']}")
+    if not states:
         return [Check("SuperLink", True, "none is running")]
     remedy = "a bare `flwr run` meets the one on the local ports: kill it first if it is stale"
-    return [Check("SuperLink", True, state, remedy) for state in found]
+    return [Check("SuperLink", True, state, remedy) for state in states]
 
 
 def _ports() -> Check:

@@ -1,4 +1,4 @@
-"""Faults in a rehearsed run, one after the other, and what must hold when it has ended."""
+"""Faults in a rehearsed run, one after the other, and the checks when the run has ended."""
 
 import json
 import time
@@ -13,26 +13,26 @@ from fed_dpsd.config import UserError
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.rehearsal import COORDINATOR, SERVER, Rehearsal
 
-GAP_SECONDS = 60.0  # between two faults, at most: a few rounds
-DOWN_SECONDS = 10.0  # that a host or a link is gone, at most
-PATIENCE = 900.0  # for a run to end
+GAP_SECONDS = 60.0  # longest time between two faults: a few rounds
+DOWN_SECONDS = 10.0  # longest time that a host or a link is gone
+PATIENCE = 900.0  # seconds for a run to end
 COMPLETED = "finished:completed"
-CLIENT = "keep("  # in the command line of what answers at a hospital
+CLIENT = "keep("  # in the command line of the process that answers at a hospital
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault.
+    """A fault that a run has met.
 
     Args:
-        number: from 1.
-        seed: of the run that it befell.
-        kind: "link" is taken down and up again; "client" is what answers at a hospital, "hospital"
-            its whole host; "server" is the coordinator's process of the run, "superlink" its whole
-            host. All but the link are killed by SIGKILL.
-        host: whom it befell.
-        rounds: that the run had finished by then.
-        seconds: until the host was started again, or the link was back.
+        number: number of the fault, from 1.
+        seed: seed of the run.
+        kind: "link" is taken down and up again. "client" is the process that answers at a
+            hospital, "hospital" its whole host. "server" is the coordinator's process of the run,
+            "superlink" its whole host. All except the link are killed by SIGKILL.
+        host: the host with the fault.
+        rounds: number of rounds that the run had finished by then.
+        seconds: time until the host was started again, or the link was back.
         outcome: "went on", or "resumed", by a new run from the checkpoint.
     """
 
@@ -50,10 +50,11 @@ class Endured:
     """A run with faults that has ended.
 
     Args:
-        faults: what it endured.
+        faults: the faults that it met.
         student: SHA-256 of its student.
-        differences: between its hospitals' ledgers and what the coordinator received.
-        seconds: from its submission to its end.
+        differences: lines on each difference between its hospitals' ledgers and the coordinator's
+            log of answers.
+        seconds: wall-clock time from its submission to its end.
     """
 
     faults: tuple[Fault, ...]
@@ -75,12 +76,12 @@ def endure(
     With faults or without, the run's name is the same, and so is the noise of its secure sums.
 
     Args:
-        rehearsal: that runs.
-        seed: of the run and of its faults.
+        rehearsal: the running rehearsal.
+        seed: seed of the run and of its faults.
         first: number of the first fault.
-        most: faults; 0 is a run that is left in peace.
-        say: told of each.
-        gap: seconds between two faults, at most.
+        most: largest number of faults; 0 for a run without faults.
+        say: called with each fault.
+        gap: longest time between two faults, in seconds.
 
     Raises:
         UserError: the run failed, and no fault explains it, or it does not end.
@@ -113,7 +114,7 @@ def endure(
 
 
 def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, float]:
-    """Let one random fault happen, and mend it; its kind, host and seconds."""
+    """Cause a random fault and mend it; return its kind, host and seconds."""
     kinds = ("link", "client", "hospital", "server", "superlink")
     kind = str(rng.choice(kinds if rehearsal.hosts else kinds[1:]))
     number, seconds = int(rng.integers(len(rehearsal.hospitals))), rng.uniform(0, DOWN_SECONDS)
@@ -136,19 +137,21 @@ def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, f
 
 
 def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
-    """Compare hospitals' ledgers with what the coordinator received, ask by ask."""
+    """List the differences between hospitals' ledgers and the answers received, ask by ask."""
     lines = [json.loads(line) for line in (run_folder / "asks.jsonl").read_text().splitlines()]
-    found = []
+    differences = []
     for number in rehearsal.hospitals:
         received = {line["ask"] for line in lines if number in line["answered"]}
         ledger = rehearsal.hospital(number).ledger
         with ledger.transaction():
             charged = Counter(entry.ask for entry in ledger.entries() if entry.ask)
         name = f"hospital {number}"
-        found += [f"{name}: {ask:.12} was answered, not charged" for ask in received - set(charged)]
-        found += [f"{name}: {ask:.12} was charged, not received" for ask in set(charged) - received]
-        found += [f"{name}: {ask:.12} was charged {n} times" for ask, n in charged.items() if n > 1]
-    return found
+        unpaid, lost = received - set(charged), set(charged) - received
+        differences += [f"{name}: {ask:.12} was answered, not charged" for ask in unpaid]
+        differences += [f"{name}: {ask:.12} was charged, not received" for ask in lost]
+        repeated = {ask: count for ask, count in charged.items() if count > 1}
+        differences += [f"{name}: {ask:.12} was charged {n} times" for ask, n in repeated.items()]
+    return differences
 
 
 def _lines(path: Path) -> int:

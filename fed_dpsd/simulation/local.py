@@ -1,4 +1,4 @@
-"""All clients in this process: the engine that needs no Flower."""
+"""The local engine, which needs no Flower: all clients live in this process."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from fed_dpsd.simulation.clients import open_site
 
 
 class LocalFederation(HostedFederation):
-    """All clients in this process, one after the other: for tests, sweeps and benchmarks."""
+    """A federation in this process, where clients answer in turn: for tests, sweeps, benchmarks."""
 
     engine = "local"
 
@@ -33,6 +33,6 @@ class LocalFederation(HostedFederation):
         return {client: take_step(self._sites[client], step) for client, step in steps.items()}
 
     def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Exact probabilities of every teacher on the test split."""
+        """Return exact probabilities of every teacher on the test split."""
         with torch_threads(self.experiment.config.threads_client):
             return {client: site.diagnose() for client, site in self._sites.items()}

@@ -1,7 +1,7 @@
-"""A deployment on one machine: a coordinator and hospitals, each a host of its own.
+"""A deployment on one machine: a coordinator and hospitals, each on a host of its own.
 
-A host is a network namespace with a link to the coordinator's (Linux, root, iproute2); where that
-is not permitted, all hosts are this one, on the loopback interface. Everything else is as in
+A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). Where this
+is not permitted, all share this machine's loopback interface. Everything else is as in
 docs/deployment.md: certificates, node keys, a SuperLink with a database, SuperNodes.
 """
 
@@ -25,7 +25,7 @@ from fed_dpsd.config import UserError, compose
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import load_data, partitions, set_up
 from fed_dpsd.privacy.secure_sum import public_key
-from fed_dpsd.simulation.superlink import QUIET
+from fed_dpsd.simulation.superlink import QUIET, run_flwr
 from fed_dpsd.storage import app_folder
 
 PORT = 9192
@@ -33,7 +33,7 @@ START_SECONDS = 90.0
 COORDINATOR = "coordinator"
 SERVER = "flwr-serverapp"
 
-# Of every site's file, but for what `settings` say otherwise.
+# Keys of every site's file, unless `settings` has others.
 ALLOWED = {
     "budget": 100.0,
     "delta": 1e-5,
@@ -50,7 +50,7 @@ ALLOWED = {
 
 
 def can_make_hosts() -> bool:
-    """Whether network namespaces may be made here."""
+    """Return whether network namespaces may be made here."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"fed-dpsd-{os.getpid()}"
@@ -65,10 +65,10 @@ class Rehearsal:
     Each hospital has the records that the client of its number has in a simulation.
 
     Args:
-        folder: an empty one; hospital J's is folder/hospitalJ, runs are in folder/runs.
-        overrides: of the experiment; what they leave open of a federation is as in deployment.yaml.
-        settings: of every site's file, besides what is written here.
-        hosts: whether each is a network namespace.
+        folder: an empty folder; hospital J's is folder/hospitalJ, and runs are in folder/runs.
+        overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
+        settings: keys of every site's file, in place of those written here.
+        hosts: whether each host is a network namespace.
 
     Raises:
         UserError: the overrides are no experiment, or a host or a process cannot be made.
@@ -77,12 +77,11 @@ class Rehearsal:
     def __init__(
         self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
     ) -> None:
-        given = ["federation=deployment", f"out={folder / 'runs'}", *overrides]
-        self.experiment = set_up(compose(given), Path.cwd())
+        self._overrides = ["federation=deployment", f"out={folder / 'runs'}", *overrides]
+        self.experiment = set_up(compose(self._overrides), Path.cwd())
         config = self.experiment.config
         if config.data.path is not None:
-            given.append(f"data.path={config.data.path}")
-        self._given = given
+            self._overrides.append(f"data.path={config.data.path}")
         self.folder = folder
         self.hospitals = range(config.num_clients)
         self.hosts = hosts
@@ -100,20 +99,20 @@ class Rehearsal:
             path = self.site(number)
             path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"keys": keys}))
 
-    # --- what lies where ---
+    # --- hospitals ---
 
     def site(self, number: int) -> Path:
-        """A hospital's file."""
+        """Return the path of a hospital's file."""
         return self.folder / f"hospital{number}" / "site.yaml"
 
     def hospital(self, number: int) -> Hospital:
-        """A hospital, as its file says."""
+        """Return a hospital, as its file says."""
         return open_file(self.site(number))
 
     def forget(self) -> None:
-        """Have no hospital remember what it answered and trained; each keeps its secret.
+        """Make every hospital forget its answers and teachers; each keeps its secret.
 
-        What is asked again is then answered anew, and the same.
+        A repeated ask then gets a new answer with the same values.
         """
         for number in self.hospitals:
             for name in ("ledger", "cache"):
@@ -153,11 +152,11 @@ class Rehearsal:
         return f"{self._prefix}-{host}"
 
     def _link(self, number: int) -> tuple[str, str]:
-        """The two ends of a hospital's link: at the hospital, at the coordinator."""
+        """Return the two ends of a hospital's link: at the hospital, at the coordinator."""
         return f"{self._prefix}h{number}", f"{self._prefix}c{number}"
 
     def address(self, number: int) -> str:
-        """Where hospital `number` finds the coordinator."""
+        """Return the coordinator's address for hospital `number`."""
         return f"10.77.{number}.1" if self.hosts else "127.0.0.1"
 
     def _make_hosts(self) -> None:
@@ -178,11 +177,11 @@ class Rehearsal:
         _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "down")
 
     def mend(self, number: int) -> None:
-        """Take it up again."""
+        """Take a hospital's link up again."""
         _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "up")
 
     def on(self, host: str, *command: str) -> list[str]:
-        """A command as it is run on a host."""
+        """Return a command as it is run on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
 
@@ -218,7 +217,7 @@ class Rehearsal:
             self.start_hospital(number)
 
     def node_key(self, number: int) -> Path:
-        """A node's private key."""
+        """Return the path of a node's private key."""
         return self.site(number).parent / "node_key"
 
     def start_superlink(self) -> None:
@@ -270,11 +269,11 @@ class Rehearsal:
             )
 
     def processes(self, host: str, command: str = "") -> list[int]:
-        """The ids of a host's processes, those whose command line has `command` in it."""
-        found, parents = [self._processes[host].pid], _parents()
-        for pid in found:  # grows by the children of what is in it
-            found += [child for child, parent in parents.items() if parent == pid]
-        return [pid for pid in found if command in _command(pid)]
+        """Return the ids of a host's processes whose command line contains `command`."""
+        pids, parents = [self._processes[host].pid], _parents()
+        for pid in pids:  # the list grows by the children of each process in it
+            pids += [child for child, parent in parents.items() if parent == pid]
+        return [pid for pid in pids if command in _command(pid)]
 
     def kill(self, host: str) -> None:
         """Kill a host's processes, all at once, as a power cut would."""
@@ -282,13 +281,13 @@ class Rehearsal:
         self._processes.pop(host).wait()
 
     def kill_some(self, host: str, command: str) -> bool:
-        """Kill those of a host's processes that run a command; whether there were any."""
-        found = self.processes(host, command)
-        _kill(found)
-        return bool(found)
+        """Kill the processes of a host that run a command; return whether there were any."""
+        pids = self.processes(host, command)
+        _kill(pids)
+        return bool(pids)
 
     def stop(self) -> None:
-        """End every process, and take every host away."""
+        """End every process, and delete every host."""
         for host in list(self._processes):
             self.kill(host)
         if self.hosts:
@@ -302,30 +301,24 @@ class Rehearsal:
     # --- runs ---
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """The JSON answer of a `flwr` command, at the coordinator."""
+        """Run a `flwr` command at the coordinator, and return its JSON answer.
+
+        Raises:
+            UserError: the command failed.
+        """
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "coordinator")}
-        done = subprocess.run(
-            self.on(COORDINATOR, "flwr", *arguments, "--format", "json"),
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            check=False,
-        )
+        command = self.on(COORDINATOR, "flwr", *arguments, "--format", "json")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
-            return answer
-        except ValueError:
-            words = " ".join((done.stdout + done.stderr).split())
-            raise UserError(f"`flwr {arguments[0]}` failed: {words[-300:]}") from None
+            return run_flwr(command, self.folder, environment, START_SECONDS)
+        except ValueError as error:
+            raise UserError(f"`flwr {arguments[0]}` failed: {error}") from None
 
     def submit(self, *overrides: str) -> str:
-        """Submit a run of the experiment, with further overrides; its id."""
-        return self._submit("overrides", " ".join([*self._given, *overrides]))
+        """Submit a run of the experiment, with further overrides; return its id."""
+        return self._submit("overrides", " ".join([*self._overrides, *overrides]))
 
     def resume(self, run_folder: Path) -> str:
-        """Submit a run that goes on with an earlier one; its id."""
+        """Submit a run that goes on with an earlier one; return its id."""
         return self._submit("resume", str(run_folder))
 
     def _submit(self, key: str, value: str) -> str:
@@ -342,7 +335,7 @@ class Rehearsal:
         return str((answer.get("runs") or [{}])[0].get("status"))
 
     def wait(self, run_id: str, timeout: float) -> str:
-        """Wait until a run has finished; its status."""
+        """Wait until a run has finished; return its status."""
         deadline = time.monotonic() + timeout
         while not (status := self.status(run_id)).startswith("finished"):
             if time.monotonic() > deadline:
@@ -352,12 +345,12 @@ class Rehearsal:
 
 
 def _parents() -> dict[int, int]:
-    """The parent's id of every process of this machine (Linux)."""
-    found = {}
+    """Return the id of the parent of every process of this machine (Linux), by its own id."""
+    parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    return found
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return parents
 
 
 def _command(pid: int) -> str:

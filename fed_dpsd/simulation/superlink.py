@@ -1,14 +1,13 @@
-"""`--engine flower`: a Flower simulation of our own, from its start to its last process.
+"""The engine `flower`: a Flower simulation of our own, from its start to its last process.
 
-A SuperLink is started in an empty directory (client code then comes from the bundle, not from the
-user's directory), on ports of its own and with its own Flower home, so it meets no other Flower.
-Every process below it inherits a marker in its environment; at the end all of them are ended.
+A SuperLink is started in an empty directory, so client code comes from the bundle and not from the
+user's directory. It has its own ports and its own Flower home, so it meets no other Flower. Every
+process below it inherits a marker in its environment; at the end all of them are ended.
 """
 
 import contextlib
 import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -17,7 +16,7 @@ import subprocess
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,15 @@ def simulate(
     """Run `experiment` in a Flower simulation and return its summary.
 
     Args:
-        experiment: what to run; its num_clients are shared out among the nodes.
+        experiment: the experiment to run; the nodes host its num_clients in turn.
         overrides: the Hydra overrides that gave `experiment`, with absolute paths.
         folder: the run folder that the server app creates.
         nodes: number of simulated SuperNodes, >= 1.
         progress: called with each line of rounds.jsonl as it appears.
 
     Raises:
-        SimulationFailed: it did not complete. Nothing is left running, and the run folder holds
-            Flower's own log as flower.log.
+        SimulationFailed: the run did not complete. Nothing is left running, and the run folder
+            holds Flower's own log as flower.log.
     """
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-") as temporary:
         place = Path(temporary)
@@ -82,10 +81,10 @@ def simulate(
 
 @contextlib.contextmanager
 def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
-    """A SuperLink for the length of the block; yields the environment of its Flower commands."""
+    """Run a SuperLink during the block; yield the environment of its Flower commands."""
     marker = secrets.token_hex(16)
     environment = {**os.environ, **QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
-    # Flower looks its own scripts up on the PATH; this environment's come first.
+    # Flower looks up its own scripts on the PATH, so those of this installation come first.
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
     empty = place / "empty"
@@ -119,18 +118,18 @@ def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
 
 
 def end_marked(marker: str, grace: float = 5.0) -> None:
-    """End every process that carries `marker` in its environment: politely, then not.
+    """End every process that carries `marker` in its environment: by SIGTERM, then by SIGKILL.
 
     Their children go too: Ray's agents overwrite their environment, and outlive a killed raylet.
     """
     known: set[psutil.Process] = set()
     for send in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + grace
-        while found := _with_children(_marked(marker), known):
-            for process in found:
+        while alive := _with_children(_marked(marker), known):
+            for process in alive:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(send)
-            psutil.wait_procs(found, timeout=1.0)
+            psutil.wait_procs(alive, timeout=1.0)
             if time.monotonic() > deadline:
                 break
 
@@ -138,7 +137,7 @@ def end_marked(marker: str, grace: float = 5.0) -> None:
 def _with_children(
     marked: list[psutil.Process], known: set[psutil.Process]
 ) -> list[psutil.Process]:
-    """The living among `known`, after adding `marked` and all below them."""
+    """Add `marked` and all their descendants to `known`; return the living among them."""
     for process in marked:
         with contextlib.suppress(psutil.Error):
             known.update(process.children(recursive=True))
@@ -154,13 +153,13 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _marked(marker: str) -> list[psutil.Process]:
-    found = []
+    marked = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             other = process.pid != os.getpid() and _is_alive(process)
             if other and process.environ().get(MARKER) == marker:
-                found.append(process)
-    return found
+                marked.append(process)
+    return marked
 
 
 def _free_port() -> int:
@@ -185,13 +184,13 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
 
 
 def _submit(place: Path, environment: Mapping[str, str], overrides: list[str], nodes: int) -> str:
-    """Submit the run; its configuration travels in a file, so that any quoting survives."""
+    """Submit the run and return its id; a file holds its overrides, so that quotes survive."""
     text = json.dumps(" ".join(overrides), ensure_ascii=False)
     (place / "run.toml").write_text(f"overrides = {text}\n")
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
-    share = gpu_fraction(nodes)
-    if share:
-        federation += f" client-resources-num-gpus={share}"
+    fraction = gpu_fraction(nodes)
+    if fraction:
+        federation += f" client-resources-num-gpus={fraction}"
     answer = _flwr(
         place,
         environment,
@@ -213,8 +212,8 @@ def _wait(
 ) -> dict[str, Any]:
     """Follow the run until Flower calls it finished; pass on the rounds as they are written.
 
-    Flower's own commands take seconds of processor time, so while the run goes on only its folder
-    and its processes are looked at.
+    Flower's own commands take seconds of processor time. So during the run only its folder and its
+    processes are checked.
     """
     federation = experiment.config.federation
     patience = 2 * federation.round_timeout_seconds + federation.node_timeout_seconds
@@ -234,7 +233,7 @@ def _wait(
     for line in _log_lines(folder)[seen:]:
         progress(json.loads(line))
     if read_summary(folder).get("status") == "failed":
-        return {}  # the server app has said why; Flower may take a minute to notice
+        return {}  # the summary holds the cause; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         answer = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
@@ -246,7 +245,7 @@ def _wait(
 
 
 def _is_running(marker: str) -> bool:
-    """Whether Flower's simulation process of this run is alive."""
+    """Return whether Flower's simulation process of this run is alive."""
     for process in _marked(marker):
         with contextlib.suppress(psutil.Error):
             if any("flwr-simulation" in part for part in process.cmdline()):
@@ -260,7 +259,11 @@ def _log_lines(folder: Path) -> list[str]:
 
 
 def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any]:
-    """The summary of a completed run, or SimulationFailed with the cause."""
+    """Return the summary of a completed run.
+
+    Raises:
+        SimulationFailed: the run did not complete; the error names the cause.
+    """
     summary = read_summary(folder)
     if summary.get("status") == "completed" and status.get("status") == "finished:completed":
         return summary
@@ -269,35 +272,48 @@ def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any
 
 
 def _last_error(log: str) -> str:
-    """The server app's own error line in Flower's log."""
+    """Return the server app's own error line in Flower's log; "" if there is none."""
     lines = [line.partition("error: ")[2] for line in log.splitlines() if "error: " in line]
     return lines[-1].strip() if lines else ""
 
 
 def _flwr(place: Path, environment: Mapping[str, str], *arguments: str) -> dict[str, Any]:
-    """The JSON answer of a `flwr` command."""
+    """Run a `flwr` command, and return its JSON answer."""
+    try:
+        return run_flwr(["flwr", *arguments], place / "empty", environment, START_TIMEOUT)
+    except ValueError as error:
+        raise SimulationFailed(f"`flwr {arguments[0]}` failed: {error}") from None
+
+
+def run_flwr(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
+) -> dict[str, Any]:
+    """Run a `flwr` command in a folder, and return its JSON answer.
+
+    Raises:
+        ValueError: the command gave no JSON; the error is the end of its output.
+    """
     done = subprocess.run(
-        ["flwr", *arguments],
-        cwd=place / "empty",
+        command,
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=START_TIMEOUT,
+        timeout=timeout,
         check=False,
     )
-    start = done.stdout.find("{")
     try:
-        answer: dict[str, Any] = json.loads(done.stdout[start:])
+        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
         return answer
     except ValueError:
-        words = re.sub(r"\s+", " ", done.stdout + done.stderr).strip()
-        raise SimulationFailed(f"`flwr {arguments[0]}` failed: {words[-300:]}") from None
+        raise ValueError(" ".join((done.stdout + done.stderr).split())[-300:]) from None
 
 
 def gpu_fraction(nodes: int) -> float:
-    """GPUs for each client so that all actors fit; 0 without a GPU.
+    """Return the GPUs for each client so that all n actors fit; 0 without a GPU.
 
-    Flower rounds the share to 32 bits and Ray counts int(1 / share) actors, so it stays below 1/n.
+    Flower rounds the fraction to 32 bits, and Ray counts int(1 / fraction) actors. So the fraction
+    stays below 1/n of the GPUs.
     """
     if not torch.cuda.is_available():
         return 0.0

@@ -1,7 +1,7 @@
-"""Many runs: a grid of overrides, a run folder for each of its cells, and tables of the results.
+"""Sweeps: a grid of overrides, a run folder for each of its cells, and tables of the results.
 
-A sweep that was killed is given again: finished cells are skipped, an unfinished one goes on. Any
-number of processes may sweep one folder; they share its cells.
+To go on with a sweep that was killed, start it again: finished cells are skipped, and an unfinished
+cell goes on. Any number of processes may sweep the same folder; they share its cells.
 """
 
 import contextlib
@@ -44,11 +44,11 @@ class Cell:
     """A run of a sweep.
 
     Args:
-        key: what its run folder is named.
-        name: what sets it apart in its sweep, for people.
-        grid: the name of its grid, "" where there is but one.
-        overrides: all that it was composed from, key by key.
-        experiment: what to run, and in which run folder.
+        key: name of its run folder.
+        name: the overrides that set it apart in its sweep, for people.
+        grid: the name of its grid, "" where there is only one.
+        overrides: all overrides that it was composed from, key by key.
+        experiment: the experiment to run, with its run folder.
     """
 
     key: str
@@ -59,12 +59,12 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """Return the run folder."""
         return Path(self.experiment.config.run_folder)
 
     @property
     def finished(self) -> bool:
-        """Whether the run folder says that the run is completed."""
+        """Return whether the run folder says that the run is completed."""
         try:
             summary = json.loads((self.folder / "summary.json").read_text())
         except FileNotFoundError:
@@ -76,7 +76,7 @@ class Cell:
 
 
 def cell_key(experiment: Experiment) -> str:
-    """16 hex digits: SHA-256 over the configuration, without what only names a place."""
+    """Return 16 hex digits: SHA-256 of the configuration, except keys that only name a place."""
     config = json.loads(experiment.to_json(), parse_float=_plain)
     for place in PLACES:
         group, _, name = place.rpartition(".")
@@ -86,7 +86,7 @@ def cell_key(experiment: Experiment) -> str:
 
 
 def _plain(text: str) -> float:
-    """A number as it is, however it was written: 10 and 10.0 are one."""
+    """Parse a number so that 10 and 10.0 are the same."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
@@ -98,7 +98,7 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
         overrides: as for `expand`.
         folder: parent of the run folders.
         base: folder that relative paths start from.
-        say: told how far it is, since calibration takes seconds, and of cells that are equal.
+        say: called with progress, since calibration takes seconds, and with equal cells.
 
     Raises:
         ConfigError: every problem of every cell.
@@ -130,19 +130,19 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
     """Run the cells that are not finished, and write the tables again after each.
 
-    A cell that another process runs is left to it, and looked at again at the end.
+    A cell that another process runs is left to it, and checked again at the end.
 
     Args:
-        cells: of one `plan`.
+        cells: the cells of one `plan`.
         work: runs an experiment in its run folder, or goes on with it.
-        table: the CSV file, which has two more beside it; what they hold of other cells stays.
-        say: told what is skipped, begun and failed.
+        table: the CSV file, beside which there are two more; their rows of other cells stay.
+        say: called with each cell that is skipped, begun or failed.
 
     Returns:
         The error of each cell that failed, by its name.
 
     Raises:
-        UserError: a folder or a table cannot be written, or a file is no such table.
+        UserError: a folder or a table cannot be written, or a file is no table of a sweep.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
         try:
@@ -173,12 +173,12 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
                     torch.cuda.empty_cache()
                     write_tables(table, cells)
         waiting = held
-    write_tables(table, cells)  # with what other processes finished
+    write_tables(table, cells)  # adds the cells that other processes finished
     return failed
 
 
 def _make_folder(cell: Cell) -> None:
-    """A run folder to begin or to go on in; one whose making was cut short is made anew."""
+    """Make a run folder, unless it is there; an incomplete one is deleted and made anew."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -187,7 +187,10 @@ def _make_folder(cell: Cell) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process has `path`, a folder or a file of its own; a dead one lets go of it."""
+    """Lock `path`, a folder or a lock file; yield whether this process holds it.
+
+    The lock of a process that dies is released.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -213,12 +216,13 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     """Write the rows of finished cells into CSV files, in place of those with the same keys.
 
-    `path` has a row for each cell; beside STEM.csv, STEM_rounds.csv has one for each round of each,
-    and STEM_confusion.csv one for each pair of a true and a predicted class that the last student
-    has on the test split. All other rows stay where they are, and columns of both are kept.
+    `path`, STEM.csv, has a row for each cell. Beside it, STEM_rounds.csv has a row for each round
+    of each cell. STEM_confusion.csv has a row for each pair of a true and a predicted class that
+    the last student has on the test split. All other rows stay where they are, and the columns of
+    both are kept.
 
     Raises:
-        UserError: a file is there and has no column `key`, or cannot be written.
+        UserError: an existing file has no column `key`, or a file cannot be written.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
@@ -233,7 +237,7 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> None:
-    """Put rows, by key, where the first of them stands in a file, or at its end."""
+    """Put rows, by key, into a file: where the first of them stands now, or at its end."""
     before, old = _read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -250,7 +254,7 @@ def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]
 
 
 def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
-    """Columns and rows, by key, of a table that may not be there yet."""
+    """Return columns and rows, by key, of a table that may not exist yet."""
     if not path.exists():
         return [], {}
     rows: dict[str, list[Row]] = {}
@@ -265,7 +269,7 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 
 
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
-    """A finished cell's overrides and results. `delta`, `trust`: of (record, add_remove)."""
+    """Return a finished cell's overrides and results; `delta`, `trust` of (record, add_remove)."""
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
     versions = json.loads((cell.folder / "versions.json").read_text())
@@ -283,12 +287,12 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "mechanism": summary["privacy"]["mechanism"],
         **_scores(scores),
         "vote": scores["vote"],
-        **{f"auroc_{who}": area for who, area in _scores(areas).items()},
+        **{f"auroc_{role}": area for role, area in _scores(areas).items()},
         "epsilon_published": summary["privacy"]["epsilon_published"],
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": proven["record", "add_remove"]["delta"],
         "trust": proven["record", "add_remove"]["trust"],
-        "reason": summary["privacy"]["reason"],  # why epsilons are inf
+        "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
         "caveats": "; ".join(proven["record", "add_remove"]["notes"]),
         "queries_per_client": summary["queries"]["answered_per_client"],
         **{name: summary["queries"].get(name) for name in (*ANSWERS, *TRAVELLED)},
@@ -302,14 +306,14 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
 
 
 def _rounds(cell: Cell) -> list[Row]:
-    """A row for each line of rounds.jsonl; answers and seconds are those of all rounds so far."""
-    lines = (cell.folder / "rounds.jsonl").read_text().splitlines()
-    found = (json.loads(line) | {"key": cell.key} for line in lines)
-    return [_texts({column: line.get(column) for column in ROUNDS}) for line in found]
+    """Return a row for each line of rounds.jsonl; answers and seconds are of all rounds so far."""
+    text = (cell.folder / "rounds.jsonl").read_text().splitlines()
+    lines = (json.loads(line) | {"key": cell.key} for line in text)
+    return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 
 
 def _confusion(cell: Cell) -> list[Row]:
-    """A row for each count that is not 0; summaries of earlier versions have none."""
+    """Return a row for each count above 0; summaries of earlier versions have no counts."""
     counts = json.loads((cell.folder / "summary.json").read_text()).get("confusion") or ()
     return [
         _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
@@ -324,9 +328,9 @@ def _texts(row: Mapping[str, Any]) -> Row:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the columns of accuracy or of AUROC."""
+    """Return the scores that accuracy and AUROC have in common."""
     clients = [score for score in scores["clients"] or () if score is not None]
-    return {who: scores[who] for who in ("student", "ensemble", "weighted_ensemble")} | {
+    return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),
         "client_mean": sum(clients) / len(clients) if clients else None,
     }

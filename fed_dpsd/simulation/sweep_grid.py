@@ -1,4 +1,4 @@
-"""The grid of a sweep: what is typed, and what an experiment's file declares, cell by cell."""
+"""The grid of a sweep, cell by cell, from typed overrides and an experiment's file."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ Grid = dict[str, list[str]]
 
 
 class Point(NamedTuple):
-    """A cell's place: the name of its grid, "" where an experiment has but one, and its overrides.
+    """A cell's place: the name of its grid, "" where an experiment has only one, and its overrides.
 
-    The overrides are `experiment` first; of a grid's points the last key varies fastest.
+    Among the overrides, `experiment` comes first. Over the points of a grid, the last key varies
+    fastest.
     """
 
     grid: str
@@ -21,13 +22,15 @@ class Point(NamedTuple):
 
 
 def expand(overrides: Sequence[str]) -> list[Point]:
-    """Every cell of the grid that is typed, or that experiments declare.
+    """List every cell of the grid of typed overrides, or of the grids that experiments declare.
 
-    An experiment's `sweep` is expanded too: its keys map to choices, and those that map to keys of
-    their own are grids apart, each with what the others share. For a key that it has in common with
-    `overrides`, these win, but for `experiment` itself: the one given here is where the grids are
-    read from. A group of conf/, such as `privacy`, decides which other keys there are, so there
-    `overrides` choose among the grids apart instead: a grid with none of the choices is left out.
+    An experiment's `sweep` is expanded too. Its keys map to choices. A key that maps to keys of its
+    own is a separate grid, which also has all keys that map to choices. For a key in both,
+    `overrides` win, except for `experiment` itself, which names the file with the grids.
+
+    A group of conf/, such as `privacy`, decides which other keys there are. For a group, the
+    `overrides` select among the separate grids instead: a grid with none of the choices is left
+    out.
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
@@ -36,43 +39,43 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         ConfigError: wrong syntax, a `sweep` that is no grid, a key that names the run folder, or a
             choice of a group that no grid has.
     """
-    given: dict[str, list[str]] = {}
+    typed: Grid = {}
     for key, values in map(choices, overrides):
-        given.pop(key, None)  # of a key given twice the last counts, its place too
-        given[key] = values
-    for key in given:
+        typed.pop(key, None)  # a repeated key takes its last choices, and their place
+        typed[key] = values
+    for key in typed:
         if key in ("out", "run_folder"):
-            raise ConfigError([f"{key}={given[key][0]}: a sweep names its run folders; use --out"])
-    experiments = given.pop("experiment", [])
+            raise ConfigError([f"{key}={typed[key][0]}: a sweep names its run folders; use --out"])
+    experiments = typed.pop("experiment", [])
     grids = [
         (name, {"experiment": [experiment]} | grid)
         for experiment in experiments
-        for name, grid in _chosen(experiment, given)
+        for name, grid in _selected(experiment, typed)
     ]
     return [
         Point(name, dict(zip(grid, values, strict=True)))
-        for name, grid in grids or [("", given)]
+        for name, grid in grids or [("", typed)]
         for values in itertools.product(*grid.values())
     ]
 
 
-def _chosen(experiment: str, given: Mapping[str, list[str]]) -> list[tuple[str, Grid]]:
-    """The named grids of an experiment's file, with what is given in place of what they have."""
-    shared, apart = _declared(experiment)
-    groups = [key for key in given if (conf_folder() / key).is_dir()]
+def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
+    """Return the named grids of an experiment's file, with typed choices in place of theirs."""
+    shared, separate = _declared(experiment)
+    groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []
-    for name, own in apart.items() or [("", Grid())]:
-        chosen = {key: [v for v in given[key] if v in own[key]] for key in groups if key in own}
+    for name, own in separate.items() or [("", Grid())]:
+        chosen = {key: [v for v in typed[key] if v in own[key]] for key in groups if key in own}
         if all(chosen.values()):
-            grids.append((name, own | shared | given | chosen))
+            grids.append((name, own | shared | typed | chosen))
     if not grids:
-        wanted = " ".join(f"{key}={','.join(given[key])}" for key in groups)
-        raise ConfigError([f"{wanted}: no grid of experiment={experiment} has that"])
+        request = " ".join(f"{key}={','.join(typed[key])}" for key in groups)
+        raise ConfigError([f"{request}: no grid of experiment={experiment} has that"])
     return grids
 
 
 def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
-    """Return the keys that an experiment's grids share, and each grid apart, by its name."""
+    """Return the keys that an experiment's grids share, and each separate grid, by its name."""
     declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
         raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
@@ -80,13 +83,13 @@ def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
     def parsed(grid: Mapping[str, Any]) -> Grid:
         for key, value in grid.items():
             if not isinstance(value, str):
-                what = f"experiment={experiment}: sweep.{key}={value!r} must be a string"
-                raise ConfigError([f"{what}, as in '0,1,2'"])
+                problem = f"experiment={experiment}: sweep.{key}={value!r} must be a string"
+                raise ConfigError([f"{problem}, as in '0,1,2'"])
         return dict(choices(f"{key}={value}") for key, value in grid.items())
 
     shared = {key: value for key, value in declared.items() if not isinstance(value, Mapping)}
-    apart = {name: value for name, value in declared.items() if isinstance(value, Mapping)}
-    return parsed(shared), {str(name): parsed(grid) for name, grid in apart.items()}
+    separate = {name: value for name, value in declared.items() if isinstance(value, Mapping)}
+    return parsed(shared), {str(name): parsed(grid) for name, grid in separate.items()}
 
 
 def names(points: Sequence[Point]) -> list[str]:
@@ -94,9 +97,9 @@ def names(points: Sequence[Point]) -> list[str]:
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()
-    found = []
+    lines = []
     for grid, overrides in points:
         own = [f"{k}={v}" for k, v in overrides.items() if (k, v) not in shared[grid]]
         words = [f"{grid}:" if own else grid] if grid else []
-        found.append(" ".join([*words, *own]) or "the only cell")
-    return found
+        lines.append(" ".join([*words, *own]) or "the only cell")
+    return lines

@@ -5,7 +5,7 @@
 >>> plan.queries_per_client
 512
 >>> print(plan.privacy.epsilon("record", "replace_one"))
-5,120 (record, replace_one, trust nobody, delta 0, rr_exact)
+5,120.1 (record, replace_one, trust nobody, delta 0, pure)
 
 `run` trains, `resume` goes on after a crash, and `load_student` reads an exported student. Heavy
 libraries are imported only when one of them is first used.

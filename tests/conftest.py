@@ -11,6 +11,7 @@ import pytest
 # Of processes that share the cores, each is quickest alone on one; tests of threads set their own.
 for _library in ("OMP", "OPENBLAS", "MKL"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits leaves its core to others
 
 SMALL = (
     "privacy=label",

@@ -1,5 +1,6 @@
 """Hospitals to test with: their files, and a grid on which each runs the real client code."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,8 +14,8 @@ from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Ask, Refusal
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.server.test_federation import CLIENT_APP
 
+CLIENT_APP = Path(client_app.__file__)
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
 

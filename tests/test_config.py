@@ -1,7 +1,6 @@
 """Composition and its errors: each names key, value and remedy, and all come at once."""
 
 import itertools
-import json
 import re
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.config import ConfigError, compose, from_run_config, split_overrides
-from fed_dpsd.experiment import from_json, set_up
+from fed_dpsd.experiment import set_up
 from fed_dpsd.storage import conf_folder
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
@@ -179,14 +178,6 @@ def test_overrides_are_split_as_hydra_reads_them(text, tokens):
 @settings(derandomize=True, max_examples=100)
 def test_splitting_undoes_joining(tokens):
     assert split_overrides("  ".join(tokens)) == tokens
-
-
-def test_an_experiment_survives_its_json(tmp_path):
-    for overrides in ([], ["privacy=gradient", "partition=class"], ["privacy=non_private"]):
-        experiment = set_up(compose(overrides), tmp_path)
-        again = from_json(experiment.to_json())
-        assert again == experiment
-        assert json.loads(again.to_json()) == json.loads(experiment.to_json())
 
 
 @pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda p: p.stem)

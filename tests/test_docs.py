@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fed_dpsd import cli
+from fed_dpsd import api, cli
+from fed_dpsd.audits import attacks
+from fed_dpsd.config import compose
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
@@ -69,12 +71,13 @@ def call(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if "--engine" not in c and "rehearse" not in c]
 )
-def test_the_readmes_commands_run(command, call):
+def test_the_readmes_commands_run(command, call, monkeypatch):
     """At a small size; RUN is a run folder. Flower's are in test_simulation, test_rehearsal."""
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:
         folder = call("run", *SMALL)
         words = [folder if word == "RUN" else word for word in words]
+    monkeypatch.setattr(attacks, "CLOSE_RUNS", 20_000)
     if words[0] == "report":
         call("sweep", *SMALL, "seed=0,1")
     if words[0] == "predict":
@@ -119,6 +122,9 @@ def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
 
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    """With teachers and a student of few steps."""
+    steps = ("privacy.steps=20", "method.student_steps=5", "method.final_student_steps=10")
+    monkeypatch.setattr(api, "compose", lambda overrides: compose([*steps, *overrides]))
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names = {}

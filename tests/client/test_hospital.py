@@ -16,12 +16,12 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
+    CLIENT_APP,
     Hospitals,
     answer,
     ask,
     site_file,
 )
-from tests.server.test_federation import CLIENT_APP
 
 
 def test_a_run_over_hospitals(deployed, tmp_path):

@@ -29,8 +29,7 @@ from fed_dpsd.flower.codec import (
 )
 from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
 from fed_dpsd.protocol import Answer, Refusal, SumStep
-from tests.hospitals import DISTRIBUTED, Hospitals, ask, federate, site_file, summing
-from tests.server.test_federation import CLIENT_APP
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, federate, site_file, summing
 
 EXAMPLES = [200, pytest.param(10_000, marks=pytest.mark.slow)]
 CHARGES = 50  # after which a hospital gets a new ledger: else its budget refuses all that follows

@@ -21,8 +21,7 @@ from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
-from tests.hospitals import Hospitals, answer, ask, federate, site_file, summing
-from tests.server.test_federation import CLIENT_APP
+from tests.hospitals import CLIENT_APP, Hospitals, answer, ask, federate, site_file, summing
 
 COUNTS = "privacy=dp_teacher", "privacy.steps=2", "model.teacher=scattering"
 SUMMED = (

@@ -16,10 +16,9 @@ from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import DISTRIBUTED, Hospitals, answer, ask, federate, summing
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, ask, federate, summing
 from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
-from tests.server.test_federation import CLIENT_APP
 
 
 def exact_sum(files, experiment, question):

@@ -7,6 +7,7 @@ from torch.nn import functional
 from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator, UpConvolution
+from fed_dpsd.models.inference import torch_threads
 from fed_dpsd.streams import Streams
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
@@ -118,3 +119,11 @@ def test_a_vector_holds_all_that_a_prediction_depends_on():
     assert not torch.equal(build("cnn_bn").eval()(images), copy(images))
     with pytest.raises(ValueError, match="weights instead of"):
         load_vector(build("cnn"), to_vector(trained))
+
+
+def test_clients_compute_with_their_own_number_of_threads():
+    torch.set_num_threads(2)
+    with torch_threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)

@@ -1,7 +1,5 @@
 """The loop: what it leaves on disk, resuming, and failing without losing anything."""
 
-import copy
-import io
 import json
 import os
 import shutil
@@ -10,21 +8,16 @@ import sys
 import time
 
 import hypothesis
-import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-import torch
 from hypothesis import strategies
 from PIL import Image
-from sklearn.metrics import roc_auc_score
 
 from fed_dpsd import cli
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import UserError
-from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.experiment import partitions
 from fed_dpsd.models import write_weights
-from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -35,6 +28,7 @@ from tests.forks import finished, fork
 DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
 FEDAVG = ("privacy=non_private", "method=fedavg", "teacher.same_start=true")
 WITHOUT_COUNTS = "privacy.count_share=null"
+PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
 
 
 def complete(experiment, folder=None):
@@ -223,168 +217,6 @@ def test_a_calibrated_run_spends_what_was_asked_and_is_answered_to_its_end(
     run()
 
 
-def test_a_run_folder_is_never_overwritten(small, tmp_path):
-    experiment = small(f"run_folder={tmp_path}/mine")
-    new_run_folder(experiment)
-    with pytest.raises(UserError, match="exists already"):
-        new_run_folder(experiment)
-
-
-def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"out=.*file.* is not writable .*choose another folder"):
-        new_run_folder(small(f"out={tmp_path}/file"))
-
-
-# --- scores ---
-
-
-def two_digits(small, folder, test_label=None):
-    """Zeros and ones in a parquet folder; `test_label` keeps one of them in the test split."""
-    digits = load_data(small().config.data, small().config.cache)
-    for name, split in (("train", digits.train), ("test", digits.test)):
-        kept = split.labels < 2
-        if name == "test" and test_label is not None:
-            kept = split.labels == test_label
-        pictures = []
-        for image in split.images[kept]:
-            buffer = io.BytesIO()
-            Image.fromarray(image[0]).save(buffer, "PNG")
-            pictures.append({"bytes": buffer.getvalue()})
-        table = pyarrow.table({"image": pictures, "label": split.labels[kept]})
-        pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
-    data = ("data=folder", f"data.path={folder}", "data.shape=[1,8,8]", "data.num_classes=2")
-    return small(*data, "rounds=1", "partition=iid")
-
-
-def area(experiment, probabilities):
-    labels = load_data(experiment.config.data, experiment.config.cache).test.labels
-    classes = [1] if experiment.config.data.num_classes == 2 else range(10)
-    return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
-
-
-@pytest.mark.parametrize("num_classes", [2, 10])
-def test_the_areas_of_a_summary_are_those_of_its_teachers_and_its_student(
-    small, tmp_path, monkeypatch, num_classes
-):
-    students = []
-    predict = runs.predict
-
-    def recorded(*given):
-        students.append(predict(*given))
-        return students[-1]
-
-    monkeypatch.setattr(runs, "predict", recorded)
-    experiment = two_digits(small, tmp_path) if num_classes == 2 else small()
-    folder, summary, lines = complete(experiment)
-    assert len(students) == len(lines)  # one evaluation a round serves both metrics
-    teachers = LocalFederation(experiment, folder).diagnose()
-    expected = {
-        "student": area(experiment, students[-1]),
-        "ensemble": area(experiment, np.concatenate(list(teachers.values())).mean(0)),
-        "weighted_ensemble": None,
-        "clients": [area(experiment, each.mean(0)) for each in teachers.values()],
-    }
-    assert summary["auroc"] == {
-        role: value and pytest.approx(value, abs=1e-6) for role, value in expected.items()
-    }
-    assert len(set(expected["clients"])) == 2
-    assert summary["auroc"]["student"] == lines[-1]["student_auroc"]
-
-
-def test_the_result_line_shows_the_area_of_two_classes_only(small, tmp_path):
-    _, summary, _ = complete(small("rounds=1"))
-    assert summary["auroc"]["student"] is not None
-    assert "AUROC" not in result_line(small(), summary)
-    experiment = two_digits(small, tmp_path)
-    _, summary, _ = complete(experiment)
-    summary["accuracy"] |= {"student": 0.854, "ensemble": 0.9}
-    summary["auroc"] |= {"student": 0.944, "ensemble": 0.96}
-    line = result_line(experiment, summary)
-    assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble 90.0 % (AUROC 0.960) · publ")
-    summary["accuracy"]["ensemble"] = summary["auroc"]["ensemble"] = None
-    line = result_line(experiment, summary)
-    assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble unknown · published")
-
-
-def test_a_test_split_that_lacks_a_class_has_accuracies_and_no_areas(small, tmp_path):
-    experiment = two_digits(small, tmp_path, test_label=1)
-    _, summary, _ = complete(experiment)
-    unknown = dict.fromkeys(("student", "ensemble", "weighted_ensemble"))
-    assert summary["auroc"] == unknown | {"clients": [None, None]}
-    assert all(isinstance(value, float) for value in summary["accuracy"]["clients"])
-    assert "AUROC" not in result_line(experiment, summary)
-
-
-def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(small):
-    class Halved(LocalFederation):
-        def diagnose(self):
-            known = super().diagnose()
-            return known | {1: np.full_like(known[1], np.nan)}
-
-    experiment = small("rounds=1")
-    folder = new_run_folder(experiment)
-    summary = runs.run(experiment, Halved(experiment, folder), folder, lambda line: None)
-    for metric in ("accuracy", "auroc"):
-        scores = summary[metric]
-        assert scores["clients"] == [scores["ensemble"], None]
-        assert scores["ensemble"] is not None
-
-
-def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small, monkeypatch):
-    predict = runs.predict
-
-    def broken(student, *rest):
-        student = copy.deepcopy(student)
-        with torch.no_grad():
-            list(student.parameters())[-1].fill_(np.nan)
-        return predict(student, *rest)
-
-    monkeypatch.setattr(runs, "predict", broken)
-    folder, summary, lines = complete(small("rounds=1"))
-    assert (summary["accuracy"]["student"], summary["auroc"]["student"]) == (0, None)
-    assert (lines[0]["student_accuracy"], lines[0]["student_auroc"]) == (0, None)
-    assert "NaN" not in (folder / "summary.json").read_text()
-    assert summary["auroc"]["ensemble"] is not None
-
-
-PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
-
-
-@pytest.mark.parametrize("settings", [PRIVATE, ("privacy=non_private",)], ids=str)
-def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
-    """Noisy ones of DP teachers, exact ones in the clear."""
-    folder, summary, _ = complete(small(*settings, "rounds=1"))
-    experiment = open_run_folder(folder)
-    federation = LocalFederation(experiment, folder)
-    ask = Ask.without_images("counts", (1, 8, 8), 10)
-    counts = {client: given.values[0].clip(0) for client, given in federation.each(ask).items()}
-    weighted = sum(
-        counts[client] / sum(counts.values()) * teachers[0]
-        for client, teachers in federation.diagnose().items()
-    )
-    test = load_data(experiment.config.data, experiment.config.cache).test
-    score = (weighted.argmax(1) == test.labels).mean()
-    assert summary["accuracy"]["weighted_ensemble"] == pytest.approx(score, abs=1e-6)
-    assert summary["auroc"]["weighted_ensemble"] == pytest.approx(
-        area(experiment, weighted / weighted.sum(1, keepdims=True)), abs=1e-6
-    )
-    assert summary["accuracy"]["covered_by_epsilon"] == (settings is PRIVATE)
-    assert summary["queries"]["answered_per_client"] == 64  # counts are no queries
-    if settings is not PRIVATE:
-        labels = [site._teachers._shards[0].labels for site in federation._sites.values()]
-        exact = [np.bincount(own, minlength=10) for own in labels]
-        assert (np.stack(list(counts.values())) == exact).all()
-
-
-@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)], ids=str)
-def test_without_counts_there_is_no_weighted_ensemble(small, settings):
-    _, summary, _ = complete(small(*settings, "rounds=1"))
-    assert summary["accuracy"]["weighted_ensemble"] is None
-    assert summary["auroc"]["weighted_ensemble"] is None
-    assert summary["accuracy"]["ensemble"] is not None
-
-
 # --- failing ---
 
 
@@ -509,16 +341,6 @@ def test_a_missing_checkpoint_file_is_named(small, copied):
         UserError, match=r"it is missing\); delete the folder .*start the run again"
     ):
         complete(experiment, folder)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"), [(None, "No such file"), ("", "is empty"), ("{a: [", "not YAML")]
-)
-def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
-    if content is not None:
-        (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
-        open_run_folder(tmp_path)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.7])

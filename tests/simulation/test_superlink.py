@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -247,3 +248,11 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
         shutil.rmtree(tmp_path / "cache" / "teachers")
     assert len(hashes) == 1
     assert not leftovers()
+
+
+def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
+    monkeypatch.setattr(superlink.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(superlink.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(superlink.os, "cpu_count", lambda: 16)
+    for nodes in range(1, 17):
+        assert int(1 / float(np.float32(superlink.gpu_fraction(nodes)))) >= nodes

@@ -3,20 +3,15 @@
 import csv
 import json
 import math
-import subprocess
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from fed_dpsd import storage
 from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.experiment import set_up
 from fed_dpsd.server import run as runs
-from fed_dpsd.server import run_folder
-from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import write_failure
 from fed_dpsd.simulation import sweep as sweeps
 from fed_dpsd.simulation.local import LocalFederation
@@ -400,54 +395,3 @@ def test_a_file_beside_the_table_that_is_another_is_left_alone(tmp_path, name):
     with pytest.raises(UserError, match=rf"{name} is no table of a sweep .*'key'.*use --csv"):
         go(plan(tmp_path, *TINY), tmp_path / "table.csv")
     assert (tmp_path / name).read_text() == "name,age\nx,3\n"
-
-
-# --- versions.json ---
-
-
-def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):
-    def versions(name):
-        run_folder._commit.cache_clear()
-        folder = new_run_folder(small(f"run_folder={tmp_path}/{name}"))
-        return json.loads((folder / "versions.json").read_text())
-
-    package = tmp_path / "checkout" / "package"
-    package.mkdir(parents=True)
-    (package / "run.py").write_text("")
-    monkeypatch.setattr(run_folder, "__file__", str(package / "run.py"))
-
-    def git(*arguments):
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", *who, *arguments], cwd=package, check=True, capture_output=True)
-
-    assert versions("none")["commit"] is None
-    git("init", "..")
-    (package.parent / "other.py").write_text("")
-    git("add", "../other.py")
-    git("commit", "-m", "without the package")
-    assert versions("installed inside a checkout")["commit"] is None
-    git("add", "run.py")
-    git("commit", "-m", "with it")
-    commit = versions("clean")["commit"]
-    assert len(commit) == 12
-    (package / "run.py").write_text("pass")
-    assert versions("dirty")["commit"] == f"{commit}+dirty"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert versions("no git")["commit"] is None
-    assert "cores, " in versions("machine")["machine"]
-    run_folder._commit.cache_clear()
-
-
-def test_no_run_folder_counts_before_it_is_complete(small, monkeypatch):
-    """config.yaml is what makes it one, so it comes last."""
-    written = []
-    original = storage.write_atomically
-
-    def record(path, content):
-        written.append(Path(path).name)
-        original(path, content)
-
-    monkeypatch.setattr(storage, "write_atomically", record)
-    monkeypatch.setattr(run_folder, "write_atomically", record)
-    new_run_folder(small())
-    assert written == ["versions.json", "config.yaml"]

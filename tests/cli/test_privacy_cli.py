@@ -1,0 +1,251 @@
+"""`fed-dpsd privacy`: what a run would cost, what it has cost, and what audits find."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from tests.conftest import SMALL
+
+# --- privacy plan ---
+
+WEIGHTS_LEAVE = (
+    *("method=dpsd", "num_clients=1"),
+    *("method.discriminator=teacher", "method.generator_steps=1"),
+)
+
+
+def plan(fed_dpsd, *overrides):
+    code, out, _ = fed_dpsd("privacy", "plan", "--json", *overrides)
+    assert code == 0
+    return json.loads(out[-1])
+
+
+@pytest.mark.parametrize(
+    ("sigma", "record", "client", "published"),
+    [
+        (100, 28.839, 11.651, 0.0456),
+        (200, 11.651, 5.053, None),
+        (500, 3.901, 1.783, None),
+        (1000, 1.783, 0.830, None),
+    ],
+)
+def test_plan_gives_the_golden_numbers_of_gradients(fed_dpsd, sigma, record, client, published):
+    result = plan(
+        fed_dpsd,
+        *("privacy=gradient", f"privacy.noise_multiplier={sigma}"),
+        *("rounds=200", "queries_per_round=256"),
+    )
+    assert result["queries_per_client"] == 51_200
+    rows = {(r["unit"], r["relation"]): r["epsilon"] for r in result["privacy"]["proven"]}
+    assert rows["record", "add_remove"] == pytest.approx(record, abs=0.01)
+    assert rows["record", "replace_one"] == pytest.approx(record, abs=0.01)
+    assert rows["client", "add_remove"] == pytest.approx(client, abs=0.01)
+    assert rows["client", "replace_one"] == pytest.approx(record, abs=0.01)
+    if published:
+        assert result["privacy"]["epsilon_published"] == pytest.approx(published, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("epsilon_per_answer", "rounds", "batch", "expected"),
+    [
+        (10, 200, 256, 512_000),
+        (1, 200, 256, 19_424.3),
+        (0.1, 200, 256, 251.89),
+        (0.01, 200, 256, 9.080),
+        (1, 1, 100, 67.92),
+        (1, 1, 1_000, 470.6),
+        (0.1, 1, 200, 5.186),
+        (0.1, 10, 256, 25.72),
+    ],
+)
+def test_plan_gives_the_golden_numbers_of_labels(
+    fed_dpsd, epsilon_per_answer, rounds, batch, expected
+):
+    result = plan(
+        fed_dpsd,
+        *("privacy=label", f"privacy.epsilon_per_answer={epsilon_per_answer}"),
+        *("privacy.k=3", f"rounds={rounds}", f"queries_per_round={batch}"),
+    )
+    assert result["privacy"]["epsilon_published"] == epsilon_per_answer
+    for row in result["privacy"]["proven"]:
+        assert row["epsilon"] == pytest.approx(expected, rel=1e-3)
+        assert row["queries"] == rounds * batch
+        assert "spent" not in row
+
+
+def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
+    code, out, _ = fed_dpsd("privacy", "plan", "privacy=non_private")
+    assert code == 0
+    proven = [line for line in out if line.startswith("epsilon planned")]
+    assert len(proven) == 6
+    for line in proven:
+        assert "trust nobody, delta 1e-05" in line
+        assert "inf" in line
+    assert "epsilon published (no guarantee): inf" in out
+    assert "reason: answers leave the client without noise" in out
+
+
+@pytest.mark.parametrize(
+    ("privacy", "field"),
+    [
+        ("gradient", "noise_multiplier"),
+        ("votes", "noise_multiplier"),
+        ("dp_teacher", "noise_multiplier"),
+        ("label", "epsilon_per_answer"),
+    ],
+)
+def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, privacy, field):
+    overrides = (f"privacy={privacy}", "privacy.target_epsilon=1.5", "rounds=4")
+    row = plan(fed_dpsd, *overrides)["privacy"]["proven"][0]
+    assert (row["unit"], row["relation"]) == ("record", "add_remove")
+    assert 0.98 * 1.5 <= row["epsilon"] <= 1.5
+    _, out, _ = fed_dpsd("privacy", "plan", *overrides)
+    asked = "calibrated to privacy.target_epsilon=1.5 (record, add_remove): "
+    assert any(line.startswith(f"{asked}privacy.{field}=") for line in out)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (("privacy=non_private", "privacy.target_epsilon=1"), "has no noise to set"),
+        (("privacy=gradient", "privacy.target_epsilon=0"), "must be a finite number > 0"),
+        ((*WEIGHTS_LEAVE, "privacy=gradient", "privacy.target_epsilon=1"), "less than any setting"),
+        (("privacy=label", "privacy.target_epsilon=1e9"), "more than any setting"),
+    ],
+)
+def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, overrides, expected):
+    code, _, err = fed_dpsd("privacy", "plan", *overrides)
+    assert code == 1
+    assert "target_epsilon=" in err
+    assert expected in err
+
+
+# --- privacy ledger and audit ---
+
+
+def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
+    _, (folder,), _ = fed_dpsd("run", *SMALL, "privacy=gradient")
+    code, out, _ = fed_dpsd("privacy", "ledger", folder)
+    assert code == 0
+    assert sum(" answers to ask " in line for line in out) == 2 * 3
+    assert sum(line.startswith("spent: ") for line in out) == 2 * 6
+    for line in out:
+        if "so far" in line or line.startswith("spent: "):
+            assert "trust nobody, delta 1e-05, gdp_exact)" in line
+    code, out, _ = fed_dpsd("privacy", "ledger", f"{folder}/ledger/client_001.sqlite", "--json")
+    (account,) = json.loads(out[0]).values()
+    assert [entry["query_id"] for entry in account["entries"]] == [1, 2, 3]
+    summary = json.loads((Path(folder) / "summary.json").read_text())
+    for spent, row in zip(account["spent"], summary["privacy"]["proven"], strict=True):
+        assert spent["epsilon"] == row["spent"] == row["epsilon"]
+        assert (spent["unit"], spent["relation"]) == (row["unit"], row["relation"])
+
+
+def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
+    """Three runs of 192 queries under a cap that pays for about two and a half."""
+    life = ("privacy=gradient", f"ledger={tmp_path}/life", "partition.seed=0")
+    budget = plan(fed_dpsd, "privacy=gradient", "rounds=5", "queries_per_round=96")
+    cap = budget["privacy"]["proven"][0]["epsilon"]
+    rounds = []
+    for seed in (1, 2, 3):
+        code, (folder,), _ = fed_dpsd(
+            "run", *SMALL, *life, f"seed={seed}", f"privacy.budget={cap:.6f}"
+        )
+        lines = [json.loads(x) for x in (Path(folder) / "rounds.jsonl").read_text().splitlines()]
+        rounds.append((code, len([line for line in lines if not line["refused"]])))
+    assert rounds == [(0, 3), (0, 3), (0, 1)]
+    code, _, err = fed_dpsd("run", *SMALL, *life, "seed=4", f"privacy.budget={cap:.6f}")
+    assert code == 1
+    assert "no client answers" in err
+    assert "budget is spent" in err
+
+
+def test_a_ledger_that_is_none_is_one_line(fed_dpsd, tmp_path):
+    code, _, err = fed_dpsd("privacy", "ledger", str(tmp_path))
+    assert code == 1
+    assert "holds no ledger" in err
+
+
+def test_audit_says_in_words_what_is_refuted(fed_dpsd, monkeypatch):
+    """A small run; the paper's own setting is in audits/test_black_box.py."""
+    small = ("rounds=2", "queries_per_round=64", "privacy=gradient", "privacy.noise_multiplier=5.0")
+    with monkeypatch.context() as patch:  # fewer runs for the words, all of them for the numbers
+        patch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 2_000)
+        code, out, _ = fed_dpsd("privacy", "audit", *small)
+    assert code == 0
+    text = "\n".join(out)
+    assert text.count("consistent with the proven epsilon") == 2
+    assert "refuted: the published epsilon" in text
+    assert "not shown: that a particular trained teacher leaks this much" in text
+    _, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
+    found = json.loads(out[0])
+    assert found["published_refuted"] is True
+    assert found["epsilon_published"] < found["lower_bound"] < found["epsilon_proven"]
+    assert (found["queries"], found["runs"], found["failure_probability"]) == (128, 300, 1e-6)
+    check = found["check"]
+    assert 0.7 * 2.1 < check["lower_bound"] <= check["epsilon_proven"] <= 2.1
+
+
+@pytest.mark.parametrize("broken", ["half", "none"])
+def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(fed_dpsd, broken, monkeypatch):
+    """Misses half of the noise in 100,000 runs, and is blind in ten, with probability 1e-6."""
+    small = ("rounds=1", "queries_per_round=64", "privacy=label", "--broken", broken)
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
+    found = json.loads(out[0])
+    assert code == 0
+    assert (found["broken"], found["as_expected"]) == (broken, True)
+    assert found["check"]["contradicts"]
+    assert found["check"]["lower_bound"] > found["check"]["epsilon_proven"]
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 10)
+    code, out, _ = fed_dpsd("privacy", "audit", *small)
+    assert code == 3
+    assert "NOT refuted: the audit is blind" in out[-1]
+
+
+def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch):
+    def truthful(self, value, predictions, rng):
+        return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)
+
+    monkeypatch.setattr(TopKRandomizedResponse, "noise", truthful)
+    code, out, _ = fed_dpsd("privacy", "audit", "privacy=label")
+    assert code == 3
+    assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
+
+
+def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
+    """A right training contradicts a proof with probability at most 3 * 0.001."""
+    monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 100)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
+    settings = ("privacy=dp_teacher", "privacy.noise_multiplier=1", "privacy.steps=20")
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
+    assert code == 0
+    claim = json.loads(out[0])
+    _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
+    planned = json.loads(out[0])["privacy"]["proven"][0]
+    assert claim["epsilon_proven"] == pytest.approx(planned["epsilon"])
+    for name in ("check", "counts"):
+        found = claim[name]
+        assert (found["method"], found["relation"]) == ("canaries", "add_remove")
+        assert 0 < found["mu_lower_bound"] < found["mu_proven"]
+        assert found["lower_bound"] < found["epsilon_proven"]
+        assert found["failure_probability"] == 0.001
+        assert found["canaries"] >= 100
+    for found in (claim["check"], claim["answers"]):
+        assert 0 < found["advantage_lower_bound"] < found["advantage_proven"]
+    assert (claim["queries"], claim["canaries"]) == (8, 8)
+    assert claim["lower_bound"] < claim["epsilon_proven"]
+    monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (30, 30))
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 60)
+    code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
+    assert code == 0
+    assert out[-1] == "a hospital with next to no noise: refuted, as it has to be"
+
+
+def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
+    code, _, err = fed_dpsd("privacy", "audit", "privacy=non_private")
+    assert code == 1
+    assert "leaves nothing to audit: its answers leave without noise" in err

@@ -1,0 +1,222 @@
+"""The coordinator's side of Flower: the same bits whatever hosts the clients, and failures."""
+
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+import client_app
+from fed_dpsd.config import UserError
+from fed_dpsd.flower import server as flower
+from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
+from tests.conftest import SMALL
+from tests.hospitals import CLIENT_APP
+from tests.server.test_federation import ask
+
+
+@pytest.fixture(autouse=True)
+def _flower_process(monkeypatch):
+    """Messages can only be made inside a Flower process; this one says it is."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+class FakeGrid:
+    """A grid whose nodes run the real client code in this process, answering in reverse order."""
+
+    def __init__(self, nodes, break_reply=lambda reply: reply, lose=0):
+        self.nodes, self.break_reply, self.lose = nodes, break_reply, lose
+        self.pull_interval = 0.1
+        self.node_config = {"partition-id": 0}
+        self.sent = []
+
+    def get_node_ids(self):
+        return [100 + node for node in range(self.nodes)]
+
+    def send_and_receive(self, messages, timeout=None):
+        self.sent += messages
+        replies = []
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
+            reply = handler(message, SimpleNamespace(node_config=self.node_config))
+            reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+            replies.append(self.break_reply(reply))
+        return list(reversed(replies))[self.lose :]
+
+
+def grid_run(experiment, nodes):
+    folder = new_run_folder(experiment)
+    federation = GridFederation(experiment, FakeGrid(nodes), folder, CLIENT_APP)
+    return runs.run(experiment, federation, folder, lambda line: None), federation
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("privacy=label",),
+        ("privacy=gradient",),
+        ("privacy=gradient", "teachers_per_client=3"),
+        ("privacy=dp_teacher", "privacy.steps=3", "model=scattering", "model.student_width=4"),
+    ],
+    ids=" ".join,
+)
+def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers):
+    experiment = small("num_clients=5", *answers)
+    folder = new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    for nodes in (1, 2, 5, 7):
+        summary, federation = grid_run(experiment, nodes)
+        assert summary["student_sha256"] == local["student_sha256"]
+        assert summary["queries"] == local["queries"]
+        messages = federation._grid.sent
+        asked = [m.content["ask"]["kind"] for m in messages if "ask" in m.content]
+        counted = asked.count("counts") // min(nodes, 5)  # for the diagnosis, and for the method
+        assert counted == (2 if "privacy=dp_teacher" in answers else 0)
+        assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
+
+
+def test_weights_travel_where_the_method_ships_them(small):
+    experiment = small(
+        *("method=dpsd", "num_clients=1"),
+        *("method.discriminator=teacher", "method.generator_steps=1"),
+    )
+    folder = new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    assert grid_run(experiment, 1)[0]["student_sha256"] == local["student_sha256"]
+
+
+def test_images_travel_as_bytes(small):
+    experiment = small()
+    federation = GridFederation(experiment, FakeGrid(1), new_run_folder(experiment), CLIENT_APP)
+    federation.each(ask())
+    (message,) = federation._grid.sent
+    assert message.content["arrays"]["images"].numpy().dtype == np.uint8
+
+
+def test_refusals_are_counted_out_and_named(small):
+    experiment = small("privacy.budget=0")
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    total = federation.total(ask())
+    assert total.count == 0
+    assert total.refused == dict.fromkeys((0, 1), "the client's privacy budget is spent")
+
+
+# --- what goes wrong ---
+
+
+def failing(small, **grid):
+    experiment = small("federation.round_timeout_seconds=1", "federation.node_timeout_seconds=0.2")
+    return GridFederation(experiment, FakeGrid(**grid), new_run_folder(experiment), CLIENT_APP)
+
+
+def test_no_node_within_the_time_out(small):
+    with pytest.raises(UserError, match=r"no node connected.*node_timeout_seconds=0.2; start"):
+        failing(small, nodes=0)
+
+
+def test_a_lost_reply_is_an_error_with_the_client(small):
+    with pytest.raises(UserError, match=r"\(client 1: no answer .*round_timeout_seconds=1"):
+        failing(small, nodes=2, lose=1).each(ask())
+    with pytest.raises(UserError, match=r"clients \[1\] did not .*round_timeout_seconds=1"):
+        failing(small, nodes=2, lose=1).diagnose()
+
+
+def test_an_error_reply_names_the_clients(small):
+    def broken(reply):
+        metadata = Metadata(1, "", 100, 0, "", "", 0.0, 1.0, "query.answer")
+        return Message(error=Error(2, "worker\ndied"), metadata=metadata)
+
+    with pytest.raises(ProtocolError, match=r"hosts clients \[0, 1\] failed: worker died"):
+        failing(small, nodes=1, break_reply=broken).each(ask())
+
+
+@pytest.mark.parametrize("foreign", [{}, {"code": "0" * 64, "error": "", "refusals": "{}"}])
+def test_foreign_code_is_refused(small, foreign):
+    def replace(reply):
+        content = {"answers": ArrayRecord({})}
+        if foreign:
+            content["meta"] = ConfigRecord(foreign)
+        reply.content = RecordDict(content)
+        return reply
+
+    with pytest.raises(ProtocolError, match="runs other code than this server"):
+        failing(small, nodes=1, break_reply=replace).each(ask())
+
+
+def test_a_client_failure_is_one_line_in_a_simulation(small, caplog):
+    caplog.set_level(logging.CRITICAL)
+    wrong = Ask(1, np.zeros((4, 1, 12, 12), np.uint8), np.full((4, 10), 0.1, np.float32))
+    with pytest.raises(ProtocolError, match=r"client 0 failed: ProtocolError: images have shape"):
+        failing(small, nodes=1).each(wrong)
+
+
+def test_a_node_that_is_no_simulations_answers_nothing(small):
+    """Its configuration would come with the message: whoever sends it could raise its budget."""
+    experiment = small()
+    grid = FakeGrid(1)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    grid.node_config = {}
+    with pytest.raises(ProtocolError, match=r"no simulation's.*--node-config 'site="):
+        federation.each(ask())
+    grid.node_config = {"simulation": True}
+    assert len(federation.each(ask())) == 2
+
+
+# --- the server app ---
+
+
+def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
+    overrides = " ".join(override for override in SMALL if "num_clients" not in override)
+    config = {"num_clients": 2, "out": str(tmp_path / "out"), "overrides": overrides}
+    flower.serve(FakeGrid(2), config, CLIENT_APP)
+    *_, result, folder = capsys.readouterr().out.strip().splitlines()
+    assert result.startswith("result: student ")
+    assert Path(folder.removeprefix("run folder: ")).parent == tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("run_config", "nodes", "expected"),
+    [
+        ({"num_clients": 0}, 1, "num_clients=0 must be >= 1"),
+        ({"num_clients": 900}, 1, "num_clients=.* works here"),
+        ({"overrides": "federation.node_timeout_seconds=0.1"}, 0, "no node connected"),
+    ],
+)
+def test_the_server_app_fails_with_one_line_and_no_traceback(
+    run_config, nodes, expected, tmp_path, capsys, caplog
+):
+    caplog.set_level(logging.CRITICAL)
+    with pytest.raises(flower.RunFailed, match=expected) as caught:
+        flower.serve(FakeGrid(nodes), run_config | {"out": str(tmp_path)}, CLIENT_APP)
+    assert caught.value.__traceback__ is None
+    assert "\n" not in str(caught.value)
+    assert "error: " in capsys.readouterr().out
+    for summary in tmp_path.glob("*/summary.json"):
+        assert '"status": "failed"' in summary.read_text()
+
+
+def test_secret_noise_on_every_engine(small, tmp_path):
+    """Two runs have two secrets; with the same one they are the same run, whatever hosts it."""
+    experiment = small("privacy=gradient", "noise=secure")
+    first, _ = grid_run(experiment, 2)
+    second, _ = grid_run(experiment, 2)
+    assert first["student_sha256"] != second["student_sha256"]
+    assert "seeded noise" not in first["privacy"]["proven"][0]["notes"]
+    kept = small("privacy=gradient", "noise=secure", f"ledger={tmp_path}/ledger")
+    on_grid, _ = grid_run(kept, 2)
+    for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
+        if path.suffix != ".secret":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    folder = new_run_folder(kept)
+    local = runs.run(kept, LocalFederation(kept, folder), folder, lambda line: None)
+    assert local["student_sha256"] == on_grid["student_sha256"]

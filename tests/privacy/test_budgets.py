@@ -1,0 +1,185 @@
+"""Budgets and calibration, and what the finite precision of noise adds to both."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
+
+from fed_dpsd.privacy.accounting import (
+    Stage,
+    calibrate,
+    epsilon,
+    prove,
+    unchanged_epsilon,
+    within_budget,
+)
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
+from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
+from fed_dpsd.privacy.votes import NoisyVotes
+from tests.privacy.test_accounting import DELTA, EVENTS, dp_sgd, response, times
+
+# --- budgets ----------------------------------------------------------------------------------
+
+
+def test_a_budget_admits_exactly_the_answers_it_pays_for():
+    for mechanism in (NormalizedGradient(10, 100.0), NoisyVotes(10, 50.0, "laplace")):
+        event = mechanism.event("record", "add_remove")
+        budget = unchanged_epsilon(times(event, 500), DELTA)
+        assert within_budget([event] * 500, budget, DELTA)
+        assert not within_budget([event] * 501, budget, DELTA)
+
+
+def test_gaussians_of_any_noise_share_a_budget_exactly():
+    """The filter of Gaussian differential privacy: 1 / z^2 adds up."""
+    budget = unchanged_epsilon(GaussianDpEvent(1.0), DELTA)
+    halves = [GaussianDpEvent(math.sqrt(2.0))] + [GaussianDpEvent(2.0)] * 2
+    assert within_budget(halves, budget * (1 + 1e-9), DELTA)
+    assert not within_budget([*halves, GaussianDpEvent(100.0)], budget * (1 + 1e-9), DELTA)
+
+
+def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
+    """A budget that a training was calibrated to admits it; other settings are dearer at once."""
+    whole, other = (
+        DPSGD(noise, 0.02, 5, 0.1, 0.004, 8.0).event("record", "add_remove") for noise in (1.0, 2.0)
+    )
+    free = times(ComposedDpEvent([]), 3)
+    budget = unchanged_epsilon(times(whole, 2), DELTA) * (1 + 1e-9)
+    assert within_budget([whole, free, times(whole, 1), free], budget, DELTA)
+    assert not within_budget([whole] * 3, budget, DELTA)
+    assert not within_budget([whole, other], budget, DELTA)
+    assert epsilon(ComposedDpEvent([whole, other]), DELTA).epsilon < budget  # the control
+
+
+def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
+    """What a budget lets through in all is at least as private as settings fixed in advance."""
+    kinds = [
+        times(EVENTS["dp_sgd"], 300),
+        times(EVENTS["response"], 10),
+        times(EVENTS["laplace"], 10),
+        times(EVENTS["gaussian"], 50),
+    ]
+    for budget in (2.0, 5.0, 20.0):
+        admitted = []
+        for number in range(400):
+            charge = kinds[number % len(kinds)]
+            if within_budget([*admitted, charge], budget, DELTA):
+                admitted.append(charge)
+        assert epsilon(ComposedDpEvent(admitted), DELTA).epsilon <= budget
+        assert admitted
+
+
+def test_a_budget_never_admits_what_has_no_bound():
+    assert not within_budget([NonPrivateDpEvent()], 1e9, DELTA)
+    assert not within_budget([EVENTS["gaussian"], EVENTS["dp_sgd, replaced"]], 1e9, DELTA)
+    assert within_budget([], 0.0, DELTA)
+    assert not within_budget([EVENTS["gaussian"]], 0.0, DELTA)
+
+
+NOISE = (1e7, 1e-2)
+
+# --- calibration ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize(
+    ("make", "ends"),
+    [
+        (lambda value: NormalizedGradient(10, value), NOISE),
+        (lambda value: NoisyVotes(10, value), NOISE),
+        (lambda value: NoisyVotes(10, value, "laplace"), NOISE),
+        (lambda value: response(value, 3), (1e-7, 20.0)),
+        (lambda value: dp_sgd(value, 0.02, 60), NOISE),
+    ],
+    ids=["gradient", "votes", "laplace", "label", "dp_sgd"],
+)
+def test_calibration_never_overshoots_and_wastes_little(make, ends, target):
+    def spend(value):
+        stage = Stage(make(value), 20, 64)
+        return unchanged_epsilon(stage.event("record", "add_remove"), DELTA)
+
+    value = calibrate(spend, target, *ends)
+    assert 0.98 * target <= spend(value) <= target
+    claim = prove([Stage(make(value), 20, 64)], DELTA, "record", "add_remove")
+    assert 0.98 * target <= claim.value <= target
+
+
+def test_a_target_out_of_reach_is_an_error_that_names_it():
+    with pytest.raises(ValueError, match=r"target_epsilon=1e-30 is less than any setting"):
+        calibrate(lambda value: math.inf, 1e-30, *NOISE)
+    with pytest.raises(ValueError, match=r"target_epsilon=9 is more than any setting"):
+        calibrate(lambda value: 1.0, 9, *NOISE)
+
+
+# --- finite precision ---
+
+
+def test_finite_precision_adds_to_epsilon_and_to_nothing_else():
+    gaussian, lost = GaussianDpEvent(2.0), FinitePrecisionDpEvent(1e-3)
+    alone = epsilon(times(gaussian, 7), DELTA)
+    both = epsilon(ComposedDpEvent([times(gaussian, 7), times(lost, 5)]), DELTA)
+    assert both.accountant == alone.accountant == "gdp_exact"
+    ideal_noise = epsilon(times(gaussian, 7), DELTA * math.exp(-5e-3)).epsilon
+    assert both.epsilon == pytest.approx(ideal_noise + 5e-3)
+    assert both.epsilon > alone.epsilon + 5e-3
+    beyond = ComposedDpEvent([gaussian, FinitePrecisionDpEvent(101.0)])
+    assert math.isinf(epsilon(beyond, DELTA).epsilon)
+    assert math.isinf(epsilon(ComposedDpEvent([gaussian, lost]), 1e-101).epsilon)
+    assert math.isfinite(epsilon(gaussian, 1e-101).epsilon)
+
+
+def test_a_budget_reserves_a_part_for_finite_precision():
+    """A life of nothing else ends where the part does, and its rest is not touched by it."""
+    one = FinitePrecisionDpEvent(2.0**-12)
+    assert within_budget([one] * 8, 1.0, DELTA)
+    assert not within_budget([one] * 9, 1.0, DELTA)
+    assert within_budget([one] * 128, 1_000.0, DELTA)
+    assert not within_budget([one] * 129, 1_000.0, DELTA)
+    life = times(ComposedDpEvent([GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-6)]), 10)
+    least = unchanged_epsilon(life, DELTA)
+    assert within_budget([life], least, DELTA)
+    assert not within_budget([life], least * (1 - 1e-6), DELTA)
+
+
+@pytest.mark.parametrize("units", [4, 16, 64])
+def test_discrete_laplace_noise_is_dominated_by_a_slightly_larger_shift(units):
+    """Theorem 8, in small: exactly, for all epsilons; without the addition it does not hold."""
+    added = 2 * math.log(math.cosh(1 / (2 * units)))
+    passed = []
+    for shift in (1, units // 2, units, 3 * units):
+        k = np.arange(-60 * units, 60 * units + shift)
+        law = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k) / units)
+        moved = math.tanh(1 / (2 * units)) * np.exp(-np.abs(k - shift) / units)
+        for candidate in np.linspace(-1.2, 1.2, 241) * shift / units:
+            exact = np.maximum(law - math.exp(candidate) * moved, 0).sum()
+            least = max(0.0, 1 - math.exp(candidate))
+
+            def bound(loss, candidate=candidate, least=least):
+                if abs(candidate) >= loss:
+                    return least
+                return 1 - math.exp((candidate - loss) / 2)
+
+            assert exact <= bound(shift / units + added) + 1e-12
+            passed.append(exact > bound(shift / units) + 1e-12)
+    assert any(passed)
+
+
+def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
+    """Theorem 8, in small: within exp(70 / u^2) up to 40 u, and not within exp(20 / u^2)."""
+    units = 2.0**10
+    k = np.arange(0, 40 * int(units))
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    # The mass of k beside its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| < 1/2.
+    x = nodes / 2
+    ratio = (np.exp(-(2 * k[:, None] * x + x**2) / (2 * units**2)) @ weights) / 2
+    worst = np.abs(np.log(ratio)).max() * units**2
+    assert 20 < worst < 70
+
+
+def test_the_losses_of_gaussian_noise_cover_the_theorem():
+    """For a number of an answer, and for the largest training, at a scale of 2^25 units."""
+    assert GAUSSIAN_LOSS >= 2 * 70 / 2.0**50
+    assert PRECISION_LOSS >= 2 * MOST_DRAWS / (23 * 2.0**50)
+    assert LAPLACE_LOSS >= 1 / (4 * 2.0**50)

@@ -1,0 +1,83 @@
+"""Run folders: complete or none, never overwritten, and they say what code ran where."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fed_dpsd import storage
+from fed_dpsd.config import UserError
+from fed_dpsd.server import run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+
+
+def test_a_run_folder_is_never_overwritten(small, tmp_path):
+    experiment = small(f"run_folder={tmp_path}/mine")
+    new_run_folder(experiment)
+    with pytest.raises(UserError, match="exists already"):
+        new_run_folder(experiment)
+
+
+def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"out=.*file.* is not writable .*choose another folder"):
+        new_run_folder(small(f"out={tmp_path}/file"))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [(None, "No such file"), ("", "is empty"), ("{a: [", "not YAML")]
+)
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
+    if content is not None:
+        (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
+        open_run_folder(tmp_path)
+
+
+def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):
+    def versions(name):
+        run_folder._commit.cache_clear()
+        folder = new_run_folder(small(f"run_folder={tmp_path}/{name}"))
+        return json.loads((folder / "versions.json").read_text())
+
+    package = tmp_path / "checkout" / "package"
+    package.mkdir(parents=True)
+    (package / "run.py").write_text("")
+    monkeypatch.setattr(run_folder, "__file__", str(package / "run.py"))
+
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *arguments], cwd=package, check=True, capture_output=True)
+
+    assert versions("none")["commit"] is None
+    git("init", "..")
+    (package.parent / "other.py").write_text("")
+    git("add", "../other.py")
+    git("commit", "-m", "without the package")
+    assert versions("installed inside a checkout")["commit"] is None
+    git("add", "run.py")
+    git("commit", "-m", "with it")
+    commit = versions("clean")["commit"]
+    assert len(commit) == 12
+    (package / "run.py").write_text("pass")
+    assert versions("dirty")["commit"] == f"{commit}+dirty"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert versions("no git")["commit"] is None
+    assert "cores, " in versions("machine")["machine"]
+    run_folder._commit.cache_clear()
+
+
+def test_no_run_folder_counts_before_it_is_complete(small, monkeypatch):
+    """config.yaml is what makes it one, so it comes last."""
+    written = []
+    original = storage.write_atomically
+
+    def record(path, content):
+        written.append(Path(path).name)
+        original(path, content)
+
+    monkeypatch.setattr(storage, "write_atomically", record)
+    monkeypatch.setattr(run_folder, "write_atomically", record)
+    new_run_folder(small())
+    assert written == ["versions.json", "config.yaml"]

@@ -1,0 +1,209 @@
+"""The front door: what a script of a few lines does with `import fed_dpsd`."""
+
+import doctest
+import inspect
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fed_dpsd
+from fed_dpsd import api
+from fed_dpsd.config import ConfigError, UserError, compose
+from tests.conftest import SMALL
+from tests.forks import finished, fork
+
+HEAVY = ("torch", "numpy", "flwr", "hydra", "dp_accounting", "fed_dpsd.api")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory: empty."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    return empty
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run, to be read and never to be written to, and the lines of its progress."""
+    lines = []
+    out = tmp_path_factory.mktemp("api")
+    return fed_dpsd.run(*SMALL, f"out={out}", progress=lines.append), lines
+
+
+# --- names ---
+
+
+def test_the_import_is_light_and_its_names_come_when_they_are_used():
+    program = (
+        "import sys, fed_dpsd\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+        "print(fed_dpsd.__version__, set(fed_dpsd.__all__) <= set(dir(fed_dpsd)))\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(fed_dpsd.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["[]", f"{fed_dpsd.__version__} True", "[]"]
+
+
+def test_every_public_name_is_there_typed_and_documented():
+    assert (Path(fed_dpsd.__file__).parent / "py.typed").is_file()
+    for name in fed_dpsd.__all__:
+        value = getattr(fed_dpsd, name)
+        assert value is getattr(api, name)
+        assert inspect.getdoc(value)
+        functions = [value]
+        if inspect.isclass(value):
+            functions = [getattr(value, n) for n in vars(value) if not n.startswith("_")]
+            functions = [function for function in functions if inspect.isfunction(function)]
+        for function in functions:
+            signature = inspect.signature(function)
+            assert signature.return_annotation is not inspect.Signature.empty, name
+            for parameter in signature.parameters.values():
+                assert parameter.name == "self" or parameter.annotation is not parameter.empty
+    with pytest.raises(AttributeError, match="module 'fed_dpsd' has no attribute 'train'"):
+        fed_dpsd.train  # noqa: B018
+
+
+@pytest.mark.parametrize("module", [fed_dpsd, api], ids=lambda module: module.__name__)
+def test_its_examples_say_what_happens(module, folder, monkeypatch):
+    """With a student of few steps: nothing that they print hangs on it."""
+    steps = ("method.student_steps=5", "method.final_student_steps=10", "threads_server=1")
+    monkeypatch.setattr(api, "compose", lambda overrides: compose([*steps, *overrides]))
+    failed, tried = doctest.testmod(module)
+    assert failed == 0
+    assert tried >= 3
+
+
+# --- run, resume, load_student, plan ---
+
+
+def test_a_script_in_an_empty_folder_trains_and_predicts(folder, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fed_dpsd, numpy as np\n"
+        f"run = fed_dpsd.run(*{SMALL!r}, 'rounds=1', progress=False)\n"
+        "print(run.folder)\n"
+        "print(run.student.predict(np.zeros((3, 1, 8, 8), np.uint8)).shape)\n"
+        "print(run)\n"
+    )
+    log = tmp_path / "log"
+    assert finished(fork(lambda: runpy.run_path(str(script)), log, folder)) == 0, log.read_text()
+    place, shape, result = log.read_text().splitlines()
+    assert Path(place).parent == folder / "runs"
+    assert shape == "(3, 10)"
+    assert result.startswith("student ")
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+
+
+def test_a_run_is_what_its_folder_holds(trained, tmp_path):
+    run, _ = trained
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.summary["status"] == "completed"
+    assert run.privacy.published == run.summary["privacy"]["epsilon_published"]
+    assert run.privacy.epsilon("record", "replace_one").value == pytest.approx(1_920)
+    assert "proven 1,920.1 (record, replace_one, trust nobody" in str(run)
+    images = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8), dtype=np.uint8)
+    predicted = run.student.predict(images)
+    assert predicted.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    read = fed_dpsd.load_student(run.export(tmp_path / "model"))
+    assert np.array_equal(read.predict(images), predicted)
+    with pytest.raises(UserError):
+        fed_dpsd.load_student(tmp_path / "none.safetensors")
+
+
+def test_progress_is_told_once_a_round(trained):
+    run, lines = trained
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    logged = (run.folder / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in logged] == json.loads(json.dumps(lines))
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys, progress):
+    fed_dpsd.run(*SMALL, "rounds=2", progress=progress)
+    output = capsys.readouterr()
+    assert output.out == ""
+    lines = output.err.splitlines()
+    assert len(lines) == (3 if progress else 0)
+    if progress:
+        assert [line.split(" · ")[0] for line in lines[:2]] == ["round 1/2", "round 2/2"]
+        assert "proven" in lines[2]
+
+
+def test_a_resumed_run_is_the_straight_one(trained, folder):
+    run, _ = trained
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fed_dpsd.run(*SMALL, progress=stop)
+    (stopped,) = (folder / "runs").iterdir()
+    lines = []
+    again = fed_dpsd.resume(f"runs/{stopped.name}", progress=lines.append)
+    assert [line["round"] for line in lines] == [2, 3]
+    assert again.folder == stopped
+    assert again.summary["student_sha256"] == run.summary["student_sha256"]
+
+
+def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder):
+    plan = fed_dpsd.plan(*SMALL)
+    assert plan.queries_per_client == 192
+    assert plan.privacy.proven[0].value == trained[0].privacy.proven[0].value
+    assert "queries per client: 192" in str(plan)
+    assert not list(folder.iterdir())
+
+
+# --- errors ---
+
+
+def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("something\nunforeseen")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "run_rounds", broken)
+        with pytest.raises(UserError) as caught:
+            fed_dpsd.run(*SMALL, "rounds=1", progress=False)
+    (place,) = (folder / "runs").iterdir()
+    said = f"RuntimeError: something unforeseen (traceback: {place}/error.log)"
+    assert str(caught.value) == said
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert "in broken" in (place / "error.log").read_text()
+    assert fed_dpsd.resume(place, progress=False).summary["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "expected"),
+    [
+        ((), {"nodes": 2}, "nodes=2: it must be >= 1 and goes with engine=flower"),
+        ((), {"engine": "flower", "nodes": 0}, "nodes=0: it must be >= 1"),
+        (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
+        (("federation=deployment",), {}, "hospitals .*flwr run"),
+        (("privacy=label", "privacy.k=1"), {}, "privacy.k=1 must be between 2 and"),
+        (("privcy.steps=1",), {}, "did you mean 'privacy.steps'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, options, expected):
+    with pytest.raises(UserError, match=expected):
+        fed_dpsd.run(*overrides, **options, progress=False)
+    assert not list(folder.iterdir())
+
+
+def test_errors_of_resume_and_plan_are_the_users(folder):
+    with pytest.raises(UserError, match="is not a run folder"):
+        fed_dpsd.resume(folder)
+    with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
+        fed_dpsd.plan("num_clients=0")

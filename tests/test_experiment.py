@@ -1,0 +1,79 @@
+"""An experiment: its JSON, its simulated records, and what its student is tested on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fed_dpsd.config import UserError, compose
+from fed_dpsd.experiment import (
+    evaluated_on,
+    from_json,
+    largest_partition,
+    load_data,
+    partitions,
+    set_up,
+)
+from fed_dpsd.experiment import test_split as held_out
+
+RECORDS = 1_437  # of digits, to train with
+
+
+def test_an_experiment_survives_its_json(tmp_path):
+    for overrides in ([], ["privacy=gradient", "partition=class"], ["privacy=non_private"]):
+        experiment = set_up(compose(overrides), tmp_path)
+        again = from_json(experiment.to_json())
+        assert again == experiment
+        assert json.loads(again.to_json()) == json.loads(experiment.to_json())
+
+
+@pytest.mark.parametrize("rule", ["dirichlet", "iid", "class"])
+def test_simulated_clients_share_no_record_and_the_largest_is_known(small, rule):
+    experiment = small("num_clients=3", f"partition={rule}")
+    parts = partitions(experiment)
+    shared = np.concatenate(parts)
+    assert len(np.unique(shared)) == len(shared)
+    assert (len(shared) == RECORDS) == (rule != "class")  # three clients of two classes leave some
+    assert partitions(experiment) is parts  # once a process
+    assert partitions(small("num_clients=2", f"partition={rule}")) is not parts
+    assert largest_partition(experiment) == max(map(len, parts))
+
+
+def test_too_many_clients_are_an_error_and_then_no_partition_is_the_largest(small):
+    experiment = small("num_clients=900")
+    with pytest.raises(UserError, match="num_clients=.* works here"):
+        partitions(experiment)
+    assert largest_partition(experiment) is None
+
+
+def test_a_deployments_partitions_are_not_public(deployed):
+    assert largest_partition(deployed()) is None
+
+
+def test_what_a_student_is_tested_on_is_said(small, deployed):
+    test = held_out(small())
+    assert len(test) == 360
+    assert evaluated_on(small(), test) == "360 test images of digits, public, in a simulation"
+    said = evaluated_on(deployed(), held_out(deployed()))
+    assert said == "360 test images of digits, the coordinator's own"
+    own = deployed("data=folder", "data.shape=[1,8,8]", "data.num_classes=10")
+    assert held_out(own) is None
+    assert evaluated_on(own, None) == "nothing: the coordinator has no test images"
+
+
+def test_a_simulation_needs_test_images(small):
+    with pytest.raises(UserError):
+        held_out(small("data=folder", "data.shape=[1,8,8]", "data.num_classes=10"))
+
+
+def test_noise_follows_public_seeds_in_a_simulation_alone(small, deployed):
+    assert small().seeded
+    assert not small("noise=secure").seeded
+    assert not deployed("noise=seeded").seeded
+
+
+def test_a_method_is_named_by_its_file_and_data_is_loaded_once(small):
+    experiment = small("method=ensemble", "privacy=non_private")
+    assert experiment.method_name == "ensemble"
+    config = experiment.config
+    assert load_data(config.data, config.cache) is load_data(config.data, config.cache)

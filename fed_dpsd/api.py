@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -223,6 +223,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     """
     experiment = set_up(compose(overrides), Path.cwd())
     check_simulated(experiment, "overrides=...")
+    if engine not in get_args(Engine):
+        raise UserError(f"engine={engine!r} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and (engine == "local" or nodes < 1):
         raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
     if engine == "local":

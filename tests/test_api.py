@@ -207,3 +207,8 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
         fed_dpsd.plan("num_clients=0")
+
+
+def test_an_engine_that_there_is_not_is_named():
+    with pytest.raises(UserError, match="engine='flowr' must be local or flower"):
+        fed_dpsd.run("rounds=1", engine="flowr")

@@ -10,25 +10,11 @@ from fed_dpsd.flower import client
 app = ClientApp()
 
 
-@app.query("answer")
 def answer(message: Message, context: Context) -> Message:
-    """Answer an ask for every client that this node hosts."""
+    """Answer for every client that this node hosts."""
     return client.answer(message, context, Path(__file__))
 
 
-@app.query("diagnose")
-def diagnose(message: Message, context: Context) -> Message:
-    """Return exact diagnostics of a simulation."""
-    return client.answer(message, context, Path(__file__))
-
-
-@app.query("hello")
-def hello(message: Message, context: Context) -> Message:
-    """Name the client of a hospital's node."""
-    return client.answer(message, context, Path(__file__))
-
-
-@app.query("step")
-def step(message: Message, context: Context) -> Message:
-    """Take part in a secure sum."""
-    return client.answer(message, context, Path(__file__))
+# An ask; exact diagnostics of a simulation; which client a hospital's node is; a secure sum's step.
+for kind in ("answer", "diagnose", "hello", "step"):
+    app.query(kind)(answer)

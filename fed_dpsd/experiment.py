@@ -20,7 +20,7 @@ from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
-from fed_dpsd.privacy.mechanism import Mechanism, Shared
+from fed_dpsd.privacy.mechanism import Mechanism, quorum_of
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.storage import home
@@ -126,8 +126,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                     f"teacher.same_start=false: method {type(method).__name__} averages weights, "
                     "which is noise where they start apart; use teacher.same_start=true"
                 )
-        quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
-        if quorum is not None:
+        if mechanism and (quorum := quorum_of(mechanism)):
             try:
                 quorum.check(config.num_clients)
             except ValueError as error:

@@ -1,10 +1,9 @@
 """Storage: where files lie, and atomic writes, so that a crash leaves the old or the new file."""
 
-import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,8 @@ def remove(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Make a file's content, or the names in a folder, durable."""
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        yield descriptor
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

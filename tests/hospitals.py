@@ -76,9 +76,8 @@ class Hospitals:
             message.metadata.__dict__["_message_id"] = number
             self.replies[number] = None
             if node not in self.offline:
-                handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
                 context = SimpleNamespace(node_config={"site": str(self.files[node])})
-                reply = handler(message, context)
+                reply = client_app.app(message, context)
                 reply.metadata.__dict__["_src_node_id"] = node
                 self.replies[number] = self.break_reply(node, reply)
         return [message.metadata.message_id for message in messages]

@@ -190,6 +190,7 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
     [
         ((), {"nodes": 2}, "nodes=2: it must be >= 1 and goes with engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0: it must be >= 1"),
+        ((), {"engine": "flowr"}, "engine='flowr' must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
         (("federation=deployment",), {}, "hospitals .*flwr run"),
         (("privacy=label", "privacy.k=1"), {}, "privacy.k=1 must be between 2 and"),
@@ -207,8 +208,3 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
         fed_dpsd.plan("num_clients=0")
-
-
-def test_an_engine_that_there_is_not_is_named():
-    with pytest.raises(UserError, match="engine='flowr' must be local or flower"):
-        fed_dpsd.run("rounds=1", engine="flowr")

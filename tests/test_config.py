@@ -1,6 +1,5 @@
 """Composition and its errors: each names key, value and remedy, and all come at once."""
 
-import itertools
 import re
 
 import pytest
@@ -40,7 +39,7 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
     lines = path.read_text().splitlines()
     experiment = path.parent.name == "experiment"
     assert [number for number, line in enumerate(lines) if line == PACKAGE] == [0] * experiment
-    assert re.fullmatch(r"# \w.* .*[.]", lines[1 if experiment else 0])
+    assert re.fullmatch(r"# [A-Z0-9].* .*[.]", lines[1 if experiment else 0])
     assert [line for line in lines if len(line) > 100] == []
 
 
@@ -178,14 +177,3 @@ def test_overrides_are_split_as_hydra_reads_them(text, tokens):
 @settings(derandomize=True, max_examples=100)
 def test_splitting_undoes_joining(tokens):
     assert split_overrides("  ".join(tokens)) == tokens
-
-
-@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda p: p.stem)
-def test_every_yaml_says_first_what_it_is(path):
-    """In a sentence; Hydra wants its own directive, where there is one, above everything else."""
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("# @package")]
-    assert re.match(r"# [A-Z0-9]", lines[0])
-    comment = " ".join(
-        line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
-    )
-    assert "." in comment

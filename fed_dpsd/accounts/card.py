@@ -21,7 +21,14 @@ from fed_dpsd.config import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.privacy.accounting import Bound, epsilon, prove
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Epsilon, Relation, Shared, Unit, weakest
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    Epsilon,
+    Relation,
+    Unit,
+    quorum_of,
+    weakest,
+)
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.protocol import Releases
 
@@ -188,8 +195,8 @@ def proven(
         notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
-    if isinstance(experiment.mechanism, Shared) and experiment.mechanism.quorum is not None:
-        notes.append(QUORUM_NOTE.format(experiment.mechanism.quorum.colluding))
+    if quorum := quorum_of(experiment.mechanism):
+        notes.append(QUORUM_NOTE.format(quorum.colluding))
     return prove(plan.stages, delta, unit, relation, (*notes, *further_notes))
 
 

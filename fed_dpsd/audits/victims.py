@@ -25,7 +25,7 @@ from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Mechanism, Shared, Values
+from fed_dpsd.privacy.mechanism import Mechanism, Values, quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.protocol import Ask
@@ -69,7 +69,8 @@ def hospital(
         secrets: the secrets that they draw from.
         seeded: whether they draw from seeds instead, as in a simulation.
     """
-    honest = mechanism.quorum.honest if isinstance(mechanism, Shared) and mechanism.quorum else 1
+    quorum = quorum_of(mechanism)
+    honest = quorum.honest if quorum else 1
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
     config = _unlimited(dataclasses.replace(config, data=tiny))
 

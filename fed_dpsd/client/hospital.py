@@ -23,7 +23,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.config import ConfigError, UserError, read_yaml, require
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.privacy.mechanism import Relation, Shared, Trust
+from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
@@ -294,8 +294,7 @@ class Hospital:
             NotAllowed: the sums withstand fewer colluding clients than the file demands.
             UserError: the file's keys are not those of all hospitals, its own in its place.
         """
-        mechanism = experiment.mechanism
-        quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+        quorum = quorum_of(experiment.mechanism)
         if quorum is None:
             return None
         if quorum.colluding < self.colluding:

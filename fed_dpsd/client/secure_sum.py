@@ -68,9 +68,7 @@ class Summing:
                 proofs = self._party.confirm(tag.encode(), step.named)
                 self._ledger.note(f"{tag}-named", names)
                 return {str(other): proof for other, proof in proofs.items()}
-        opened = self._party.unmask(tag.encode(), step.named, step.proofs, step.sealed)
-        own = {str(client): share for client, share in opened.own.items()}
-        return own | {f"{a} {b}": share for (a, b), share in opened.between.items()}
+        return self._party.unmask(tag.encode(), step.named, step.proofs, step.sealed).to_named()
 
     def tag(self, ask: str) -> str:
         """Return the tag of the sum of the answers to an ask; all that take part derive the same.

@@ -256,6 +256,11 @@ class Shared(Mechanism, Protocol):
         """Return the spacing of which randomised answers are whole multiples."""
 
 
+def quorum_of(mechanism: Mechanism) -> Quorum | None:
+    """Return the quorum of a mechanism's secure sums; None where it has none."""
+    return mechanism.quorum if isinstance(mechanism, Shared) else None
+
+
 @dataclass(frozen=True)
 class Clear:
     """A release without noise of its own: (B, K) probabilities, summed over the teachers."""

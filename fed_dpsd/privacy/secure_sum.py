@@ -86,6 +86,22 @@ class Opened:
     own: Mapping[int, bytes]
     between: Mapping[tuple[int, int], bytes]
 
+    def to_named(self) -> dict[str, bytes]:
+        """Return the shares by a party's name, or by two parties' "A B", as they travel."""
+        own = {str(party): share for party, share in self.own.items()}
+        return own | {f"{a} {b}": share for (a, b), share in self.between.items()}
+
+    @classmethod
+    def from_named(cls, shares: Mapping[str, bytes]) -> "Opened":
+        """Read what `to_named` returned.
+
+        Raises:
+            ValueError: a name is no number, nor two.
+        """
+        own = {int(name): share for name, share in shares.items() if " " not in name}
+        pairs = {tuple(map(int, n.split())): share for n, share in shares.items() if " " in n}
+        return cls(own, pairs)  # type: ignore[arg-type]  # mypy cannot see that each is a pair
+
 
 @dataclass(frozen=True)
 class Party:

@@ -62,7 +62,7 @@ def secure_sum(
             proofs = {c: p[str(client)] for c, p in confirmed.items() if str(client) in p}
             sealed = {other: masked[other].sealed[client] for other in named}
             steps[client] = SumStep(digest, named, proofs, sealed)
-        opened = {c: _opened(shares) for c, shares in deliver(steps).items()}
+        opened = {c: Opened.from_named(shares) for c, shares in deliver(steps).items()}
         total = combine(masked, opened, parties, threshold)
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
@@ -80,9 +80,3 @@ def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
     return (
         whole and answer.values.dtype == np.uint64 and answer.values.shape == ask.predictions.shape
     )
-
-
-def _opened(shares: Mapping[str, bytes]) -> Opened:
-    own = {int(name): share for name, share in shares.items() if " " not in name}
-    pairs = {tuple(map(int, name.split())): share for name, share in shares.items() if " " in name}
-    return Opened(own, pairs)  # type: ignore[arg-type]  # mypy cannot see that each is a pair

@@ -9,7 +9,7 @@ from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secr
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
 from fed_dpsd.experiment import Experiment, load_data, partitions
-from fed_dpsd.privacy.mechanism import Shared
+from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
 from fed_dpsd.storage import client_name
 
@@ -49,8 +49,7 @@ def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Pa
 
     The clients' keys follow from secrets beside the ledgers.
     """
-    mechanism = experiment.mechanism
-    quorum = mechanism.quorum if isinstance(mechanism, Shared) else None
+    quorum = quorum_of(experiment.mechanism)
     if quorum is None:
         return None
     folder = ledger_folder(experiment, run_folder)

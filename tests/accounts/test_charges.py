@@ -31,8 +31,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.clients import ledger_of
 from fed_dpsd.simulation.local import LocalFederation
-from tests.hospitals import DISTRIBUTED, Hospitals, ask, site_file, summing
-from tests.server.test_federation import CLIENT_APP
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, site_file, summing
 
 RICH = {"budget": 1e9, "queries": 100_000}
 MECHANISMS = {
@@ -473,9 +472,10 @@ class Faulty(Hospitals):
 
     def twice(self, message):
         message.metadata.__dict__["_message_id"] = "replayed"
-        handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
         node = message.metadata.dst_node_id
-        handler(message, type("Context", (), {"node_config": {"site": str(self.files[node])}}))
+        client_app.app(
+            message, type("Context", (), {"node_config": {"site": str(self.files[node])}})
+        )
 
     def end(self):
         self.kill = 0, ""

@@ -96,7 +96,7 @@ STEPS = st.lists(
         part=st.integers(0, 15),
     ),
     min_size=1,
-    max_size=5,
+    max_size=8,
 )
 
 

@@ -22,6 +22,7 @@ from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import CLIENT_APP, Hospitals, answer, ask, federate, site_file, summing
+from tests.ledgers import entries_of
 
 COUNTS = "privacy=dp_teacher", "privacy.steps=2", "model.teacher=scattering"
 SUMMED = (
@@ -43,9 +44,7 @@ def on_disk(hospital):
 
 
 def charges(hospital):
-    ledger = hospital.ledger
-    with ledger.transaction():
-        return [entry.kind for entry in ledger.entries()]
+    return [entry.kind for entry in entries_of(hospital.ledger)]
 
 
 # --- a coordinator ---

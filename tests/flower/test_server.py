@@ -47,8 +47,7 @@ class FakeGrid:
         replies = []
         for number, message in enumerate(messages):
             message.metadata.__dict__["_message_id"] = str(number)
-            handler = getattr(client_app, message.metadata.message_type.partition(".")[2])
-            reply = handler(message, SimpleNamespace(node_config=self.node_config))
+            reply = client_app.app(message, SimpleNamespace(node_config=self.node_config))
             reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
             replies.append(self.break_reply(reply))
         return list(reversed(replies))[self.lose :]

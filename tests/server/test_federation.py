@@ -8,7 +8,6 @@ import pytest
 
 from fed_dpsd.protocol import Ask
 from fed_dpsd.simulation.local import LocalFederation
-from tests.hospitals import CLIENT_APP as CLIENT_APP  # where tests of accounts look for it
 
 
 def ask(count=16):

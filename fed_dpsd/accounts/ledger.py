@@ -1,6 +1,8 @@
 """A client's account of everything that ever left about one data set, charged before the noise.
 
 FOLDER/client_003.sqlite holds it all: charges, answers and notes, in a database of SQLite's.
+FOLDER/client_003.jsonl beside it has one line, which versions before SQLite refuse. They would
+begin an empty account otherwise; so would this version, were the database deleted.
 """
 
 import io
@@ -129,7 +131,8 @@ class FileLedger:
     def __init__(self, folder: Path, client: int, data: str) -> None:
         self._path = ledger_path(folder, client)
         self._header = {"format": FORMAT, "data": data, "client": client}
-        self._moved = False
+        self._former = self._path.with_suffix(".jsonl")
+        self._settled = False  # whether format 1 is out of use here
         self._remembered: Content | None = None
         self._left: tuple[int, ...] = ()
         self._connection: sqlite3.Connection | None = None
@@ -143,9 +146,8 @@ class FileLedger:
         A damaged ledger lets nobody in, not even to what is stored.
         """
         with usable(self._path):
-            if not self._moved:
-                self._move()
-                self._moved = True
+            if not self._settled:
+                self._settle()
             with _CREATING:
                 if not self._path.exists():
                     self._path.touch()  # with the permissions that new files have here
@@ -155,6 +157,8 @@ class FileLedger:
                 self._connection = connection
                 self._believe()
             yield
+            if self._remembered and self._remembered.header and not self._former.exists():
+                migration.supersede(self._former, self._header)
         finally:
             self._left = identity(self._path)
             self._connection = None
@@ -278,41 +282,47 @@ class FileLedger:
         _check_header(self._path, account.header, self._header)
         self._remembered = account
 
-    def _move(self) -> None:
+    def _settle(self) -> None:
         """Move the client's account in format 1 here, all of it or nothing, and end its use there.
 
         Raises:
             LedgerError: it is of other data, this file lacks what is written there, or this file
-                is gone to which it was moved.
+                is gone.
         """
-        old, header = self._path.with_suffix(".jsonl"), {**self._header, "format": migration.FORMAT}
-        if not migration.exists(old):
+        if migration.exists(self._former) and not self._is_superseded():
+            with migration.held(self._former):
+                if not self._is_superseded():
+                    self._move()
+        self._settled = self._is_superseded()
+
+    def _is_superseded(self) -> bool:
+        superseded = migration.is_superseded(self._former)
+        if superseded and not holds_anything(self._path):
+            raise LedgerError(
+                f"the ledger {self._path} is gone, of which {self._former} tells; restore it from "
+                "a backup: without it nobody knows what this client has spent"
+            )
+        return superseded
+
+    def _move(self) -> None:
+        header = {**self._header, "format": migration.FORMAT}
+        found = migration.load(self._former)
+        _check_header(self._former, found.header, header)
+        if not (self._former.exists() or found.notes):
             return
-        with migration.held(old):
-            if migration.is_superseded(old):
-                if holds_anything(self._path):
-                    return
-                raise LedgerError(
-                    f"the ledger {self._path} is gone, to which {old} was moved; restore it from a "
-                    "backup: without it nobody knows what this client has spent"
-                )
-            found = migration.load(old)
-            _check_header(old, found.header, header)
-            if not (old.exists() or found.notes):
-                return
-            if not self._path.exists():
-                self._build(found)
-            elif not _holds(self._path, found):
-                raise LedgerError(
-                    f"{old} holds what the ledger {self._path} lacks: an older version of FedDPSD "
-                    "wrote there since; move away the one that holds less"
-                )
-            migration.supersede(old, header)
+        if not self._path.exists():
+            self._build(found)
+        elif not _holds(self._path, found):
+            raise LedgerError(
+                f"{self._former} holds what the ledger {self._path} lacks: an older version of "
+                "FedDPSD wrote there since; move away the one that holds less"
+            )
+        migration.supersede(self._former, header)
 
     def _build(self, found: migration.Moved) -> None:
         """Write a whole account beside its place, and rename it when it is durable."""
         new = FileLedger(self._path.parent, self._header["client"], self._header["data"])
-        new._path, new._moved = self._path.with_suffix(".moving"), True
+        new._path, new._settled = self._path.with_suffix(".moving"), True
         for name in (new._path, journal(new._path)):
             name.unlink(missing_ok=True)
         with new.transaction(), new._written() as account:

@@ -89,6 +89,37 @@ def test_a_moved_ledger_that_is_gone_is_no_new_account(folder):
         opened(folder)
 
 
+def test_a_ledger_that_began_here_is_no_empty_account_to_an_older_version(tmp_path):
+    file = FileLedger(tmp_path, 0, DATA)
+    with file.transaction():
+        pass
+    assert not (tmp_path / "client_000.jsonl").exists()  # nothing is charged yet
+    with file.transaction():
+        file.note("a", b"b")
+    (line,) = (tmp_path / "client_000.jsonl").read_text().splitlines()
+    assert json.loads(line)["format"] == 2  # version 0.1 reads format 1 only
+    (tmp_path / "client_000.jsonl").unlink()  # as after a crash before it was written
+    opened(tmp_path)
+    assert (tmp_path / "client_000.jsonl").read_text() == f"{line}\n"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".jsonl", ".sqlite"]
+    (tmp_path / "client_000.sqlite").unlink()
+    with pytest.raises(LedgerError, match=r"is gone, .*restore it from a backup"):
+        opened(tmp_path)
+
+
+def test_what_an_older_version_began_beside_a_ledger_is_not_put_out_of_use(folder, tmp_path):
+    """It began after this version looked, and before this one's first charge."""
+    other = tmp_path / "other"
+    file = FileLedger(other, 0, DATA)
+    with file.transaction():
+        shutil.copytree(folder, other, dirs_exist_ok=True)
+        file.note("a", b"b")
+    before = (folder / "client_000.jsonl").read_bytes()
+    assert (other / "client_000.jsonl").read_bytes() == before
+    with pytest.raises(LedgerError, match="holds what the ledger .* lacks"), file.transaction():
+        pytest.fail("it was let in")
+
+
 def test_what_an_older_version_wrote_since_is_not_forgotten(folder):
     file = opened(folder)
     lines = (FORMER / "client_000.jsonl").read_text().splitlines()

@@ -62,8 +62,11 @@ class Run:
         """Write the student, with its privacy card inside, and return the file's path.
 
         Raises:
-            UserError: the run has no student to export, or the file exists or cannot be written.
+            UserError: there is no such form, the run has no student to export, or the file exists
+                or cannot be written.
         """
+        if form not in list(Format):
+            raise UserError(f"form={form!r} must be {' or '.join(Format)}")
         return export(self.folder, Path(folder).absolute(), Format(form))
 
     def __str__(self) -> str:

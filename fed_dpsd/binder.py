@@ -24,7 +24,8 @@ class Binder:
         """Return an instance of dataclass `cls` from `values`, or None after recording problems.
 
         Keys must be `cls`'s fields, types must fit the annotations (an int is a float; nothing else
-        is converted), and `cls` itself may raise ValueError for a value out of range.
+        is converted), and `cls` itself may raise ValueError for a value out of range, or for one
+        that a Literal does not list.
         """
         before = len(self.problems)
         hints = typing.get_type_hints(cls)

@@ -3,7 +3,8 @@
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,21 +43,26 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
     return content.getvalue()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was; durable on return.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which replaces `path` when the block ends; durable then.
 
-    Its folder is created if it does not exist.
+    An error inside leaves `path` as it was. The folder is created if it does not exist.
     """
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
         sync(path.parent.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    yield temporary
+    sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`, or leave it as it was; durable on return."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def json_of(content: Mapping[str, Any]) -> bytes:

@@ -119,6 +119,8 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert predicted.sum(axis=1) == pytest.approx(1, abs=1e-5)
     read = fed_dpsd.load_student(run.export(tmp_path / "model"))
     assert np.array_equal(read.predict(images), predicted)
+    with pytest.raises(UserError, match="form='pickle' must be safetensors or onnx"):
+        run.export(tmp_path / "other", "pickle")
     with pytest.raises(UserError):
         fed_dpsd.load_student(tmp_path / "none.safetensors")
 

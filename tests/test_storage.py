@@ -37,7 +37,12 @@ def test_a_crash_before_the_file_is_whole_leaves_the_old_one(tmp_path, monkeypat
 def test_a_crash_after_the_file_is_whole_leaves_the_new_one(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
-    monkeypatch.setattr(storage, "sync", lambda path: (_ for _ in ()).throw(PowerLoss))
+
+    def lost_in_the_folder(path):
+        if path.is_dir():
+            raise PowerLoss
+
+    monkeypatch.setattr(storage, "sync", lost_in_the_folder)
     with pytest.raises(PowerLoss):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"new"

@@ -1,4 +1,4 @@
-"""A client's account of everything that ever left about one data set, charged before the noise.
+"""A client's ledger: everything that ever left about one data set, charged before the noise.
 
 FOLDER/client_003.sqlite holds it all: charges, answers and notes, in a database of SQLite's.
 FOLDER/client_003.jsonl beside it has one line, which versions before SQLite refuse. They would

@@ -1,7 +1,9 @@
 """The private side of a federation: everything here may hold private data of one client.
 
 This page is for a privacy reviewer. A `Site` is the private side of one client, simulated or a
-hospital's: its records, teachers and ledger. No other part of the library bears that name.
+hospital's: its records, teachers and ledger; methods see it through methods/method.py. A hospital's
+own file, site.yaml, becomes a `Hospital`, which builds its `Site`. `Hospital` decides what may be
+asked, and `Site` charges it.
 
 Input, and the file that checks it:
 

@@ -29,6 +29,7 @@ from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
 # Shifts of the copies of an image, in pixels down and to the right.
@@ -239,10 +240,8 @@ class Teachers:
             ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)
         )
         self._train(teacher, records, config, *purpose)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        write_weights(teacher, temporary)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            write_weights(teacher, temporary)
         return teacher
 
     def _train(

@@ -5,7 +5,6 @@ Folders have the Hugging Face parquet layout, so the same code reads both.
 
 import hashlib
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.storage import replacing
 
 DIGITS_TEST_SIZE = 360
 
@@ -168,8 +168,5 @@ def _open_images(pictures: Iterable[bytes], channels: int) -> Iterable[NDArray[n
 
 def _save(path: Path, array: NDArray[np.generic]) -> None:
     """Write an array atomically, so that two processes may fill the cache at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.save(file, array)
-    os.replace(temporary, path)

@@ -14,7 +14,7 @@ from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, within_budget
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, Relation
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, Relation, trust_of
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Ask, Releases, Statement
 
@@ -229,7 +229,7 @@ class Account:
             queries=queries,
             releases=mechanism.releases(1, queries),
             mechanism=str(mechanism),
-            trust=mechanism.trust,
+            trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
             run=self.run,

@@ -26,7 +26,7 @@ from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.models.inference import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
 from fed_dpsd.privacy.laws import gaussian_mu
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation
+from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -294,7 +294,7 @@ def _record_epsilon(
 def _event_epsilon(event: DpEvent, delta: float, mechanism: Mechanism) -> Epsilon:
     bound = epsilon(event, delta)
     return Epsilon(
-        *(bound.epsilon, bound.delta, "record", "add_remove", mechanism.trust),
+        *(bound.epsilon, bound.delta, "record", "add_remove", trust_of(mechanism.noise_at)),
         *(bound.accountant, 0),
     )
 

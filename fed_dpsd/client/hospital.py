@@ -23,7 +23,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.config import ConfigError, UserError, read_yaml, require
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of
+from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.protocol import ProtocolError
@@ -194,7 +194,7 @@ class Hospital:
             raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise NotAllowed("the experiment is malformed") from None
-        config, trust = experiment.config, experiment.mechanism.trust
+        config, trust = experiment.config, trust_of(experiment.mechanism.noise_at)
         if images > config.queries_per_round:
             raise NotAllowed(
                 f"{images} images in one ask; queries_per_round={config.queries_per_round}"

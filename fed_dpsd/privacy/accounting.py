@@ -29,7 +29,7 @@ from fed_dpsd.privacy.events import (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit, weakest
+from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit, trust_of, weakest
 
 _KNOWN = (
     FinitePrecisionDpEvent,
@@ -92,7 +92,7 @@ def prove(
         UnsupportedEventError: no proof here covers a stage.
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
-    trust = weakest(stage.mechanism.trust for stage in stages)
+    trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
     queries = sum(stage.asks * stage.queries for stage in stages)
     return Epsilon(
         bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes

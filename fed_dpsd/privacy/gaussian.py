@@ -15,7 +15,6 @@ from fed_dpsd.privacy.mechanism import (
     Quorum,
     Relation,
     Shards,
-    Trust,
     Unit,
     Values,
     check_exact,
@@ -23,7 +22,6 @@ from fed_dpsd.privacy.mechanism import (
     check_noise_at,
     check_size,
     top_k,
-    trust_of,
     vanishes,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
@@ -102,11 +100,6 @@ class NormalizedGradient:
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
         check_noise_at(self.noise_at, self.quorum)
         check_exact(self.noise_multiplier, self.shards.teachers)
-
-    @property
-    def trust(self) -> Trust:
-        """Return the trust that the guarantee needs; see `trust_of`."""
-        return trust_of(self.noise_at)
 
     @property
     def scale(self) -> float:

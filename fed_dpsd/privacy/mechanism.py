@@ -192,10 +192,6 @@ class Mechanism(Protocol):
     def noise_at(self) -> NoiseAt:
         """Return the place where noise is added."""
 
-    @property
-    def trust(self) -> Trust:
-        """Return the trust that the guarantee needs."""
-
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
         """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
 
@@ -267,7 +263,6 @@ class Clear:
 
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
-    trust: ClassVar[Trust] = "nobody"
     calibrated_by: ClassVar[str | None] = None
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:

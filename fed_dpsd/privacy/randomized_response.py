@@ -19,14 +19,12 @@ from fed_dpsd.privacy.mechanism import (
     Quorum,
     Relation,
     Shards,
-    Trust,
     Unit,
     Values,
     check_k,
     check_noise_at,
     one_class_changed,
     top_k,
-    trust_of,
 )
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 
@@ -99,11 +97,6 @@ class TopKRandomizedResponse:
         if self.noise_at not in ("client", "distributed"):
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
         check_noise_at(self.noise_at, self.quorum)
-
-    @property
-    def trust(self) -> Trust:
-        """Return the trust that the guarantee needs; see `trust_of`."""
-        return trust_of(self.noise_at)
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
         """Return the (B, K) mask of I, from the public predictions."""

@@ -20,14 +20,12 @@ from fed_dpsd.privacy.mechanism import (
     Quorum,
     Relation,
     Shards,
-    Trust,
     Unit,
     Values,
     check_exact,
     check_noise_at,
     check_size,
     one_class_changed,
-    trust_of,
     vanishes,
 )
 from fed_dpsd.privacy.noise import (
@@ -63,8 +61,7 @@ class NoisyVotes:
         noise_law: "gaussian" or "laplace".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees each client's exact counts and must be trusted).
-        quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
-            share.
+        quorum: of the secure sum of answers with noise shares; only with noise_at="distributed".
         shards: the client's teachers.
 
     Raises:
@@ -92,11 +89,6 @@ class NoisyVotes:
             raise ValueError(
                 "noise_law='laplace' has no noise shares; use 'gaussian' with distributed noise"
             )
-
-    @property
-    def trust(self) -> Trust:
-        """Return the trust that the guarantee needs; see `trust_of`."""
-        return trust_of(self.noise_at)
 
     @property
     def scale(self) -> float:

@@ -10,7 +10,7 @@ from scipy import stats
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared, trust_of
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
@@ -48,7 +48,7 @@ def test_a_sum_costs_what_it_costs_with_the_server_adding_the_noise():
 def test_who_must_be_honest_is_said():
     for mechanism in SHARED:
         assert isinstance(mechanism, Shared)
-        assert mechanism.trust == "threshold"
+        assert trust_of(mechanism.noise_at) == "threshold"
         assert (mechanism.quorum.honest, FIVE.threshold) == (5, 6)
 
 

@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, PostProcessing, Shards, top_k
+from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, PostProcessing, Shards, top_k, trust_of
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
@@ -117,8 +117,8 @@ def test_gradient_parameters_are_checked(field, value):
 
 
 def test_trust_follows_who_adds_the_noise():
-    assert NormalizedGradient(10, 1.0).trust == "nobody"
-    assert NormalizedGradient(10, 1.0, noise_at="server").trust == "server"
+    assert trust_of(NormalizedGradient(10, 1.0).noise_at) == "nobody"
+    assert trust_of(NormalizedGradient(10, 1.0, noise_at="server").noise_at) == "server"
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

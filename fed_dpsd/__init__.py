@@ -14,10 +14,10 @@ libraries are imported only when one of them is first used.
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["PlannedRun", "Run", "load_student", "plan", "resume", "run"]
+__all__ = ["PlannedRun", "Run", "UserError", "load_student", "plan", "resume", "run"]
 
 if TYPE_CHECKING:
-    from fed_dpsd.api import PlannedRun, Run, load_student, plan, resume, run
+    from fed_dpsd.api import PlannedRun, Run, UserError, load_student, plan, resume, run
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*(name for name in globals() if name.startswith("__")), *__all__]

@@ -73,6 +73,8 @@ class Run:
         """Return the result in one line."""
         return result_line(open_run_folder(self.folder), self.summary)
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -110,6 +112,8 @@ class PlannedRun:
         if self.privacy.content["reason"]:
             lines.append(f"reason: {self.privacy.content['reason']}")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def run(
             start from the working directory.
         engine: "local", in this process, or "flower", a Flower simulation of its own.
         nodes: simulated Flower nodes, >= 1; by default one for each client.
-        progress: whether to show a bar on a terminal or in a notebook, and lines elsewhere; or a
+        progress: whether to show a bar on a terminal, and lines elsewhere, as in a notebook; or a
             function that is called with each line of rounds.jsonl.
 
     Raises:
@@ -212,9 +216,9 @@ def plan(*overrides: str) -> PlannedRun:
     Raises:
         UserError: an override is wrong.
     """
-    experiment = set_up(compose(overrides), Path.cwd())
+    experiment = _composed(overrides)
     planned = plan_of(experiment)
-    card = PrivacyCard(privacy_card(experiment, planned))
+    card = PrivacyCard(privacy_card(experiment, planned), "planned")
     return PlannedRun(experiment, planned.queries, card)
 
 
@@ -224,7 +228,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     Raises:
         UserError: an override is wrong, or the run folder cannot be made.
     """
-    experiment = set_up(compose(overrides), Path.cwd())
+    experiment = _composed(overrides)
     check_simulated(experiment, "overrides=...")
     if engine not in get_args(Engine):
         raise UserError(f"engine={engine!r} must be {' or '.join(get_args(Engine))}")
@@ -285,18 +289,29 @@ def check_simulated(experiment: Experiment, run_config: str) -> None:
 
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
-    """Show rounds as they end: a bar on a terminal or in a notebook, plain lines elsewhere."""
-    if not (console.is_terminal or console.is_jupyter):
+    """Show rounds as they end: a bar on a terminal, plain lines elsewhere."""
+    if console.is_jupyter or not console.is_terminal:
         yield lambda line: console.print(round_text(line), soft_wrap=True)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ProgressBar(*columns, console=console) as bar:
-        task = bar.add_task("training the teachers", total=experiment.config.rounds)
+        task = bar.add_task("preparing", total=experiment.config.rounds)
 
         def show(line: Mapping[str, Any]) -> None:
             bar.update(task, completed=line["round"], description=round_text(line))
 
         yield show
+        bar.update(task, visible=bar.tasks[0].completed > 0)  # a finished run shows no round again
+
+
+def _composed(overrides: tuple[str, ...]) -> Experiment:
+    """Return the experiment of overrides, with relative paths from the working directory."""
+    if not all(isinstance(override, str) for override in overrides):
+        raise UserError(
+            f"overrides={overrides!r}: give strings, an argument each, as in "
+            'fed_dpsd.run("rounds=2", "seed=1")'
+        )
+    return set_up(compose(overrides), Path.cwd())
 
 
 def _shown(job: Job, progress: bool | Progress) -> Run:

@@ -293,11 +293,13 @@ def _explain(message: str, overrides: Sequence[str]) -> str:
         return f"{group}={name} is unknown; choose one of: {', '.join(names)}"
     if unknown := re.search(r"Could not override '([^']+)'", message):
         key = unknown.group(1)
-        near = difflib.get_close_matches(key, _flat_keys(compose([])), n=1)
+        groups = [path.name for path in conf_folder().iterdir() if path.is_dir()]
+        chosen = [each for each in overrides if each.partition("=")[0] in groups]
+        near = difflib.get_close_matches(key, _flat_keys(compose(chosen)), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "; conf/ lists the keys"
         return f"override '{key}' is not a configuration key{hint}"
     first_line = message.strip().splitlines()[0]
-    return f"overrides {' '.join(overrides)!r}: {first_line}; write KEY=VALUE, as in rounds=10"
+    return f"overrides {' '.join(overrides)!r}: {first_line}; write KEY=VALUE, one by one"
 
 
 def _flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:

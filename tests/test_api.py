@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import fed_dpsd
 from fed_dpsd import api
@@ -123,6 +124,14 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
         run.export(tmp_path / "other", "pickle")
     with pytest.raises(UserError):
         fed_dpsd.load_student(tmp_path / "none.safetensors")
+    with pytest.raises(UserError, match=r"is a folder; give the file in it, .*student.safetensors"):
+        fed_dpsd.load_student(tmp_path / "model")
+    for wrong in (images / 255, images[0], images[:0], images[:, :, 1:]):
+        with pytest.raises(UserError, match=r"give uint8 images, .* of shape \(B, 1, 8, 8\)"):
+            read.predict(wrong)
+    assert repr(read).startswith("Student(Network(architecture=")
+    assert repr(run) == str(run)
+    assert repr(run.privacy) == str(run.privacy)
 
 
 def test_progress_is_told_once_a_round(trained):
@@ -142,6 +151,13 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
     if progress:
         assert [line.split(" · ")[0] for line in lines[:2]] == ["round 1/2", "round 2/2"]
         assert "proven" in lines[2]
+
+
+def test_a_notebook_needs_no_widgets(monkeypatch):
+    monkeypatch.setattr(api, "ProgressBar", None)  # a bar would need them
+    experiment = api.set_up(compose(SMALL), None)
+    with api.shown_progress(experiment, Console(force_jupyter=True, force_terminal=True)) as show:
+        assert callable(show)
 
 
 def test_a_resumed_run_is_the_straight_one(trained, folder):
@@ -190,6 +206,7 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
 @pytest.mark.parametrize(
     ("overrides", "options", "expected"),
     [
+        ((["rounds=2"],), {}, "give strings, an argument each"),
         ((), {"nodes": 2}, "nodes=2: it must be >= 1 and goes with engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0: it must be >= 1"),
         ((), {"engine": "flowr"}, "engine='flowr' must be local or flower"),

@@ -57,8 +57,8 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("method=fed_dpds", "method=fed_dpds is unknown; choose one of: central, dense, dp_fedavg"),
         ("data=mnits", "data=mnits is unknown; choose one of: cifar10"),
         (
-            "privcy.steps=2",
-            "override 'privcy.steps' is not a configuration key; did you mean 'privacy.steps'?",
+            "privcy.delta=2",
+            "override 'privcy.delta' is not a configuration key; did you mean 'privacy.delta'?",
         ),
         ("rounds", "write KEY=VALUE"),
         ("partition.alpha=0", "partition.alpha=0.0 must be a finite number > 0"),
@@ -177,3 +177,15 @@ def test_overrides_are_split_as_hydra_reads_them(text, tokens):
 @settings(derandomize=True, max_examples=100)
 def test_splitting_undoes_joining(tokens):
     assert split_overrides("  ".join(tokens)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "near"),
+    [
+        ("method=dense", "method.student_epoch", "method.student_epochs"),
+        ("privacy=gradient", "privacy.boun", "privacy.bound"),
+    ],
+)
+def test_the_nearest_key_is_one_of_the_chosen_group(group, key, near):
+    with pytest.raises(ConfigError, match=f"'{key}' is not .* did you mean '{near}'"):
+        compose([group, f"{key}=1"])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
@@ -53,9 +53,11 @@ class PrivacyCard:
 
     Args:
         content: as `privacy_card` returns it.
+        word: how the bounds are called: proven of a run, planned before one.
     """
 
     content: Mapping[str, Any]
+    word: Literal["proven", "planned"] = "proven"
 
     @property
     def published(self) -> float:
@@ -81,8 +83,10 @@ class PrivacyCard:
         """Return a line on the published epsilon, and one on each proven one."""
         name, reason = self.content["mechanism"], self.content["reason"]
         lines = [f"epsilon published (no guarantee): {self.published:.4g} ({name})"]
-        lines += [f"epsilon proven: {epsilon}" for epsilon in self.proven]
+        lines += [f"epsilon {self.word}: {epsilon}" for epsilon in self.proven]
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
+
+    __repr__ = __str__
 
 
 def plan_of(experiment: Experiment) -> Plan:

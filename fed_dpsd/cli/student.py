@@ -43,8 +43,9 @@ def predict(
         try:
             pixels.append(open_image(path, student.network.shape)[1])
         except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{path} is no image that can be read ({error}); leave it out, or convert it"
+                f"{path} is no image that can be read ({reason}); leave it out, or convert it"
             ) from None
     scores = student.predict(np.stack(pixels))
     writer = csv.writer(sys.stdout)

@@ -83,8 +83,22 @@ class Student:
     facts: Mapping[str, Any]
 
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return the (B, K) probabilities of (B, C, S, S) images, S and C as in `network`."""
+        """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
+
+        Raises:
+            UserError: the images are of another type or shape, or there are none.
+        """
+        fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
+        if images.dtype != np.uint8 or not fits:
+            raise UserError(
+                f"images={images.dtype} {images.shape}: give uint8 images, values 0 to 255, of "
+                f"shape (B, {', '.join(map(str, self.network.shape))}) with B >= 1"
+            )
         return predict(self.model, images, torch.device("cpu"))
+
+    def __repr__(self) -> str:
+        """Return the network and the result of the run, without the weights."""
+        return f"Student({self.network}, {self.facts.get('result')!r})"
 
 
 def export(run_folder: Path, folder: Path, form: Format) -> Path:
@@ -157,6 +171,8 @@ def open_student(path: Path) -> Student:
     Raises:
         UserError: it is no such file, or it is damaged.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the file in it, {path / NAME}.safetensors")
     binder = Binder()
     try:
         weights = read_weights(path)
@@ -165,8 +181,9 @@ def open_student(path: Path) -> Student:
         network = binder.bind(Network, facts["network"], "network.")
         binder.finish()
     except (ValueError, KeyError, TypeError, ConfigError) as error:
+        reason = "it holds no network" if isinstance(error, KeyError) else error
         raise UserError(
-            f"{path} is not an exported student ({error}); give a file of `fed-dpsd export`"
+            f"{path} is not an exported student ({reason}); give a file of `fed-dpsd export`"
         ) from None
     model = network.build()
     if reason := misfit(model, weights):

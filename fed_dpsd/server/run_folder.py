@@ -95,7 +95,9 @@ def open_run_folder(folder: Path) -> Experiment:
     try:
         raw = read_yaml(path)
     except ValueError as error:
-        raise UserError(f"{folder} is not a run folder: {path}: {error}") from None
+        raise UserError(
+            f"{folder} is not a run folder: {path}: {error}; give the path that a run printed last"
+        ) from None
     return set_up(upgraded(raw), None, written=True)
 
 

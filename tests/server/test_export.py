@@ -92,7 +92,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
 @pytest.mark.parametrize(
     ("network", "told"),
     [
-        (None, "'network'"),
+        (None, "it holds no network"),
         ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
         ({**NETWORK, "width": 0}, "a size that no network has"),
         ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),

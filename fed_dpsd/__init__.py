@@ -1,7 +1,7 @@
 """Federated data-free distillation with differential privacy: train, resume, read, plan.
 
 >>> import fed_dpsd
->>> plan = fed_dpsd.plan("privacy=label", "rounds=2")
+>>> plan = fed_dpsd.plan("training=plain", "answers=label", "rounds=2")
 >>> plan.queries_per_client
 512
 >>> print(plan.privacy.epsilon("record", "replace_one"))

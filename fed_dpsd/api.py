@@ -14,7 +14,7 @@ from rich.progress import Progress as ProgressBar
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
 from fed_dpsd.config import UserError, compose, one_line
-from fed_dpsd.experiment import Experiment, partitions, set_up
+from fed_dpsd.experiment import Experiment, calibrated_axis, partitions, set_up
 from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
@@ -92,13 +92,13 @@ class PlannedRun:
 
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
-        mechanism, settings = self.experiment.mechanism, self.experiment.config.privacy
-        lines = [f"{mechanism}"]
+        settings, axis = self.experiment.config.privacy, calibrated_axis(self.experiment)
+        lines = [f"training: {self.experiment.training}", f"answers: {self.experiment.answers}"]
         if settings.target_epsilon is not None:
-            field = str(mechanism.calibrated_by)
+            mechanism = getattr(self.experiment, axis)
             target = f"privacy.target_epsilon={settings.target_epsilon:g} (record, add_remove)"
-            value = getattr(mechanism, field)
-            lines.append(f"calibrated to {target}: privacy.{field}={value:.6g}")
+            value = getattr(mechanism, mechanism.calibrated_by)
+            lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
         lines.append(f"queries per client: {self.queries_per_client:,}")
         if self.privacy.covers_nothing:
             return "\n".join([*lines, f"{NOTHING_NOTE}: there is nothing to prove"])
@@ -106,7 +106,7 @@ class PlannedRun:
         published = self.privacy.content["epsilon_published"]
         lines.append(f"epsilon stated by the paper: {'none' if stated is None else stated}")
         lines.append(f"epsilon published (no guarantee): {published}")
-        lines += [f"epsilon planned: {epsilon}" for epsilon in self.privacy.proven]
+        lines += [f"epsilon planned: {text}" for text in self.privacy.claims]
         notes = dict.fromkeys(note for epsilon in self.privacy.proven for note in epsilon.notes)
         lines.append(f"notes: {', '.join(notes)}")
         if self.privacy.content["reason"]:
@@ -156,7 +156,7 @@ def run(
     """Run one experiment, as `fed-dpsd run OVERRIDE...` does.
 
     >>> import fed_dpsd, numpy as np
-    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "privacy.steps=20", progress=False)
+    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "training.steps=20", progress=False)
     >>> images = np.zeros((2, *run.student.network.shape), np.uint8)
     >>> run.summary["status"], run.student.predict(images).shape
     ('completed', (2, 10))
@@ -180,7 +180,7 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
     """Go on with the run of a folder from its last checkpoint, in this process, to the same bits.
 
     >>> import fed_dpsd
-    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "privacy.steps=20", progress=False)
+    >>> run = fed_dpsd.run("rounds=1", "queries_per_round=64", "training.steps=20", progress=False)
     >>> again = fed_dpsd.resume(run.folder, progress=False)
     >>> again.summary["student_sha256"] == run.summary["student_sha256"]
     True

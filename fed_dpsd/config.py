@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
 FLAT_KEYS = ("num_clients", "out", "overrides")
@@ -121,19 +122,18 @@ class TeacherConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """The keys of conf/privacy that every mechanism has; the others are the mechanism's fields.
+    """The keys of `privacy`, which hold for every training and every mechanism of answers.
 
     `budget` caps the record-level (add_remove) epsilon that a client spends, over all that its
     ledger holds. With `budget_relation="replace_one"` it also caps the epsilon of replaced records.
-    Null means no cap. `target_epsilon` sets the mechanism's noise so that the run spends it
-    (record, add_remove).
+    Null means no cap. `target_epsilon` sets the noise of the training, or of the answers where the
+    training has none, so that the run spends it (record, add_remove).
     """
 
     delta: float
     epsilon_stated: float | None
     budget: float | None
     target_epsilon: float | None
-    mechanism: Mapping[str, Any]
     budget_relation: Literal["add_remove", "replace_one"] = "add_remove"
 
     def __post_init__(self) -> None:
@@ -173,7 +173,7 @@ class FederationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole experiment; experiment.py binds `method`, `partition` and `privacy.mechanism`."""
+    """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
     num_clients: int
     teachers_per_client: int
@@ -193,6 +193,8 @@ class Config:
     teacher: TeacherConfig
     privacy: PrivacyConfig
     federation: FederationConfig
+    training: Mapping[str, Any]
+    answers: Mapping[str, Any]
     method: Mapping[str, Any]
     partition: Mapping[str, Any]
 
@@ -276,6 +278,8 @@ def choices(override: str) -> tuple[str, list[str]]:
 
 
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    if problems := list(filter(None, map(former_privacy, overrides))):
+        raise ConfigError(problems)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -355,15 +359,6 @@ def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return compose(overrides) | flat
 
 
-def split_privacy(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the mechanism's own keys of conf/privacy below `mechanism`."""
-    own = {f.name for f in dataclasses.fields(PrivacyConfig)} - {"mechanism"}
-    common = {key: value for key, value in raw.items() if key in own}
-    return common | {"mechanism": {key: raw[key] for key in raw if key not in own}}
-
-
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound."""
-    raw = dataclasses.asdict(config)
-    raw["privacy"].update(raw["privacy"].pop("mechanism"))
-    return json.dumps(raw, sort_keys=True)
+    return json.dumps(dataclasses.asdict(config), sort_keys=True)

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent
+from dp_accounting import ComposedDpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
-from fed_dpsd.config import Config, DataConfig, UserError, split_privacy, to_json
+from fed_dpsd.config import Config, DataConfig, UserError, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
@@ -22,7 +22,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism, quorum_of
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.storage import home
 
 # For each field that calibrates a mechanism: the value that spends least, and that spends most.
@@ -34,11 +34,12 @@ CALIBRATED_BETWEEN = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """A configuration, and the method, mechanism and partition that it names."""
+    """A configuration, and the method, training, answers and partition that it names."""
 
     config: Config
     method: Method
-    mechanism: Mechanism
+    training: Training
+    answers: Mechanism
     partition: Partition
 
     @property
@@ -69,19 +70,13 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         ConfigError: the configuration has problems, each on a line. No data has been read.
     """
     binder = Binder()
-    privacy = dict(raw["privacy"])
-    values = {**raw, "privacy": split_privacy(privacy)}
-    config = binder.bind(Config, values)
+    config = binder.bind(Config, raw)
     data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
     method = _bind_class(binder, "fed_dpsd.methods", raw["method"], "method", {})
-    mechanism = _bind_class(
-        binder,
-        "fed_dpsd.privacy",
-        values["privacy"]["mechanism"],
-        "privacy",
-        {"num_classes": data.get("num_classes"), "shards": _shards(raw, data)},
-    )
+    public = {"num_classes": data.get("num_classes"), "shards": _shards(raw, data)}
+    training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
+    answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
         model = config.model
@@ -97,21 +92,29 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                 f"num_clients={config.num_clients}: method "
                 f"{type(method).__name__} needs num_clients={needed}"
             )
-        if method and mechanism and mechanism.name not in (method.mechanisms or (mechanism.name,)):
+        private = isinstance(training, TrainingMechanism)
+        if method and training and training.name not in (method.trainings or (training.name,)):
             binder.problems.append(
-                f"privacy={mechanism.name}: method {type(method).__name__} has the teachers' own "
-                f"weights leave, so it needs privacy={' or '.join(method.mechanisms)}"
+                f"training={training.name}: method {type(method).__name__} needs "
+                f"training={' or '.join(method.trainings)}"
             )
-        if config.teacher.path is not None and isinstance(mechanism, TrainingMechanism):
+        if answers and not private and _noiseless(answers):
             binder.problems.append(
-                f"teacher.path={config.teacher.path}: privacy={mechanism.name} trains its teachers "
+                f"answers.{answers.calibrated_by}="
+                f"{getattr(answers, answers.calibrated_by):g}: teachers that are trained without "
+                "noise need noise in their answers; use training=dp_sgd, or answers=probabilities, "
+                "whose epsilon is inf"
+            )
+        if config.teacher.path is not None and private:
+            binder.problems.append(
+                f"teacher.path={config.teacher.path}: training={training.name} trains its teachers "
                 "itself; use teacher.path=null"
             )
         architectures = set(map(config.architecture, range(config.num_clients)))
-        if isinstance(mechanism, TrainingMechanism):
+        if private:
             for name in architectures & set(NO_DP_SGD):
                 binder.problems.append(
-                    f"model.teacher={name}: privacy={mechanism.name} must bound each record's "
+                    f"model.teacher={name}: training={training.name} must bound each record's "
                     "part, and its layers mix records or cannot be taken apart; use "
                     "model.teacher=cnn"
                 )
@@ -126,18 +129,25 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                     f"teacher.same_start=false: method {type(method).__name__} averages weights, "
                     "which is noise where they start apart; use teacher.same_start=true"
                 )
-        if mechanism and (quorum := quorum_of(mechanism)):
+        if answers and (quorum := quorum_of(answers)):
             try:
                 quorum.check(config.num_clients)
             except ValueError as error:
-                binder.problems.append(f"privacy.quorum.{error}")
+                binder.problems.append(f"answers.quorum.{error}")
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
     if config.privacy.target_epsilon is not None and not written:
-        mechanism, config = _calibrate(binder, method, mechanism, config)
+        experiment = _calibrate(binder, Experiment(config, method, training, answers, partition))
         binder.finish()
-    return Experiment(config, method, mechanism, partition)
+        return experiment
+    return Experiment(config, method, training, answers, partition)
+
+
+def _noiseless(answers: Mechanism) -> bool:
+    """Return whether a mechanism that has noise was told to draw none."""
+    without = answers.event("record", "add_remove") == NonPrivateDpEvent()
+    return answers.calibrated_by is not None and without
 
 
 def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,25 +156,32 @@ def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     return {"teachers": raw["teachers_per_client"], "by": by}
 
 
-def _calibrate(
-    binder: Binder, method: Method, mechanism: Mechanism, config: Config
-) -> tuple[Mechanism, Config]:
-    """Calibrate the mechanism so that the planned run spends target_epsilon on a record.
+def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
+    """Return the axis whose noise carries a record's guarantee, and is calibrated."""
+    return "training" if isinstance(experiment.training, TrainingMechanism) else "answers"
 
-    Returns:
-        The calibrated mechanism and its configuration.
-    """
-    settings, field = config.privacy, mechanism.calibrated_by
+
+def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
+    """Calibrate an axis's noise so that the planned run spends target_epsilon on a record."""
+    config, method = experiment.config, experiment.method
+    settings, axis = config.privacy, calibrated_axis(experiment)
+    mechanism = getattr(experiment, axis)
+    field = mechanism.calibrated_by
     if field is None:
         binder.problems.append(
-            f"privacy.target_epsilon={settings.target_epsilon}: privacy={mechanism.name} has no "
-            "noise to set; choose another mechanism, or target_epsilon=null"
+            f"privacy.target_epsilon={settings.target_epsilon}: training=plain and "
+            f"answers={mechanism.name} have no noise to set; choose others, or target_epsilon=null"
         )
-        return mechanism, config
+        return experiment
+
+    def with_value(value: float) -> Experiment:
+        return dataclasses.replace(
+            experiment, **{axis: dataclasses.replace(mechanism, **{field: value})}
+        )
 
     def spend(value: float) -> float:
-        trial = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
-        stages = method.plan(World.of(config, trial)).stages
+        trial = with_value(value)
+        stages = method.plan(World.of(config, trial.training, trial.answers)).bases[axis]
         event = ComposedDpEvent([stage.event("record", "add_remove") for stage in stages])
         return unchanged_epsilon(event, settings.delta)
 
@@ -172,10 +189,11 @@ def _calibrate(
         value = calibrate(spend, settings.target_epsilon, *CALIBRATED_BETWEEN[field])
     except ValueError as error:
         binder.problems.append(f"privacy.{error}")
-        return mechanism, config
-    mechanism = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
-    settings = dataclasses.replace(settings, mechanism={**settings.mechanism, field: value})
-    return mechanism, dataclasses.replace(config, privacy=settings)
+        return experiment
+    values = {**getattr(config, axis), field: value}
+    return dataclasses.replace(
+        with_value(value), config=dataclasses.replace(config, **{axis: values})
+    )
 
 
 def test_split(experiment: Experiment) -> Split | None:

@@ -1,4 +1,4 @@
-"""Configuration keys with other names in version 0.1, in run folders and in ledger digests.
+"""Configuration keys with other names in former versions, in run folders and in ledger digests.
 
 Run folders of version 0.1 still open, and an upgraded client recognises the asks it has answered.
 """
@@ -6,7 +6,7 @@ Run folders of version 0.1 still open, and an upgraded client recognises the ask
 from collections.abc import Mapping
 from typing import Any
 
-_PACKAGES = {"method": "fed_dpsd.methods.", "privacy": "fed_dpsd.privacy."}
+_METHODS, _PRIVACY = "fed_dpsd.methods.", "fed_dpsd.privacy."
 _NEW_NAMES = {
     "turn": "match_polarity",
     "commitment": "prediction_weight",
@@ -16,22 +16,67 @@ _NEW_NAMES = {
     "lines_share": "lines_fraction",
 }
 _FORMER_NAMES = {new: former for former, new in _NEW_NAMES.items()}
+# Until training and answers were two choices, `privacy` named one of these, and held its keys.
+_CHOICES = {
+    "label": "training=plain answers=label",
+    "gradient": "training=plain answers=gradient",
+    "votes": "training=plain answers=votes",
+    "non_private": "training=plain answers=probabilities",
+    "dp_teacher": "training=dp_sgd answers=probabilities",
+}
+_COMMON = {"delta", "epsilon_stated", "budget", "budget_relation", "target_epsilon"}
+_PLAIN = {"_target_": f"{_PRIVACY}training.Plain"}
+_PROBABILITIES = {"_target_": f"{_PRIVACY}mechanism.Probabilities"}
 
 
 def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run folder's configuration with today's keys."""
     configuration = dict(raw)
-    for group, package in _PACKAGES.items():
-        values = dict(configuration[group])
-        if "_class_" in values:
-            values["_target_"] = f"{package}{values.pop('_class_')}"
-            values = {_NEW_NAMES.get(key, key): value for key, value in values.items()}
-        configuration[group] = values
+    method = dict(configuration["method"])
+    if "_class_" in method:
+        method["_target_"] = f"{_METHODS}{method.pop('_class_')}"
+        method = {_NEW_NAMES.get(key, key): value for key, value in method.items()}
+    configuration["method"] = method
+    if "answers" not in configuration:
+        configuration |= _two_axes(configuration["privacy"])
     return configuration
+
+
+def _two_axes(privacy: Mapping[str, Any]) -> dict[str, Any]:
+    """Split the one group of former versions into `privacy`, `training` and `answers`."""
+    common = {key: value for key, value in privacy.items() if key in _COMMON}
+    own = {key: value for key, value in privacy.items() if key not in _COMMON}
+    if "_class_" in own:
+        own["_target_"] = f"{_PRIVACY}{own.pop('_class_')}"
+    if "count_share" in own:
+        own["count_fraction"] = own.pop("count_share")
+    name = own["_target_"].rpartition(".")[2]
+    training, answers = _PLAIN, own
+    if name == "DPSGD":
+        training, answers = own, _PROBABILITIES
+    elif name == "NonPrivate":
+        answers = _PROBABILITIES
+    return {"privacy": common, "training": dict(training), "answers": dict(answers)}
+
+
+def former_privacy(override: str) -> str | None:
+    """Return the error of an override of the former group `privacy`; None for any other."""
+    key, _, value = override.partition("=")
+    if key == "privacy":
+        new = _CHOICES.get(value, "training=dp_sgd answers=label, for example")
+        return (
+            f"{override}: `privacy` is two choices now, how teachers are trained and how they "
+            f"answer; write {new}"
+        )
+    group, _, name = key.partition(".")
+    if group == "privacy" and name and name not in _COMMON:
+        name = "count_fraction" if name == "count_share" else name
+        return f"{override}: write training.{name} or answers.{name}, for the choice that has it"
+    return None
 
 
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
-    values["_class_"] = str(values.pop("_target_")).removeprefix(_PACKAGES["method"])
+    values["_class_"] = str(values.pop("_target_")).removeprefix(_METHODS)
     return values

@@ -14,7 +14,8 @@ for _library in ("OMP", "OPENBLAS", "MKL"):
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits leaves its core to others
 
 SMALL = (
-    "privacy=label",
+    "training=plain",
+    "answers=label",
     "model=cnn",
     "num_clients=2",
     "rounds=3",

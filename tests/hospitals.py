@@ -119,6 +119,6 @@ def summing(tmp_path, clients=3, **changes):
 
 
 DISTRIBUTED = (
-    *("num_clients=3", "privacy=gradient", "privacy.noise_at=distributed"),
-    "privacy.quorum={threshold: 2, colluding: 0}",
+    *("num_clients=3", "training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    "answers.quorum={threshold: 2, colluding: 0}",
 )

@@ -212,8 +212,12 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
         ((), {"engine": "flowr"}, "engine='flowr' must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
         (("federation=deployment",), {}, "hospitals .*flwr run"),
-        (("privacy=label", "privacy.k=1"), {}, "privacy.k=1 must be between 2 and"),
-        (("privcy.steps=1",), {}, "did you mean 'privacy.steps'"),
+        (
+            ("training=plain", "answers=label", "answers.k=1"),
+            {},
+            "answers.k=1 must be between 2 and",
+        ),
+        (("privcy.steps=1",), {}, "did you mean 'training.steps'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, options, expected):

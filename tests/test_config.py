@@ -16,7 +16,7 @@ PACKAGE = "# @package _global_"
 
 def problems(tmp_path, *overrides):
     with pytest.raises(ConfigError) as caught:
-        set_up(compose(["privacy=label", *overrides]), tmp_path)
+        set_up(compose(["training=plain", "answers=label", *overrides]), tmp_path)
     return "\n".join(caught.value.problems)
 
 
@@ -63,11 +63,11 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("rounds", "write KEY=VALUE"),
         ("partition.alpha=0", "partition.alpha=0.0 must be a finite number > 0"),
         ("partition.alpha=-1.5", "partition.alpha=-1.5 must be"),
-        ("privacy.k=1", "privacy.k=1 must be between 2 and the number of classes, 10"),
-        ("privacy.k=11", "privacy.k=11 must be between 2 and the number of classes, 10"),
+        ("answers.k=1", "answers.k=1 must be between 2 and the number of classes, 10"),
+        ("answers.k=11", "answers.k=11 must be between 2 and the number of classes, 10"),
         ("privacy.delta=1", "privacy.delta=1.0 must be between 0 and 1"),
         ("privacy.budget=-1", "privacy.budget=-1.0 must be finite and >= 0"),
-        ("privacy.epsilon_per_answer=-1", "privacy.epsilon_per_answer=-1.0 must be"),
+        ("answers.epsilon_per_answer=-1", "answers.epsilon_per_answer=-1.0 must be"),
         ("method.noise_fraction=1.5", "must be >= 0 and at most 1 together"),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
         ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),
@@ -80,19 +80,22 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("federation=deployment federation.min_clients=0", "federation.min_clients=0 must be >= 1"),
         ("noise=loud", "noise='loud' must be"),
         (
-            "privacy.noise_at=distributed",
+            "answers.noise_at=distributed",
             "quorum=None: a quorum and 'distributed' go",
         ),
         (
-            "privacy.noise_at=distributed privacy.quorum={threshold:2,colluding:0}",
-            "privacy.quorum.threshold=2 must be above half of num_clients=5",
+            "answers.noise_at=distributed answers.quorum={threshold:2,colluding:0}",
+            "answers.quorum.threshold=2 must be above half of num_clients=5",
         ),
-        ("privacy.noise_at=server", "noise_at='server' must be 'client' or 'distributed'"),
+        ("answers.noise_at=server", "noise_at='server' must be 'client' or 'distributed'"),
         (
-            "model.teacher=cnn_bn privacy=dp_teacher",
-            "model.teacher=cnn_bn: privacy=dp_teacher must bound each record's part",
+            "model.teacher=cnn_bn training=dp_sgd answers=probabilities",
+            "model.teacher=cnn_bn: training=dp_sgd answers=probabilities must bound each record's part",
         ),
-        ("model.teacher=resnet18 privacy=dp_teacher", "layers mix records or cannot be taken"),
+        (
+            "model.teacher=resnet18 training=dp_sgd answers=probabilities",
+            "layers mix records or cannot be taken",
+        ),
         (
             "privacy._target_=os.system",
             "privacy._target_='os.system' is not a class fed_dpsd.privacy.",
@@ -108,8 +111,8 @@ def test_bad_values_are_named_with_a_remedy(override, expected, tmp_path):
 
 
 def test_all_problems_come_in_one_error(tmp_path):
-    text = problems(tmp_path, "num_clients=0", "privacy.k=1", "partition.alpha=0", "data.path=none")
-    for part in ("num_clients=0", "privacy.k=1", "partition.alpha=0"):
+    text = problems(tmp_path, "num_clients=0", "answers.k=1", "partition.alpha=0", "data.path=none")
+    for part in ("num_clients=0", "answers.k=1", "partition.alpha=0"):
         assert part in text
 
 
@@ -183,7 +186,7 @@ def test_splitting_undoes_joining(tokens):
     ("group", "key", "near"),
     [
         ("method=dense", "method.student_epoch", "method.student_epochs"),
-        ("privacy=gradient", "privacy.boun", "privacy.bound"),
+        ("training=plain", "answers=gradient", "privacy.boun", "answers.bound"),
     ],
 )
 def test_the_nearest_key_is_one_of_the_chosen_group(group, key, near):

@@ -123,7 +123,7 @@ def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
 
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     """With teachers and a student of few steps."""
-    steps = ("privacy.steps=20", "method.student_steps=5", "method.final_student_steps=10")
+    steps = ("training.steps=20", "method.student_steps=5", "method.final_student_steps=10")
     monkeypatch.setattr(api, "compose", lambda overrides: compose([*steps, *overrides]))
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

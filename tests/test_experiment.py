@@ -20,7 +20,11 @@ RECORDS = 1_437  # of digits, to train with
 
 
 def test_an_experiment_survives_its_json(tmp_path):
-    for overrides in ([], ["privacy=gradient", "partition=class"], ["privacy=non_private"]):
+    for overrides in (
+        [],
+        ["training=plain", "answers=gradient", "partition=class"],
+        ["training=plain", "answers=probabilities"],
+    ):
         experiment = set_up(compose(overrides), tmp_path)
         again = from_json(experiment.to_json())
         assert again == experiment
@@ -73,7 +77,7 @@ def test_noise_follows_public_seeds_in_a_simulation_alone(small, deployed):
 
 
 def test_a_method_is_named_by_its_file_and_data_is_loaded_once(small):
-    experiment = small("method=ensemble", "privacy=non_private")
+    experiment = small("method=ensemble", "training=plain", "answers=probabilities")
     assert experiment.method_name == "ensemble"
     config = experiment.config
     assert load_data(config.data, config.cache) is load_data(config.data, config.cache)

@@ -25,7 +25,7 @@ def test_a_run_folder_of_version_0_1_opens(former):
     assert experiment.method_name == "fed_dpsd"
     assert experiment.method.match_polarity
     assert experiment.method.noise_fraction == 0.125
-    assert experiment.mechanism.name == "label"
+    assert experiment.answers.name == "label"
 
 
 def test_digests_are_over_the_names_of_version_0_1(former):

@@ -8,14 +8,15 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dp_accounting import DpEvent
+
 from fed_dpsd.accounts.entry import Entry, EntryKind
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
 from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, within_budget
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Mechanism, Relation, trust_of
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
 from fed_dpsd.protocol import Ask, Releases, Statement
 
 WhenRecordsChange = Literal["refuse", "retrain"]
@@ -89,7 +90,8 @@ class Account:
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
         self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
-        self._names = {str(stage.mechanism): stage.mechanism.name for stage in plan.stages}
+        charged = [stage.mechanism for stages in plan.bases.values() for stage in stages]
+        self._names = {str(mechanism): mechanism.name for mechanism in charged}
 
     def hear(self, ask: Ask, client: int) -> None:
         """Begin to answer an ask, and compare the ledger with the coordinator's record in it.
@@ -129,14 +131,22 @@ class Account:
             return Statement(self._charged(), joined.forgotten, joined.changed, wanted or {})
 
     def pay(
-        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None = None
+        self,
+        mechanism: Charged,
+        digest: str,
+        kind: EntryKind,
+        ask: Ask | None = None,
+        training: str = "",
     ) -> None:
         """Charge the run for a digest, unless it has paid; reuse the charge of another run.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
+            ValueError: the private training that covers the charge is not paid for.
         """
-        due = self.due(mechanism, digest, kind, ask)
+        if training and not self.is_paid(training):
+            raise ValueError(f"the training {training} is not paid for")
+        due = self.due(mechanism, digest, kind, ask, training)
         if due is None:
             return
         if due.run == self.run:
@@ -147,10 +157,11 @@ class Account:
 
     def due(
         self,
-        mechanism: Mechanism,
+        mechanism: Charged,
         digest: str,
         kind: EntryKind,
         ask: Ask | None = None,
+        training: str = "",
         reserved: int = 0,
     ) -> Entry | None:
         """Return the entry that the run still has to pay for; None if it has paid.
@@ -160,6 +171,7 @@ class Account:
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
             ask: the ask that leads to the charge; None where no ask does.
+            training: digest of the private training that covers it; "" if there is none.
             reserved: number of queries that must still fit besides those of the ask.
 
         Raises:
@@ -169,7 +181,7 @@ class Account:
         earlier = self.ledger.charges().find(digest)
         if earlier and (earlier.run == self.run or digest in self._joined().reused):
             return None
-        due = earlier or self._affordable(mechanism, digest, kind, ask, reserved)
+        due = earlier or self._affordable(mechanism, digest, kind, ask, training, reserved)
         name = mechanism.name
         most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
         total = self._charged()[name] + due.releases
@@ -187,21 +199,19 @@ class Account:
         Args:
             trained: whether the teachers' first training is paid for.
         """
-        charges = self.ledger.charges()
-        queries = charges.queries + self._plan.queries + self._plan.counts
-        stages = []
-        for stage in self._plan.stages:
-            if trained and isinstance(stage.mechanism, TrainingMechanism):
-                trained = False
-            else:
-                stages.append(stage)
-                queries += isinstance(stage.mechanism, TrainingMechanism)
+        bases = self._plan.bases
+        unpaid = [replace(s, asks=s.asks - trained) for s in bases.get("training", ())]
+        queries = self.ledger.charges().queries + sum(stage.asks for stage in unpaid)
+        queries += sum(stage.asks * max(stage.queries, 1) for stage in self._plan.stages)
         if queries > self._most_queries:
             return "queries"
-        return "" if self._budget_admits(*stages) else "budget"
+        return "" if self._budget_admits(*unpaid or self._plan.stages) else "budget"
 
     def _budget_admits(self, *more: Entry | Stage) -> bool:
-        """Return whether the budget admits `more`, for each relation that it bounds."""
+        """Return whether the budget admits `more`, for each relation that it bounds.
+
+        Its proof rests on private trainings: they are charged, and not what their teachers give.
+        """
         settings = self._settings
         relations: list[Relation] = ["add_remove"]
         if settings.budget_relation == "replace_one":
@@ -209,7 +219,7 @@ class Account:
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
-                [charge.event("record", relation) for charge, _ in charges],
+                [_cost(charge, relation) for charge, _ in charges],
                 settings.budget,
                 settings.delta,
                 [times for _, times in charges],
@@ -218,7 +228,13 @@ class Account:
         )
 
     def _affordable(
-        self, mechanism: Mechanism, digest: str, kind: EntryKind, ask: Ask | None, reserved: int
+        self,
+        mechanism: Charged,
+        digest: str,
+        kind: EntryKind,
+        ask: Ask | None,
+        training: str,
+        reserved: int,
     ) -> Entry:
         """Make a new charge that fits the budget and the client's number of queries."""
         queries = ask.queries if ask and kind != "training" else 0
@@ -233,6 +249,7 @@ class Account:
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
             run=self.run,
+            training=training,
         )
         if self.ledger.charges().queries + max(queries, 1) + reserved > self._most_queries:
             raise BudgetSpent("the client has answered as many queries as it ever will")
@@ -263,3 +280,10 @@ class Account:
 
     def _keep(self, joined: Joined) -> None:
         self.ledger.note(self._note, json.dumps(vars(joined)).encode())
+
+
+def _cost(charge: Entry | Stage, relation: Relation) -> DpEvent:
+    """Return what a charge costs a record's budget."""
+    if isinstance(charge, Entry):
+        return charge.event("record", relation, "training")
+    return charge.event("record", relation)

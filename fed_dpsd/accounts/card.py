@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
@@ -23,6 +23,7 @@ from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.privacy.accounting import Bound, epsilon, prove
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
+    Basis,
     Epsilon,
     Relation,
     Unit,
@@ -69,6 +70,17 @@ class PrivacyCard:
         """Return every proven epsilon, for each unit and relation."""
         return tuple(map(Epsilon.from_json, self.content["proven"]))
 
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Return a line on each proven epsilon, with what else is proven beside it."""
+        lines = []
+        for row in self.content["proven"]:
+            line, beside = str(Epsilon.from_json(row)), row.get("beside")
+            if beside:
+                line += f" by the {row['basis']}; by the {beside['basis']} {beside['epsilon']}"
+            lines.append(line)
+        return tuple(lines)
+
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
         """Return the proven epsilon of a unit and relation, such as "record" and "add_remove"."""
         (claim,) = (e for e in self.proven if (e.unit, e.relation) == (unit, relation))
@@ -81,17 +93,28 @@ class PrivacyCard:
 
     def __str__(self) -> str:
         """Return a line on the published epsilon, and one on each proven one."""
-        name, reason = self.content["mechanism"], self.content["reason"]
+        reason = self.content["reason"]
+        name = mechanism_of(self.content)
         lines = [f"epsilon published (no guarantee): {self.published:.4g} ({name})"]
-        lines += [f"epsilon {self.word}: {epsilon}" for epsilon in self.proven]
+        lines += [f"epsilon {self.word}: {text}" for text in self.claims]
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
 
     __repr__ = __str__
 
 
+def mechanism_of(card: Mapping[str, Any]) -> str:
+    """Name how a run's teachers were trained and answered; runs of former versions had one name."""
+    if "answers" not in card:
+        return str(card["mechanism"])
+    names = [card["training"], card["answers"]]
+    return " ".join(name for name in names if name != "plain")
+
+
 def plan_of(experiment: Experiment) -> Plan:
     """Return what a client will be charged in this experiment."""
-    return experiment.method.plan(World.of(experiment.config, experiment.mechanism))
+    return experiment.method.plan(
+        World.of(experiment.config, experiment.training, experiment.answers)
+    )
 
 
 def privacy_card(
@@ -105,10 +128,12 @@ def privacy_card(
     """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
     The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
-    charged besides.
+    charged besides. Where the teachers were trained privately, there are two proofs of each: by
+    the training, and by what leaves. Both hold. The smaller number is the claim, the other stands
+    beside it (docs/privacy.md, "Two axes").
 
     Args:
-        experiment: the experiment with the mechanism and delta.
+        experiment: the experiment with the mechanisms and delta.
         plan: what a client will be charged.
         ledgers: the clients' charges for this run. `spent` is that of the client that spent most.
             Empty before a run, and where hospitals keep their ledgers.
@@ -116,32 +141,44 @@ def privacy_card(
         notes: further facts about the run.
         records: number of records of the largest client, where that is public; None otherwise.
     """
-    settings, mechanism = experiment.config.privacy, experiment.mechanism
+    settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not _covers(plan, charged)
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
-        planned = proven(experiment, plan, unit, relation, notes, records)
-        used = [epsilon(spent(ledger, unit, relation), settings.delta) for ledger in ledgers]
-        most = max([_charged(plan, charged, settings.delta, unit, relation), *used], key=_value)
-        claim = planned
-        if most.epsilon > planned.value:
-            claim = dataclasses.replace(
-                planned,
-                value=most.epsilon,
-                delta=settings.delta,
-                accountant=most.accountant,
-                notes=(*planned.notes, MORE_NOTE),
-            )
-        row = claim.to_json() | {"planned": _number(planned.value)}
-        rows.append(row | ({"spent": _number(max(map(_value, used)))} if used else {}))
-    reasons = (stage.mechanism.reason for stage in plan.stages if stage.mechanism.reason)
-    counted = sum(s.asks * s.queries for s in plan.stages if s.mechanism == mechanism)
+        claims = []
+        for basis in plan.bases:
+            planned = proven(experiment, plan, unit, relation, basis, notes, records)
+            used = [
+                epsilon(spent(ledger, unit, relation, basis), settings.delta) for ledger in ledgers
+            ]
+            more = _charged(plan, charged, settings.delta, unit, relation, basis)
+            most = max([more, *used], key=_value)
+            claim = planned
+            if most.epsilon > planned.value:
+                claim = dataclasses.replace(
+                    planned,
+                    value=most.epsilon,
+                    delta=settings.delta,
+                    accountant=most.accountant,
+                    notes=(*planned.notes, MORE_NOTE),
+                )
+            row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
+            claims.append(row | ({"spent": _number(max(map(_value, used)))} if used else {}))
+        smaller, *others = sorted(claims, key=lambda row: float(row["epsilon"]))
+        kept = ("basis", "trust", "epsilon")
+        beside = [{key: row[key] for key in kept} for row in others]
+        rows.append(smaller | {"beside": beside[0] if beside else None})
+    charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
+    reasons = [each.reason for each in charges if each.reason]
+    finite = all(row["epsilon"] != "inf" for row in rows)
+    counted = sum(s.asks * s.queries for s in plan.stages if s.mechanism == answers)
     return {
-        "mechanism": mechanism.name,
+        "training": experiment.training.name,
+        "answers": answers.name,
         "epsilon_stated": settings.epsilon_stated,
-        "epsilon_published": _number(published_epsilon(mechanism, counted, settings.delta)),
+        "epsilon_published": _number(published_epsilon(answers, counted, settings.delta)),
         "proven": rows,
-        "reason": UNCOVERED if uncovered else next(reasons, None),
+        "reason": UNCOVERED if uncovered else None if finite else "; ".join(dict.fromkeys(reasons)),
     }
 
 
@@ -158,7 +195,9 @@ def _covers(plan: Plan, charged: Releases) -> bool:
     )
 
 
-def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation) -> Bound:
+def _charged(
+    plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation, basis: Basis
+) -> Bound:
     """Bound the epsilon of the plan together with all that was charged besides.
 
     The bound is 0 where nothing was charged besides, since the plan has a bound of its own.
@@ -167,9 +206,9 @@ def _charged(plan: Plan, charged: Releases, delta: float, unit: Unit, relation: 
         return Bound(math.inf, delta, "none")
     if not +(Counter(charged) - plan.releases):
         return Bound(0.0, delta, "none")
-    events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.stages}
+    events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.bases[basis]}
     counts = plan.releases | Counter(charged)
-    parts = [SelfComposedDpEvent(events[name], count) for name, count in counts.items()]
+    parts = [SelfComposedDpEvent(event, counts[name]) for name, event in events.items()]
     return epsilon(ComposedDpEvent(parts), delta)
 
 
@@ -178,10 +217,11 @@ def proven(
     plan: Plan,
     unit: Unit,
     relation: Relation,
+    basis: Basis,
     further_notes: tuple[str, ...] = (),
     records: int | None = None,
 ) -> Epsilon:
-    """Return the proven epsilon of a plan's answers in this experiment, with its caveats."""
+    """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
     if not plan.stages:
         return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
@@ -199,9 +239,10 @@ def proven(
         notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
-    if quorum := quorum_of(experiment.mechanism):
+    if basis == "answers" and (quorum := quorum_of(experiment.answers)):
         notes.append(QUORUM_NOTE.format(quorum.colluding))
-    return prove(plan.stages, delta, unit, relation, (*notes, *further_notes))
+    stages, caveats = plan.bases[basis], (*notes, *further_notes)
+    return prove(stages, delta, unit, relation, caveats, plan.queries)
 
 
 def _number(value: float) -> float | str:
@@ -226,14 +267,22 @@ def ledger_files(path: Path) -> list[Path]:
 
 
 def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation) -> Epsilon:
-    """Return the epsilon that a ledger's charges prove together.
+    """Return the smallest epsilon that a ledger's charges prove together.
 
     Their settings are taken as chosen in advance.
     """
-    bound = epsilon(spent(entries, unit, relation), delta)
-    trust = weakest(entry.trust for entry in entries)
     queries = sum(entry.queries for entry in entries)
     notes = ("over the ledger's life", "settings chosen in advance")
-    return Epsilon(
-        bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes
-    )
+    proofs = []
+    for basis in get_args(Basis):
+        bound = epsilon(spent(entries, unit, relation, basis), delta)
+        trust = weakest(
+            entry.trust for entry in entries if not (basis == "training" and entry.training)
+        )
+        proofs.append(
+            Epsilon(
+                *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
+                notes,
+            )
+        )
+    return min(proofs, key=lambda proof: proof.value)

@@ -17,7 +17,7 @@ class Charges:
         self.queries = 0
         self._by_digest: dict[str, Entry] = {}
         self._released: dict[str, Counter[str]] = {}
-        self._alike: dict[tuple[int, int], list[Entry]] = {}
+        self._alike: dict[tuple[int, int, bool], list[Entry]] = {}
 
     def add(self, content: str) -> Entry:
         """Add the charge of a line of `Entry.to_json`, and return it.
@@ -32,7 +32,8 @@ class Charges:
         self.queries += max(entry.queries, 1)
         self._released.setdefault(entry.run, Counter())[entry.mechanism] += entry.releases
         # Entries that are read have one object for equal costs, which lives as long as they do.
-        self._alike.setdefault((id(entry.costs), entry.releases), []).append(entry)
+        alike = id(entry.costs), entry.releases, bool(entry.training)
+        self._alike.setdefault(alike, []).append(entry)
         return entry
 
     def check_new(self, digest: str) -> None:
@@ -58,6 +59,8 @@ class Charges:
 
     def alike(self) -> list[tuple[Entry, int]]:
         """Return one charge of each cost, in the order of their first, and how many cost the same.
+
+        They cost the same where a proof rests on private trainings, as a budget's does.
 
         Costs that are equal may appear more than once.
         """

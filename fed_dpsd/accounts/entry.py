@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import attrs
 import dp_accounting
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import events
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Trust, Unit
 
 EntryKind = Literal["answers", "counts", "weights", "train", "training"]
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
@@ -44,6 +44,8 @@ class Entry:
         at: time of the charge, an ISO 8601 second in UTC.
         ask: digest of the ask, by which its sender knows it; "" where no ask led to the charge.
         run: the coordinator's name of the run that was charged; "" in older ledgers.
+        training: digest of the private training whose teachers gave what left; "" where there is
+            none, and in older ledgers.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -60,6 +62,7 @@ class Entry:
     at: str
     ask: str = ""
     run: str = ""
+    training: str = ""
 
     def __post_init__(self) -> None:
         if self.queries < 0 or self.releases < 0:
@@ -72,9 +75,19 @@ class Entry:
         """Return an entry dated to this second."""
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole charge."""
-        return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
+    def event(self, unit: Unit, relation: Relation, basis: Basis) -> DpEvent:
+        """Return the event of the whole charge, in a proof that rests on `basis`.
+
+        Where it rests on private trainings, these are charged, and what their teachers gave is
+        not. Where it rests on answers, all that left is charged, and no training is.
+        """
+        if basis == "training":
+            releases = 0 if self.training else self.releases
+        else:
+            releases = 0 if self.kind == "training" else self.releases
+            if not self.releases:  # an older ledger's answer in the clear, of a private training
+                return NonPrivateDpEvent()
+        return SelfComposedDpEvent(self.costs[unit, relation], releases)
 
     def to_json(self) -> str:
         """Return one readable line, in which each distinct event stands once, by unit and relation.
@@ -124,6 +137,6 @@ def _unpack(values: dict[str, Any]) -> Any:
     return _EVENTS[values.pop("type")](**values) if "type" in values else values
 
 
-def spent(entries: Sequence[Entry], unit: Unit, relation: Relation) -> DpEvent:
-    """Return everything charged, as one event."""
-    return ComposedDpEvent([entry.event(unit, relation) for entry in entries])
+def spent(entries: Sequence[Entry], unit: Unit, relation: Relation, basis: Basis) -> DpEvent:
+    """Return everything charged, as one event, in a proof that rests on `basis`."""
+    return ComposedDpEvent([entry.event(unit, relation, basis) for entry in entries])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits import victims
@@ -26,7 +26,7 @@ from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.models.inference import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
 from fed_dpsd.privacy.laws import gaussian_mu
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, trust_of
+from fed_dpsd.privacy.mechanism import Charged, Epsilon, Mechanism, Relation, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -63,7 +63,7 @@ class Attack:
     """
 
     title: str
-    mechanism: Mechanism
+    mechanism: Charged
     audit: Audit
     proof: Proof
     published: float = math.inf
@@ -109,31 +109,37 @@ def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> 
     """Attack the implementation, and last the run's own settings.
 
     Args:
-        experiment: the experiment whose mechanism is claimed.
+        experiment: the experiment whose training and answers are claimed.
         broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
         say: called with a line of progress.
 
     Raises:
-        UserError: the mechanism randomises nothing.
+        UserError: nothing is randomised.
     """
-    attack = _training if isinstance(experiment.mechanism, DPSGD) else _answers
+    private = isinstance(experiment.training, DPSGD)
+    randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
+    if not (private or randomised):
+        raise UserError(
+            f"privacy audit: training=plain and answers={experiment.answers.name} leave nothing to "
+            "audit: no noise is drawn, and no epsilon holds; audit training=dp_sgd, or "
+            "answers=gradient, votes or label"
+        )
     with torch_threads(experiment.config.threads_client):
-        yield from attack(experiment, broken, say)
+        if private:
+            yield from _training(experiment, broken, say)
+        if randomised:
+            yield from _answers(experiment, broken, say)
 
 
 # --- answers ----------------------------------------------------------------------------------
 
 
 def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
-    mechanism, config = experiment.mechanism, experiment.config
-    if mechanism.calibrated_by is None:
-        raise UserError(
-            f"privacy audit: mechanism={mechanism.name!r} leaves nothing to audit: its answers "
-            "leave without noise, and no epsilon holds; audit dp_teacher, gradient, votes or label"
-        )
+    mechanism, config = experiment.answers, experiment.config
     alone = mechanism.releases(1, 2) < 2
     plan = plan_of(experiment)
-    queries = sum(stage.asks for stage in plan.stages) if alone else plan.queries
+    asks = sum(stage.asks for stage in plan.stages if stage.mechanism == mechanism)
+    queries = asks if alone else plan.queries
     secrets, delta = _secrets(config, "answers"), config.privacy.delta
 
     close = _close(
@@ -189,11 +195,11 @@ def _answers_proof(
 
 
 def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
-    config, mechanism = experiment.config, experiment.mechanism
+    config, mechanism = experiment.config, experiment.training
     assert isinstance(mechanism, DPSGD)
     secrets, delta = _secrets(config, "training"), config.privacy.delta
     most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
-    few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_share=None)
+    few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
     close = _close(few, lambda trial: _record_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
     runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
     canaries = math.ceil(CANARIES / math.sqrt(close.copies))
@@ -212,7 +218,7 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
     )
 
     if mechanism.counts_classes:
-        counting = dataclasses.replace(close, count_share=1.0)
+        counting = dataclasses.replace(close, count_fraction=1.0)
         say(f"the class counts: {COUNTED_RUNS} releases, {COUNTED_CANARIES:,} canaries")
         guesses = guess_counts(
             victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
@@ -282,16 +288,14 @@ def _close(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
     return dataclasses.replace(mechanism, **{field: setting})
 
 
-def _record_epsilon(
-    mechanism: Mechanism, queries: int, delta: float, relation: Relation
-) -> Epsilon:
+def _record_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
     """Prove an epsilon for `queries` asks of one query each; a training is one release."""
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, "record", relation)
     return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
 
 
-def _event_epsilon(event: DpEvent, delta: float, mechanism: Mechanism) -> Epsilon:
+def _event_epsilon(event: DpEvent, delta: float, mechanism: Charged) -> Epsilon:
     bound = epsilon(event, delta)
     return Epsilon(
         *(bound.epsilon, bound.delta, "record", "add_remove", trust_of(mechanism.noise_at)),

@@ -183,7 +183,7 @@ def audit(
     if not isinstance(mechanism, Additive | TopKRandomizedResponse):
         raise ValueError(
             f"mechanism={mechanism.name!r} leaves nothing to audit: its answers leave without "
-            "noise, and no epsilon holds; audit 'dp_teacher', 'gradient', 'votes' or 'label' "
+            "noise, and no epsilon holds; audit 'gradient', 'votes' or 'label' "
             "instead"
         )
     failure = failure_probability / (4 if report_mu else 2)

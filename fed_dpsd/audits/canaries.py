@@ -62,7 +62,7 @@ def guess_steps(
         runs: R, independent ones.
     """
     fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
-    fields |= {"learning_rate": STILL, "count_share": None}
+    fields |= {"learning_rate": STILL, "count_fraction": None}
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
         watched = _Watched(**fields)

@@ -25,9 +25,10 @@ from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Mechanism, Values, quorum_of
+from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
+from fed_dpsd.privacy.training import DPSGD, Plain, Training
 from fed_dpsd.protocol import Ask
 
 Broken = Literal["half", "none"]
@@ -80,12 +81,13 @@ def hospital(
         sites = [
             Site(
                 config=dataclasses.replace(config, seed=seed),
-                mechanism=mechanism,
+                training=Plain(),
+                answers=mechanism,
                 client=number,
                 records=Split(np.zeros((0, *tiny.shape), np.uint8), np.zeros(0, np.int64)),
                 shard_ids=np.zeros(0, np.int64),
                 test=None,
-                account=_account(config, mechanism),
+                account=_account(config, Plain(), mechanism),
                 secret=None if seeded else secret,
             )
             for number in range(honest)
@@ -108,7 +110,7 @@ def hospital(
 
 
 def guess_answers(
-    config: Config, mechanism: Mechanism, secrets: Iterator[SecretStreams], runs: int
+    config: Config, training: DPSGD, secrets: Iterator[SecretStreams], runs: int
 ) -> Guesses:
     """Train teachers on canaries, ask a site about them, and guess which were in; `runs` times.
 
@@ -117,14 +119,14 @@ def guess_answers(
 
     Args:
         config: the run's, except that there is no budget and nothing is kept.
-        mechanism: the mechanism that trains the teachers.
+        training: how the teachers are trained.
         secrets: the secrets that sites and coins draw from.
         runs: R, independent ones, besides the pilot.
     """
     images, labels = _canaries(config)
-    pilot = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(PILOT)]
+    pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
     threshold = np.median([score for _, score in pilot], axis=0)
-    results = [_ask_about(config, mechanism, images, labels, next(secrets)) for _ in range(runs)]
+    results = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(runs)]
     included, scores = (np.stack(each) for each in zip(*results, strict=True))
     return Guesses(included, scores - threshold)
 
@@ -147,7 +149,7 @@ def _canaries(config: Config) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 def _ask_about(
     config: Config,
-    mechanism: Mechanism,
+    training: DPSGD,
     images: NDArray[np.uint8],
     labels: NDArray[np.int64],
     secret: SecretStreams,
@@ -157,27 +159,28 @@ def _ask_about(
     with tempfile.TemporaryDirectory() as cache:
         site = Site(
             config=_unlimited(dataclasses.replace(config, cache=cache)),
-            mechanism=mechanism,
+            training=training,
+            answers=Probabilities(),
             client=0,
             records=Split(images[included], labels[included]),
             shard_ids=np.flatnonzero(included),
             test=None,
-            account=_account(config, mechanism),
+            account=_account(config, training, Probabilities()),
             secret=secret,
         )
         num_classes = config.data.num_classes
         ask = Ask(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
-        paid = site.pay_for_training()
-        answer = site.release(paid, site.sensitive_probabilities(images), ask)
+        site.pay_for_training()
+        answer = site.release(site.answers, site.sensitive_probabilities(images), ask)
     (values,) = _sent([answer.values])
     logs = np.log(np.maximum(values.astype(np.float64), 1e-30))
     own = logs[np.arange(CANARIES), labels]
     return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
-def _account(config: Config, mechanism: Mechanism) -> Account:
+def _account(config: Config, training: Training, answers: Mechanism) -> Account:
     """Open a new account that pays for as many answers as an audit asks for."""
-    plan = Plan((Stage(mechanism, asks=10**12, queries=1),))
+    plan = Plan(training, (Stage(answers, asks=10**12, queries=1),))
     return Account(MemoryLedger(), config.privacy, plan, run="audit")
 
 

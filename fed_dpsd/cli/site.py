@@ -84,9 +84,11 @@ def check(
     for line in content.unreadable:
         out.print(f"left out: {line}", markup=False, soft_wrap=True)
     experiment = _experiment(hospital, overrides or [])
-    out.print(f"mechanism: {experiment.mechanism}", markup=False, soft_wrap=True)
+    out.print(f"training: {experiment.training}", markup=False, soft_wrap=True)
+    out.print(f"answers: {experiment.answers}", markup=False, soft_wrap=True)
     planned = cards.plan_of(experiment)
-    out.print(f"a run: {cards.proven(experiment, planned, 'record', 'add_remove')}")
+    card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
+    out.print(f"a run: {card.epsilon('record', 'add_remove')}")
     ledger = hospital.ledger
     with ledger.transaction():
         spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
@@ -140,8 +142,12 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
         f"data.num_classes={hospital.num_classes}",
     ]
-    firsts = ("method", hospital.methods), ("privacy", hospital.privacy)
-    defaults += [f"{key}={names[0]}" for key, names in firsts if names]
+    firsts = {
+        "method": hospital.methods,
+        "training": hospital.training,
+        "answers": hospital.answers,
+    }
+    defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
     request = set_up(compose([*defaults, *overrides]), Path.cwd())
     try:
@@ -163,7 +169,7 @@ def _train(
     seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
     secret = SecretStreams(secret_of(folder / "rehearsal"))
     records = content.records.take(seen)
-    teachers = Teachers(config, experiment.mechanism, hospital.client, records, ids[seen], secret)
+    teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
     tested = content.records.take(unseen)
     probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
@@ -182,7 +188,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
     uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
     site = rehearsed.open(experiment, "rehearsal")
-    ask = Ask(1, images, uniform, acknowledged={experiment.mechanism.name: 10 * REHEARSED})
+    ask = Ask(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
     answer = sites.answer(experiment.method, ask, site)
     if isinstance(answer, Refusal):
         raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")

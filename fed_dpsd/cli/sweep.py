@@ -20,7 +20,7 @@ def sweep(
         Path | None, typer.Option("--csv", help="The table. Default: results.csv in --out.")
     ] = None,
 ) -> None:
-    """Run a grid, such as seed=0,1,2 privacy=label,votes, or go on with one that stopped.
+    """Run a grid, such as seed=0,1,2 answers=label,votes, or go on with one that stopped.
 
     The last line of stdout is the table's path.
     """

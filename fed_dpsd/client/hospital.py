@@ -39,8 +39,8 @@ LIMITS = {
     "teacher.epochs": 300,
     "teacher.min_steps": 10_000,
     "teacher.batch_size": 1_024,
-    "privacy.steps": 10_000,
-    "privacy.copies": 5,
+    "training.steps": 10_000,
+    "training.copies": 5,
 }
 KEPT = 400  # teachers on disk besides a run's own; a deleted one is trained again, to the same bits
 _REMEDY = "`fed-dpsd site init` writes one"
@@ -68,7 +68,8 @@ class Hospital:
         queries: number of synthetic images that may ever be answered. A charge without images,
             such as a training, counts as one.
         threads: processor threads for its teachers.
-        methods, privacy, models: names of conf/method, conf/privacy and architectures it answers.
+        methods, training, answers, models: names of conf/method, conf/training and conf/answers,
+            and architectures, that it allows.
         trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
             secure sums; "server", which then sees answers without noise.
         keys: public keys for secure sums, of all hospitals in their order, each from the
@@ -95,7 +96,8 @@ class Hospital:
     queries: int
     threads: int
     methods: tuple[str, ...]
-    privacy: tuple[str, ...]
+    training: tuple[str, ...]
+    answers: tuple[str, ...]
     models: tuple[str, ...]
     trust: tuple[Trust, ...]
     keys: tuple[str, ...]
@@ -128,7 +130,8 @@ class Hospital:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
         known_names: dict[str, Collection[str]] = {
             "methods": _choices("method"),
-            "privacy": _choices("privacy"),
+            "training": _choices("training"),
+            "answers": _choices("answers"),
             "models": CLASSIFIERS,
             "trust": get_args(Trust),
         }
@@ -194,7 +197,7 @@ class Hospital:
             raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise NotAllowed("the experiment is malformed") from None
-        config, trust = experiment.config, trust_of(experiment.mechanism.noise_at)
+        config, trust = experiment.config, trust_of(experiment.answers.noise_at)
         if images > config.queries_per_round:
             raise NotAllowed(
                 f"{images} images in one ask; queries_per_round={config.queries_per_round}"
@@ -205,13 +208,16 @@ class Hospital:
 
     def _check(self, raw: Mapping[str, Any]) -> None:
         """Refuse an experiment that the file does not allow, before any class is looked up."""
-        for key, group, names in (
-            ("method", "method", self.methods),
-            ("privacy", "privacy", self.privacy),
+        for group, key, names in (
+            ("method", "methods", self.methods),
+            ("training", "training", self.training),
+            ("answers", "answers", self.answers),
         ):
             classes = [_choices(group)[name] for name in names]
-            if raw[key]["_target_"] not in classes:
-                raise NotAllowed(f"this site answers {key}={' or '.join(names)} only")
+            if raw[group]["_target_"] not in classes:
+                raise NotAllowed(
+                    f"this site allows {group}={' or '.join(names)} only ({key}: in its file)"
+                )
         for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
             if model not in self.models:
                 raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
@@ -270,14 +276,15 @@ class Hospital:
         )
         return Site(
             config=experiment.config,
-            mechanism=experiment.mechanism,
+            training=experiment.training,
+            answers=experiment.answers,
             client=self.client,
             records=content.records,
             shard_ids=content.ids if patients is None else patients,
             test=None,
             account=account,
             secret=SecretStreams(secret),
-            summing=party and Summing(party, experiment.mechanism, ledger, run),
+            summing=party and Summing(party, experiment.answers, ledger, run),
         )
 
     def _prune(self, most: int) -> None:
@@ -294,7 +301,7 @@ class Hospital:
             NotAllowed: the sums withstand fewer colluding clients than the file demands.
             UserError: the file's keys are not those of all hospitals, its own in its place.
         """
-        quorum = quorum_of(experiment.mechanism)
+        quorum = quorum_of(experiment.answers)
         if quorum is None:
             return None
         if quorum.colluding < self.colluding:

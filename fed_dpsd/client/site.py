@@ -16,10 +16,10 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Method
-from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate, PostProcessing, Shared
+from fed_dpsd.privacy.mechanism import Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.renamed import former_method
 from fed_dpsd.streams import Streams
@@ -33,7 +33,8 @@ class Site:
     Args:
         config: the site's own configuration: budget, trust and limits are read from it, never from
             a message.
-        mechanism: the mechanism this site answers with, or trains its teachers with.
+        training: how this site's teachers are trained.
+        answers: the mechanism that this site answers with.
         client: the client's number.
         records: the client's private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
@@ -47,7 +48,8 @@ class Site:
     def __init__(
         self,
         config: Config,
-        mechanism: Mechanism,
+        training: Training,
+        answers: Mechanism,
         client: int,
         records: Split,
         shard_ids: NDArray[np.int64],
@@ -59,31 +61,26 @@ class Site:
         self.config = config
         self.client = client
         self.account, self.ledger = account, account.ledger
-        self._mechanism, self.noise_at = mechanism, mechanism.noise_at
+        self.training, self.answers = training, answers
         self._noise: Noise = secret or Streams(config.seed)
-        self._teachers = Teachers(config, mechanism, client, records, shard_ids, secret)
+        self._teachers = Teachers(config, training, client, records, shard_ids, secret)
         self._test = test
-        self._paid: PostProcessing | None = None
+        self._paid = False
         self.summing = summing
 
-    def pay_for_training(self) -> Mechanism:
+    def pay_for_training(self) -> None:
         """Charge the teachers' private training, unless this process has seen that it is paid.
 
-        Returns:
-            The mechanism that answers are released with: the client's own or, after a paid
-            training, post-processing.
+        Teachers that are trained without noise have none to pay for.
 
         Raises:
             BudgetSpent: the training is not paid for, and would exceed the budget or the plan.
         """
-        if not isinstance(self._mechanism, TrainingMechanism):
-            return self._mechanism
-        if self._paid is None:
-            digest = self._teachers.identity
-            with self.ledger.transaction():
-                self.account.pay(self._mechanism, digest, "training")
-            self._paid = PostProcessing(digest)
-        return self._paid
+        if not isinstance(self.training, TrainingMechanism) or self._paid:
+            return
+        with self.ledger.transaction():
+            self.account.pay(self.training, self._teachers.identity, "training")
+        self._paid = True
 
     def join(self) -> None:
         """Take part in the run with the records as they are.
@@ -129,16 +126,16 @@ class Site:
         """
         if self._teachers.ready:
             return
-        mechanism, training = self._mechanism, ""
-        if isinstance(mechanism, TrainingMechanism):  # the training's own charge is checked later
-            training = self._retraining(ask) if ask.kind == "train" else self._teachers.identity
-            mechanism = PostProcessing(training)
-        elif ask.kind in ("weights", "train"):
-            mechanism = NonPrivate()
+        mechanism: Mechanism = self.answers
+        if ask.kind in ("weights", "train"):
+            mechanism = Weights()
+        elif ask.kind == "counts" and isinstance(self.training, TrainingMechanism):
+            mechanism = ClassCounts(self.training)
+        training = self._covering(ask)
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
             unpaid = bool(training) and not self.account.is_paid(training)
-            self.account.due(mechanism, digest, ask.kind, ask, reserved=unpaid)
+            self.account.due(mechanism, digest, ask.kind, ask, training, reserved=unpaid)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
@@ -154,7 +151,7 @@ class Site:
         Raises:
             ProtocolError: the training released no class counts.
         """
-        if not (isinstance(self._mechanism, TrainingMechanism) and self._mechanism.counts_classes):
+        if not (isinstance(self.training, TrainingMechanism) and self.training.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
         return self._paid_teachers().class_counts
 
@@ -162,31 +159,25 @@ class Site:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
         return self._teachers.sensitive_class_counts()
 
-    def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
-        """Train the teachers from the ask's weights; return the weights, and how to release them.
-
-        A training mechanism's training is charged first, and each training anew. Its weights are
-        then released as post-processing.
+    def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
+        """Train the teachers from the ask's weights; a private training is charged first, anew.
 
         Returns:
-            The mechanism to release the weights with, and the teachers' (1, n * P, 1) weights,
-            private until released.
+            The teachers' (1, n * P, 1) weights, private until released.
 
         Raises:
             BudgetSpent: the training would exceed the budget or the plan; nothing was charged.
             ProtocolError: the weights are of another architecture; nothing was charged.
         """
-        mechanism: Mechanism = self._mechanism
         try:
             self._teachers.check_weights(ask.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
         digest = self._retraining(ask)
-        if isinstance(mechanism, TrainingMechanism):
+        if isinstance(self.training, TrainingMechanism):
             with self.ledger.transaction():
-                self.account.pay(mechanism, digest, "training", ask)
-            mechanism = PostProcessing(digest)
-        return mechanism, self._teachers.sensitive_retrained(ask.weights, digest, epochs)
+                self.account.pay(self.training, digest, "training", ask)
+        return self._teachers.sensitive_retrained(ask.weights, digest, epochs)
 
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
@@ -203,12 +194,13 @@ class Site:
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
             LedgerError: the ledger cannot be read or written; nothing was drawn.
+            ValueError: the teachers' private training is not paid for; nothing was drawn.
         """
         self.check(ask)
         digest = self._digest(mechanism, ask)
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
-            self.account.pay(mechanism, digest, ask.kind, ask)
+            self.account.pay(mechanism, digest, ask.kind, ask, self._covering(ask))
             values = self.ledger.stored(digest)
             if values is None:
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
@@ -229,7 +221,7 @@ class Site:
             ProtocolError: there is no test split, or this site is not part of a simulation and
                 the teachers were not trained with DP.
         """
-        private = isinstance(self._mechanism, TrainingMechanism)
+        private = isinstance(self.training, TrainingMechanism)
         if self._test is None or not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
         try:
@@ -242,6 +234,12 @@ class Site:
         """Return the teachers, once a private training is paid; they train at their first use."""
         self.pay_for_training()
         return self._teachers
+
+    def _covering(self, ask: Ask) -> str:
+        """Return the digest of the private training that covers an answer; "" if there is none."""
+        if not isinstance(self.training, TrainingMechanism):
+            return ""
+        return self._retraining(ask) if ask.kind == "train" else self._teachers.identity
 
     def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
         """Return the key under which an answer is stored and charged; it also seeds the noise."""
@@ -274,7 +272,8 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
             site.admit(ask)
             site.join()
             reply = method.client(ask, site)
-            if site.noise_at == "distributed" and isinstance(reply, Answer):
+            summed = ask.kind == "answers" and site.answers.noise_at == "distributed"
+            if summed and isinstance(reply, Answer):
                 if site.summing is None:
                     raise ProtocolError("this client takes part in no secure sums")
                 reply = site.summing.masked(reply, ask)

@@ -26,9 +26,8 @@ from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_ve
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.privacy.lattice import places_agree
-from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noise import Noise, SecretStreams
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
@@ -56,7 +55,7 @@ class Teachers:
 
     Args:
         config: the site's configuration.
-        mechanism: the site's mechanism; a training mechanism trains these teachers.
+        training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's.
@@ -69,7 +68,7 @@ class Teachers:
     def __init__(
         self,
         config: Config,
-        mechanism: Mechanism,
+        training: Training,
         client: int,
         records: Split,
         shard_ids: NDArray[np.int64],
@@ -79,7 +78,7 @@ class Teachers:
         self._client = client
         self._secret = secret
         self._noise: Noise = secret or Streams(config.teacher.seed)
-        self._training = mechanism if isinstance(mechanism, TrainingMechanism) else None
+        self._training = training if isinstance(training, TrainingMechanism) else None
         self._read = config.teacher.path and read_teacher(config, client)
         keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
         self._shards = [

@@ -1,6 +1,6 @@
 """Training on all records in one place, which no federation can do.
 
-With privacy=dp_teacher it is central DP-SGD.
+With training=dp_sgd it is central DP-SGD.
 """
 
 from dataclasses import dataclass

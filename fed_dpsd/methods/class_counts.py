@@ -6,26 +6,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.method import Federation, Site, World, answers_and_refusals
-from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate
-from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.mechanism import ExactCounts, Probabilities
+from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
+from fed_dpsd.protocol import Answer, Ask, ProtocolError
 
 MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
 
 
-def releases_class_counts(mechanism: Mechanism) -> bool:
-    """Return whether class counts are free: paid for by a training, or all is in the clear."""
-    if isinstance(mechanism, TrainingMechanism):
-        return mechanism.counts_classes
-    return isinstance(mechanism, NonPrivate)
+def counts_stage(world: World) -> tuple[Stage, ...]:
+    """Return the stage of a release of class counts; none where nothing has paid for them.
+
+    They are paid for by a private training, or leave exactly where probabilities do too.
+    """
+    if isinstance(world.training, TrainingMechanism):
+        counted = ClassCounts(world.training) if world.training.counts_classes else None
+    else:
+        counted = ExactCounts() if isinstance(world.answers, Probabilities) else None
+    return (Stage(counted, 1, 0),) if counted else ()
 
 
 def release_class_counts(ask: Ask, site: Site) -> Answer:
-    """Release a client's class counts: noisy ones, or exact ones where all is in the clear."""
-    mechanism = site.pay_for_training()
-    clear = isinstance(mechanism, NonPrivate)
-    counts = site.sensitive_class_counts() if clear else site.class_counts()
-    return site.release(mechanism, counts, ask)
+    """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
+
+    Raises:
+        ProtocolError: nothing has paid for class counts.
+    """
+    site.pay_for_training()
+    if isinstance(site.training, TrainingMechanism):
+        return site.release(ClassCounts(site.training), site.class_counts(), ask)
+    if not isinstance(site.answers, Probabilities):
+        raise ProtocolError("this client's mechanism releases no class counts")
+    return site.release(ExactCounts(), site.sensitive_class_counts(), ask)
 
 
 def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
@@ -34,7 +46,7 @@ def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArr
     A class without any record counts as split equally among the clients. The result is empty where
     the mechanism releases no counts, or no client answers.
     """
-    if not releases_class_counts(world.mechanism):
+    if not counts_stage(world):
         return {}
     answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
     counts = {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}

@@ -14,6 +14,6 @@ from fed_dpsd.methods.fedavg import FedAVG
 
 @dataclass(frozen=True)
 class DPFedAVG(FedAVG):
-    """FedAVG that requires a training mechanism: `privacy=dp_teacher`."""
+    """FedAVG that requires a private training: `training=dp_sgd`."""
 
-    mechanisms: ClassVar[tuple[str, ...] | None] = ("dp_teacher",)
+    trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)

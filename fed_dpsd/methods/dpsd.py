@@ -4,15 +4,14 @@ Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentia
 Synthetic Distillation", arXiv 2601.19090, Algorithm 1. It is Algorithm 2 with one client.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Federation, Plan, Site, World
-from fed_dpsd.methods.white_box import fetch_teachers, release_weights, weights_stage
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
 
@@ -41,10 +40,10 @@ class DPSD(FedDPSD):
 
     def plan(self, world: World) -> Plan:
         """Return the stage of answers; for DPSD-T, the teacher's weights come before it."""
-        answers = super().plan(world)
-        if self.discriminator == "student" or isinstance(world.mechanism, TrainingMechanism):
-            return answers
-        return Plan((weights_stage(world), *answers.stages), answers.counts)
+        plan = super().plan(world)
+        if self.discriminator == "student":
+            return plan
+        return replace(plan, stages=(WEIGHTS, *plan.stages))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Answer as in Alg. 1, line 4; release the weights only for the teacher discriminator."""

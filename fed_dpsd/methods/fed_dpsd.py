@@ -22,9 +22,9 @@ from torch import nn
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.class_counts import (
+    counts_stage,
     fetch_class_weights,
     release_class_counts,
-    releases_class_counts,
     weigh,
 )
 from fed_dpsd.methods.method import (
@@ -55,7 +55,7 @@ class FedDPSD:
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields."""
 
     num_clients: ClassVar[int | None] = None
-    mechanisms: ClassVar[tuple[str, ...] | None] = None
+    trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     noise_fraction: float
     areas_fraction: float
@@ -99,9 +99,14 @@ class FedDPSD:
         )
 
     def plan(self, world: World) -> Plan:
-        """Return one stage with an answer for each synthetic query; class counts where free."""
-        answers = Stage(world.mechanism, world.rounds, world.queries_per_round)
-        return Plan((answers,), self.class_counts and releases_class_counts(world.mechanism))
+        """Return one stage with an answer for each synthetic query; class counts if paid for."""
+        answers = Stage(world.answers, world.rounds, world.queries_per_round)
+        return Plan(world.training, (*self.counts(world), answers))
+
+    def counts(self, world: World) -> tuple[Stage, ...]:
+        """Return the stage of class counts, by which answers that are seen one by one weigh."""
+        seen = world.answers.noise_at == "client"
+        return counts_stage(world) if self.class_counts and seen else ()
 
     # --- client ------------------------------------------------------------------------------
 
@@ -111,13 +116,13 @@ class FedDPSD:
             return release_class_counts(ask, site)
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
-        mechanism = site.pay_for_training()
+        site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)
-        if mechanism.input == "gradient":
+        if site.answers.input == "gradient":
             sensitive = np.stack(
                 [losses.decoupled_kd_gradient(p, ask.predictions, self.balance) for p in sensitive]
             )
-        return site.release(mechanism, sensitive, ask)
+        return site.release(site.answers, sensitive, ask)
 
     # --- server ------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class FedDPSD:
         """Run Algorithm 2, with a bank of answered samples and new generators in each round."""
         student = world.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, world)
-        class_weights = fetch_class_weights(federation, world) if self.class_counts else {}
+        class_weights = fetch_class_weights(federation, world) if self.counts(world) else {}
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
@@ -250,7 +255,7 @@ class FedDPSD:
         little. Near the uniform prediction the gradient points at the teacher's class.
         """
         predictions = predict(student, images, world.device)
-        if self.as_printed or not isinstance(world.mechanism, NormalizedGradient):
+        if self.as_printed or not isinstance(world.answers, NormalizedGradient):
             return predictions
         uniform = np.float32(1 / world.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
@@ -260,8 +265,8 @@ class FedDPSD:
     ) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
         mean = total.sum / total.count
-        if isinstance(world.mechanism, NormalizedGradient):  # Eq. 3
-            bound = world.mechanism.row_norm(len(predictions))
+        if isinstance(world.answers, NormalizedGradient):  # Eq. 3
+            bound = world.answers.row_norm(len(predictions))
             return losses.noisy_label(predictions, mean, bound, self.label_step, self.as_printed)
         return mean  # Eq. 5: fractions of the votes; or probabilities
 
@@ -308,7 +313,7 @@ class FedDPSD:
 
         With `as_printed` it is the cross-entropy of Eq. 7.
         """
-        mechanism = world.mechanism
+        mechanism = world.answers
         if isinstance(mechanism, TopKRandomizedResponse) and not self.as_printed:
             members = mechanism.members(predictions)
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))

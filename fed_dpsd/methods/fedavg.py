@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fed_dpsd.config import require
-from fed_dpsd.methods.class_counts import MOST_RECORDS, release_class_counts, releases_class_counts
+from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
 from fed_dpsd.methods.method import (
     Federation,
     Plan,
@@ -28,9 +28,9 @@ from fed_dpsd.methods.method import (
     below,
     tensors_below,
 )
-from fed_dpsd.methods.white_box import WEIGHTS_LEAVE, WhiteBox, weights_stage
+from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
-from fed_dpsd.privacy.mechanism import NonPrivate
+from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
 
@@ -54,9 +54,9 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, world: World) -> Plan:
-        """Return a stage of weights for each round, and class counts where they are free."""
-        rounds = (weights_stage(world),) * world.rounds
-        return Plan(rounds, self.weighted and releases_class_counts(world.mechanism))
+        """Return a training and a stage of weights for each round, and class counts if paid for."""
+        counts = counts_stage(world) if self.weighted else ()
+        return Plan(world.training, (*counts, *(WEIGHTS,) * world.rounds), world.rounds)
 
     # --- client ------------------------------------------------------------------------------
 
@@ -65,9 +65,7 @@ class FedAVG(WhiteBox):
         if ask.kind == "counts" and self.weighted:
             return release_class_counts(ask, site)
         if ask.kind == "train":
-            mechanism, sensitive = site.retrain(ask, self.local_epochs)
-            clear = isinstance(mechanism, NonPrivate)
-            return site.release(WEIGHTS_LEAVE if clear else mechanism, sensitive, ask)
+            return site.release(Weights(), site.retrain(ask, self.local_epochs), ask)
         return super().client(ask, site)
 
     # --- server ------------------------------------------------------------------------------
@@ -104,7 +102,7 @@ class FedAVG(WhiteBox):
 
     def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
         """Return each client's number of records, >= 0; empty where all clients weigh the same."""
-        if not self.plan(world).counts:
+        if not (self.weighted and counts_stage(world)):
             return {}
         answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
         return {

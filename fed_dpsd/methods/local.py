@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fed_dpsd.methods.class_counts import release_class_counts, releases_class_counts
+from fed_dpsd.methods.class_counts import counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
-from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import PostProcessing
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
@@ -22,19 +20,17 @@ class Local:
     """Local training, a method without rounds."""
 
     num_clients: ClassVar[int | None] = None
-    mechanisms: ClassVar[tuple[str, ...] | None] = None
+    trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
-        """Return the stage of a private training; otherwise no stage."""
-        mechanism = world.mechanism
-        if not isinstance(mechanism, TrainingMechanism):
-            return Plan(())
-        return Plan((Stage(mechanism, 1, 1),), releases_class_counts(mechanism))
+        """Return the class counts of a private training; otherwise nothing leaves."""
+        private = isinstance(world.training, TrainingMechanism)
+        return Plan(world.training, counts_stage(world) if private else ())
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the class counts of a private training, and nothing else."""
-        if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
+        if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
             return release_class_counts(ask, site)
         raise ProtocolError("method Local answers nothing")
 

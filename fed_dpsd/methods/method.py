@@ -16,7 +16,8 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Mechanism, NonPrivate
+from fed_dpsd.privacy.mechanism import Basis, ExactCounts, Mechanism
+from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
 from fed_dpsd.streams import Streams
 
@@ -29,7 +30,8 @@ class World:
     num_classes: int
     rounds: int
     queries_per_round: int
-    mechanism: Mechanism
+    training: Training
+    answers: Mechanism
     make_student: Callable[[torch.Generator], Classifier]
     make_generator: Callable[[int, torch.Generator], nn.Module]
     make_teacher: Callable[[int], nn.Module]
@@ -37,7 +39,9 @@ class World:
     test: Split | None = None
 
     @classmethod
-    def of(cls, config: Config, mechanism: Mechanism, test: Split | None = None) -> "World":
+    def of(
+        cls, config: Config, training: Training, answers: Mechanism, test: Split | None = None
+    ) -> "World":
         """Return the public side of an experiment."""
         shape, model = config.data.shape, config.model
 
@@ -64,7 +68,8 @@ class World:
             num_classes=config.data.num_classes,
             rounds=config.rounds,
             queries_per_round=config.queries_per_round,
-            mechanism=mechanism,
+            training=training,
+            answers=answers,
             make_student=lambda rng: initialise(student, rng).to(device),
             make_generator=generator,
             make_teacher=teacher,
@@ -79,15 +84,34 @@ class World:
 
 @dataclass(frozen=True)
 class Plan:
-    """The charges that one client has to expect, stage by stage.
+    """The charges that one client has to expect, from public facts only.
 
     Args:
-        stages: the charged stages, in order.
-        counts: whether the client is asked for its class counts too; see `release_class_counts`.
+        training: how the teachers are trained.
+        stages: what leaves, in order: class counts, weights, answers.
+        trainings: number of trainings in the run, >= 1.
     """
 
+    training: Training
     stages: tuple[Stage, ...]
-    counts: bool = False
+    trainings: int = 1
+
+    @property
+    def bases(self) -> dict[Basis, tuple[Stage, ...]]:
+        """Return the stages that cost something, for each basis of a proof.
+
+        A private training covers all that leaves, as post-processing. What leaves costs by its own
+        noise whatever the teachers are.
+        """
+        bases: dict[Basis, tuple[Stage, ...]] = {"answers": self.stages}
+        if isinstance(self.training, TrainingMechanism):
+            bases["training"] = (Stage(self.training, self.trainings, 0),)
+        return bases
+
+    @property
+    def counts(self) -> bool:
+        """Return whether class counts leave."""
+        return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
 
     @property
     def queries(self) -> int:
@@ -96,12 +120,10 @@ class Plan:
 
     @property
     def releases(self) -> Counter[str]:
-        """Return the number of releases that a client is charged for, by mechanism name."""
+        """Return the number of releases that a client is charged for, by name."""
         totals = Counter[str]()
-        for stage in self.stages:
+        for stage in (*self.stages, *self.bases.get("training", ())):
             totals[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
-        if self.counts and NonPrivate.name in totals:  # a training has paid for its own counts
-            totals[NonPrivate.name] += 1
         return totals
 
 
@@ -170,8 +192,16 @@ class Federation(Protocol):
 class Site(Protocol):
     """A client, as the client half of a method sees it."""
 
-    def pay_for_training(self) -> Mechanism:
-        """Charge a private training once; return the mechanism that releases answers."""
+    @property
+    def training(self) -> Training:
+        """Return how the client's teachers are trained."""
+
+    @property
+    def answers(self) -> Mechanism:
+        """Return the mechanism that the client answers with."""
+
+    def pay_for_training(self) -> None:
+        """Charge the teachers' private training, if they have one, once."""
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the n teachers' (n, B, K) probabilities, which leave only through `release`."""
@@ -179,8 +209,8 @@ class Site(Protocol):
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1), which leave only through `release`."""
 
-    def retrain(self, ask: Ask, epochs: int) -> tuple[Mechanism, NDArray[np.float32]]:
-        """Train from the ask's weights; return the mechanism for the release, and the weights."""
+    def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
+        """Train from the ask's weights; return the weights, private until released."""
 
     def class_counts(self) -> NDArray[np.float64]:
         """Return the noisy class counts that the teachers' training released, (n, 1, K)."""
@@ -197,13 +227,13 @@ class Method(Protocol):
 
     Attributes:
         num_clients: the number of clients that the method needs, or None for any number.
-        mechanisms: names of the mechanisms that the method can use, or None for any.
+        trainings: names of the trainings that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
     """
 
     num_clients: ClassVar[int | None]
-    mechanisms: ClassVar[tuple[str, ...] | None]
+    trainings: ClassVar[tuple[str, ...] | None]
     averages: ClassVar[bool]
 
     def plan(self, world: World) -> Plan:

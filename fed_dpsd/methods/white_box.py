@@ -1,8 +1,9 @@
 """Shared parts of white-box methods, whose server holds the clients' teachers and distils them.
 
 The weights leave the clients, so nothing is proven (epsilon inf) unless the teachers were trained
-with DP. At the server, an image that a teacher sees counts as a forward answer. An image whose
-gradient goes back through a teacher counts as a backward answer.
+with DP. How they would answer (`answers`) does not matter. At the server, an image that a teacher
+sees counts as a forward answer. An image whose gradient goes back through a teacher counts as a
+backward answer.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.class_counts import release_class_counts, releases_class_counts
+from fed_dpsd.methods.class_counts import counts_stage, release_class_counts
 from fed_dpsd.methods.method import (
     Bank,
     Federation,
@@ -34,26 +35,18 @@ from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing
+from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.streams import Streams
 
-WEIGHTS_LEAVE = NonPrivate("the teachers' own weights leave the clients")
-
-
-def weights_stage(world: World) -> Stage:
-    """Return the stage that a client is charged for its weights: for DP teachers, the training."""
-    private = isinstance(world.mechanism, TrainingMechanism)
-    return Stage(world.mechanism if private else WEIGHTS_LEAVE, 1, 1)
+WEIGHTS = Stage(Weights(), 1, 1)
 
 
 def release_weights(ask: Ask, site: Site) -> Answer:
     """Release the weights of a client's teachers."""
-    mechanism = site.pay_for_training()
-    if not isinstance(mechanism, PostProcessing):
-        mechanism = WEIGHTS_LEAVE
-    return site.release(mechanism, site.sensitive_weights(), ask)
+    site.pay_for_training()
+    return site.release(Weights(), site.sensitive_weights(), ask)
 
 
 def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Classifier]]:
@@ -160,17 +153,17 @@ class WhiteBox(ABC):
     """A method whose clients send their teachers' weights once."""
 
     num_clients: ClassVar[int | None] = None
-    mechanisms: ClassVar[tuple[str, ...] | None] = ("non_private", "dp_teacher")
+    trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """Return the stage of weights, with class counts where a private training releases them."""
-        private = isinstance(world.mechanism, TrainingMechanism)
-        return Plan((weights_stage(world),), private and releases_class_counts(world.mechanism))
+        private = isinstance(world.training, TrainingMechanism)
+        return Plan(world.training, (*(counts_stage(world) if private else ()), WEIGHTS))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the weights, or the class counts of a private training."""
-        if ask.kind == "counts" and isinstance(site.pay_for_training(), PostProcessing):
+        if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
             return release_class_counts(ask, site)
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")

@@ -29,7 +29,7 @@ from fed_dpsd.privacy.events import (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-from fed_dpsd.privacy.mechanism import Epsilon, Mechanism, Relation, Unit, trust_of, weakest
+from fed_dpsd.privacy.mechanism import Charged, Epsilon, Relation, Unit, trust_of, weakest
 
 _KNOWN = (
     FinitePrecisionDpEvent,
@@ -59,7 +59,7 @@ class UnsupportedEventError(ValueError):
 class Stage:
     """A stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
 
-    mechanism: Mechanism
+    mechanism: Charged
     asks: int
     queries: int
 
@@ -75,6 +75,7 @@ def prove(
     unit: Unit,
     relation: Relation,
     notes: tuple[str, ...] = (),
+    covered: int | None = None,
 ) -> Epsilon:
     """Prove the epsilon of a plan: stages of adaptive answers, their settings fixed in advance.
 
@@ -84,6 +85,7 @@ def prove(
         unit: the unit that changes.
         relation: how the unit changes.
         notes: caveats that the epsilon carries.
+        covered: number of queries that the epsilon covers; by default those of the stages.
 
     Guarantee: for every such pair of neighbouring data sets the answers are (epsilon, delta)
         indistinguishable to anyone except the parties named by the most trusting mechanism.
@@ -93,7 +95,7 @@ def prove(
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
     trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
-    queries = sum(stage.asks * stage.queries for stage in stages)
+    queries = sum(s.asks * s.queries for s in stages) if covered is None else covered
     return Epsilon(
         bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes
     )

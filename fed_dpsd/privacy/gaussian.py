@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -17,8 +17,8 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Unit,
     Values,
-    check_exact,
     check_k,
+    check_noise,
     check_noise_at,
     check_size,
     top_k,
@@ -55,7 +55,8 @@ class NormalizedGradient:
 
     Args:
         num_classes: K, >= 2.
-        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
+        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 for no
+            noise, of which nothing is proven.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
         k: coordinates kept; None keeps all.
@@ -90,16 +91,16 @@ class NormalizedGradient:
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "bound", "stability"):
-            check_size(field, getattr(self, field))
+        check_noise_at(self.noise_at, self.quorum)
+        check_noise(self.noise_multiplier, self.noise_at, self.shards.teachers)
+        check_size("bound", self.bound)
+        check_size("stability", self.stability)
         if self.k is not None:
             check_k(self.k, self.num_classes)
         if self.mask not in ("public", "private"):
             raise ValueError(f"mask={self.mask!r} must be 'public' or 'private'")
         if self.normalise not in ("sample", "batch"):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
-        check_noise_at(self.noise_at, self.quorum)
-        check_exact(self.noise_multiplier, self.shards.teachers)
 
     @property
     def scale(self) -> float:
@@ -146,6 +147,8 @@ class NormalizedGradient:
                 f"{value[0].size:,} gradient entries in an ask; normalise='batch' takes "
                 f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
             )
+        if self.noise_multiplier == 0:
+            return np.asarray(value.sum(0))
         noisy = noisy_sum(value, self.scale, self.noise_law, rng)
         if self.k is not None and self.mask == "public":
             noisy *= top_k(predictions, self.k)
@@ -178,6 +181,8 @@ class NormalizedGradient:
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""
+        if self.noise_multiplier == 0:
+            return NonPrivateDpEvent()
         stddev = self.noise_multiplier * self.bound
         numbers = self.num_classes if self.normalise == "sample" else MOST_NUMBERS
         return ComposedDpEvent(

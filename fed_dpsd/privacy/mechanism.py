@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent
+from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.noise import Rng
@@ -18,6 +18,7 @@ Unit = Literal["record", "patient", "client"]
 Relation = Literal["add_remove", "replace_one"]
 NoiseAt = Literal["client", "server", "distributed"]
 Trust = Literal["nobody", "threshold", "server"]  # from the least trust to the most
+Basis = Literal["training", "answers"]  # what a proof rests on; docs/privacy.md, "Two axes"
 Values = NDArray[Any]
 
 SMALLEST, LARGEST = 1e-100, 1e100  # sizes of bounds and noise
@@ -171,18 +172,12 @@ def vanishes(unit: Unit, relation: Relation) -> bool:
     return unit == "client" and relation == "add_remove"
 
 
-class Mechanism(Protocol):
-    """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
+class Charged(Protocol):
+    """What an account charges: a mechanism's releases, or a private training."""
 
-    `encode` runs for each teacher. `noise` runs once per query: at each client on its teachers'
-    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`). With
-    `noise_at="distributed"` it runs at each client and adds a noise share, or less noise than an
-    answer that is seen by itself would need. A secure sum then hides which answer is whose.
-    """
-
-    name: ClassVar[str]
-    input: ClassVar[Literal["gradient", "probabilities"]]
-    calibrated_by: ClassVar[str | None]  # the field that sets the noise
+    @property
+    def name(self) -> str:
+        """Return its name, by which releases are counted."""
 
     @property
     def reason(self) -> str | None:
@@ -191,6 +186,25 @@ class Mechanism(Protocol):
     @property
     def noise_at(self) -> NoiseAt:
         """Return the place where noise is added."""
+
+    def releases(self, asks: int, queries: int) -> int:
+        """Return the number of `event`s that `asks` asks of `queries` queries each cost."""
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return one release's event, with sensitivity and relation folded into its parameters."""
+
+
+class Mechanism(Charged, Protocol):
+    """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
+
+    `encode` runs for each teacher. `noise` runs once per query: at each client on its teachers'
+    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`). With
+    `noise_at="distributed"` it runs at each client and adds a noise share, or less noise than an
+    answer that is seen by itself would need. A secure sum then hides which answer is whose.
+    """
+
+    input: ClassVar[Literal["gradient", "probabilities"]]
+    calibrated_by: ClassVar[str | None]  # the field that sets the noise
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
         """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
@@ -203,12 +217,6 @@ class Mechanism(Protocol):
 
         A noisy row may be longer, by as much as honest noise adds.
         """
-
-    def releases(self, asks: int, queries: int) -> int:
-        """Return the number of `event`s that `asks` asks of `queries` queries each cost."""
-
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return one release's event, with sensitivity and relation folded into its parameters."""
 
 
 @runtime_checkable
@@ -259,7 +267,10 @@ def quorum_of(mechanism: Mechanism) -> Quorum | None:
 
 @dataclass(frozen=True)
 class Clear:
-    """A release without noise of its own: (B, K) probabilities, summed over the teachers."""
+    """A release without noise of its own, for which nothing is proven by itself.
+
+    What it says of teachers that were trained with DP is post-processing of their training.
+    """
 
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
@@ -280,41 +291,6 @@ class Clear:
         total = values.sum(axis=1, dtype=np.float64)
         return np.asarray((values >= 0).all(axis=1) & (np.abs(total - teachers) <= 1e-3 * teachers))
 
-
-@dataclass(frozen=True)
-class PostProcessing(Clear):
-    """Free answers of a teacher that was trained with DP.
-
-    Only a site makes this object, for an entry that its ledger already holds.
-
-    Args:
-        ledger_entry: digest of the training's charge.
-    """
-
-    name: ClassVar[str] = "post_processing"
-    reason: ClassVar[None] = None
-    ledger_entry: str
-
-    def releases(self, asks: int, queries: int) -> int:
-        """Return 0: everything was paid for when the teacher was trained."""
-        return 0
-
-    def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the empty composition, whose epsilon is 0."""
-        return ComposedDpEvent([])
-
-
-@dataclass(frozen=True)
-class NonPrivate(Clear):
-    """Answers in the clear, whose epsilon is `inf`.
-
-    Args:
-        reason: why nothing is proven, in one line.
-    """
-
-    name: ClassVar[str] = "non_private"
-    reason: str = "answers leave the client without noise"
-
     def releases(self, asks: int, queries: int) -> int:
         """Count one for each query, and one for an ask that has none."""
         return asks * max(queries, 1)
@@ -322,6 +298,30 @@ class NonPrivate(Clear):
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""
         return NonPrivateDpEvent()
+
+
+@dataclass(frozen=True)
+class Probabilities(Clear):
+    """The teachers' probabilities in the clear."""
+
+    name: ClassVar[str] = "probabilities"
+    reason: ClassVar[str] = "probabilities leave the clients without noise"
+
+
+@dataclass(frozen=True)
+class Weights(Clear):
+    """The teachers' own weights in the clear."""
+
+    name: ClassVar[str] = "weights"
+    reason: ClassVar[str] = "the teachers' own weights leave the clients"
+
+
+@dataclass(frozen=True)
+class ExactCounts(Clear):
+    """The exact class counts of a client's records."""
+
+    name: ClassVar[str] = "class_counts"
+    reason: ClassVar[str] = "exact class counts leave the clients"
 
 
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:
@@ -368,12 +368,18 @@ def check_size(field: str, value: float) -> None:
         raise ValueError(f"{field}={value} must be between {SMALLEST:g} and {LARGEST:g}")
 
 
-def check_exact(noise_multiplier: float, teachers: int) -> None:
+def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> None:
     """Raise ValueError unless the sum of bounded values is exact on their noise's lattice.
 
     A value is at most 2^26 / noise_multiplier lattice steps, more by the root of the number of a
-    secure sum's clients. float64 holds 2^53 steps exactly: those of 2,000 clients together.
+    secure sum's clients. float64 holds 2^53 steps exactly: those of 2,000 clients together. No
+    noise at all, for teachers that were trained with DP, needs no lattice.
     """
+    if noise_multiplier == 0:
+        if noise_at != "client":
+            raise ValueError(f"noise_multiplier=0 leaves nothing to add at noise_at={noise_at!r}")
+        return
+    check_size("noise_multiplier", noise_multiplier)
     least = teachers * 2.0**-16
     if noise_multiplier < least:
         raise ValueError(

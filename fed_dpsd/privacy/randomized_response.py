@@ -8,6 +8,7 @@ import numpy as np
 from dp_accounting import (
     ComposedDpEvent,
     DpEvent,
+    NonPrivateDpEvent,
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
 )
@@ -56,7 +57,8 @@ class TopKRandomizedResponse:
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20].
+        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, of which nothing is
+            proven (uniform in I, if its class is outside).
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.
         noise_at: "client", or "distributed" for responses that a secure sum counts.
@@ -81,11 +83,13 @@ class TopKRandomizedResponse:
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        if not 0 <= self.epsilon_per_answer <= LARGEST_EPSILON:
+        if not (0 <= self.epsilon_per_answer <= LARGEST_EPSILON or self.truthful):
             raise ValueError(
                 f"epsilon_per_answer={self.epsilon_per_answer} must be between 0 and "
-                f"{LARGEST_EPSILON:g}: rarer lies are never drawn"
+                f"{LARGEST_EPSILON:g} (rarer lies are never drawn), or inf for no lies"
             )
+        if self.truthful and self.noise_at != "client":
+            raise ValueError(f"epsilon_per_answer=inf leaves nothing for noise_at={self.noise_at}")
         if self.k is not None:
             check_k(self.k, self.num_classes)
         if self.threshold is not None and (self.k is not None or not 0 <= self.threshold < 1):
@@ -97,6 +101,11 @@ class TopKRandomizedResponse:
         if self.noise_at not in ("client", "distributed"):
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
         check_noise_at(self.noise_at, self.quorum)
+
+    @property
+    def truthful(self) -> bool:
+        """Return whether teachers never lie: nothing is proven of their answers then."""
+        return math.isinf(self.epsilon_per_answer)
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
         """Return the (B, K) mask of I, from the public predictions."""
@@ -153,6 +162,8 @@ class TopKRandomizedResponse:
         The response's noise parameter is the probability of a uniform redraw. Every teacher that
         changes counts. A client that vanishes is bounded by one that changes its answers.
         """
+        if self.truthful:
+            return NonPrivateDpEvent()
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:

@@ -24,7 +24,7 @@ from torch import nn
 
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
-from fed_dpsd.privacy.mechanism import Clear, Relation, Unit
+from fed_dpsd.privacy.mechanism import Clear, NoiseAt, Relation, Unit
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng, noisy_sum
 
 SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are cut off to it
@@ -34,13 +34,25 @@ RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 
 
-class TrainingMechanism(Clear, ABC):
+@dataclass(frozen=True)
+class Plain:
+    """A training without noise: `teacher` says how, and only the answers' own noise protects."""
+
+    name: ClassVar[str] = "plain"
+    calibrated_by: ClassVar[None] = None
+
+
+class TrainingMechanism(ABC):
     """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
 
     Its event is that of a whole training, class counts included. It is charged once, before the
-    first step. All answers of the teachers are post-processing, so they leave as they are.
+    first step. Whatever the teachers answer is post-processing.
     """
 
+    name: ClassVar[str]
+    calibrated_by: ClassVar[str]
+    reason: ClassVar[str]
+    noise_at: ClassVar[NoiseAt] = "client"
     copies: int
 
     @property
@@ -49,12 +61,16 @@ class TrainingMechanism(Clear, ABC):
         """Return whether a training releases noisy class counts too."""
 
     def releases(self, asks: int, queries: int) -> int:
-        """Return 1, for the training, however many answers follow."""
-        return 1
+        """Return the number of trainings, however many answers follow."""
+        return asks
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the whole training of the client's teachers."""
+
+    @abstractmethod
+    def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of the class counts alone."""
 
     @abstractmethod
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
@@ -94,15 +110,15 @@ class DPSGD(TrainingMechanism):
         learning_rate: Adam's, > 0.
         copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
             2204.13650).
-        count_share: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate 1),
-            > 0; None releases no counts.
+        count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
+            1), > 0; None releases no counts.
 
     Raises:
         ValueError: a parameter is out of its range.
     """
 
-    name: ClassVar[str] = "dp_teacher"
-    calibrated_by: ClassVar[str | None] = "noise_multiplier"
+    name: ClassVar[str] = "dp_sgd"
+    calibrated_by: ClassVar[str] = "noise_multiplier"
     reason: ClassVar[str] = (
         "DP-SGD bounds one record; a patient's or client's number of records has no bound"
     )
@@ -112,10 +128,10 @@ class DPSGD(TrainingMechanism):
     max_grad_norm: float
     learning_rate: float
     copies: int = 1
-    count_share: float | None = None
+    count_fraction: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_share"):
+        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_fraction"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{field}={value} must be a finite number > 0")
@@ -133,8 +149,8 @@ class DPSGD(TrainingMechanism):
 
     @property
     def counts_classes(self) -> bool:
-        """Return whether `count_share` is set."""
-        return self.count_share is not None
+        """Return whether `count_fraction` is set."""
+        return self.count_fraction is not None
 
     @property
     def count_noise(self) -> float:
@@ -142,9 +158,11 @@ class DPSGD(TrainingMechanism):
 
         It grows with the noise of the steps, so that any epsilon can be reached.
         """
-        if self.count_share is None:
+        if self.count_fraction is None:
             return math.inf
-        return self.noise_multiplier / self.sample_rate / math.sqrt(self.steps * self.count_share)
+        return (
+            self.noise_multiplier / self.sample_rate / math.sqrt(self.steps * self.count_fraction)
+        )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return `steps` sampled Gaussian mechanisms for a record, and one for its class's count.
@@ -163,10 +181,19 @@ class DPSGD(TrainingMechanism):
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
         parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
         if self.counts_classes:
-            # Beyond this scale a count moves by at most a step of the lattice, not by a record.
-            scale = min(self.count_noise, 2.0**25)
-            parts.append(GaussianDpEvent(scale / math.sqrt(2 if replaced else 1)))
+            parts.append(self._counted(relation))
         return ComposedDpEvent(parts)
+
+    def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the Gaussian mechanism of a record's class counts; nothing for a larger unit."""
+        if unit != "record":
+            return NonPrivateDpEvent()
+        return ComposedDpEvent([self._counted(relation), FinitePrecisionDpEvent(PRECISION_LOSS)])
+
+    def _counted(self, relation: Relation) -> DpEvent:
+        # Beyond this scale a count moves by at most a step of the lattice, not by a record.
+        scale = min(self.count_noise, 2.0**25)
+        return GaussianDpEvent(scale / math.sqrt(2 if relation == "replace_one" else 1))
 
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
@@ -175,7 +202,7 @@ class DPSGD(TrainingMechanism):
             ValueError: no counts are released.
         """
         if not self.counts_classes:
-            raise ValueError("count_share=None releases no class counts")
+            raise ValueError("count_fraction=None releases no class counts")
         sensitive_counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
         return noisy_sum(sensitive_counts[None], self.count_noise, "gaussian", rng)
 
@@ -281,3 +308,23 @@ class DPSGD(TrainingMechanism):
                 parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
             optimiser.step()
         model.to_standard_module()
+
+
+@dataclass(frozen=True)
+class ClassCounts(Clear):
+    """Class counts with the noise that their training has drawn.
+
+    Args:
+        training: the training that releases them.
+    """
+
+    name: ClassVar[str] = "class_counts"
+    reason: ClassVar[str] = "class counts bound one record only"
+    training: TrainingMechanism
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of the counts alone, apart from the training's steps."""
+        return self.training.count_event(unit, relation)
+
+
+Training = Plain | TrainingMechanism

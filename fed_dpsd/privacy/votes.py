@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, LaplaceDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+)
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
@@ -22,9 +28,8 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Unit,
     Values,
-    check_exact,
+    check_noise,
     check_noise_at,
-    check_size,
     one_class_changed,
     vanishes,
 )
@@ -57,7 +62,8 @@ class NoisyVotes:
 
     Args:
         num_classes: K, >= 2.
-        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes.
+        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
+            0 for no noise, of which nothing is proven.
         noise_law: "gaussian" or "laplace".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees each client's exact counts and must be trusted).
@@ -80,11 +86,10 @@ class NoisyVotes:
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        check_size("noise_multiplier", self.noise_multiplier)
+        check_noise_at(self.noise_at, self.quorum)
+        check_noise(self.noise_multiplier, self.noise_at, self.shards.teachers)
         if self.noise_law not in ("gaussian", "laplace"):
             raise ValueError(f"noise_law={self.noise_law!r} must be 'gaussian' or 'laplace'")
-        check_noise_at(self.noise_at, self.quorum)
-        check_exact(self.noise_multiplier, self.shards.teachers)
         if self.quorum is not None and self.noise_law == "laplace":
             raise ValueError(
                 "noise_law='laplace' has no noise shares; use 'gaussian' with distributed noise"
@@ -109,6 +114,8 @@ class NoisyVotes:
 
     def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) votes over n and add the noise, once a query."""
+        if self.noise_multiplier == 0:
+            return np.asarray(value.sum(0))
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
@@ -130,6 +137,8 @@ class NoisyVotes:
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one Gaussian mechanism, or one or two Laplace mechanisms."""
+        if self.noise_multiplier == 0:
+            return NonPrivateDpEvent()
         moved = self.shards.changed(unit)  # votes that leave a count, and as many that join one
         counts = 1 if vanishes(unit, relation) else 2
         if self.noise_law == "gaussian":

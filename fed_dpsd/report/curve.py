@@ -17,9 +17,11 @@ COLOURS = {
     "label": "#0072b2",
     "gradient": "#d55e00",
     "votes": "#009e73",
-    "dp_teacher": "#cc79a7",
-    "non_private": "#000000",
+    "dp_sgd probabilities": "#cc79a7",
+    "probabilities": "#000000",
 }
+# What former versions called two of them.
+FORMER = {"dp_teacher": "dp_sgd probabilities", "non_private": "probabilities"}
 OTHER_COLOUR = "#e69f00"
 STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (6, 1, 1, 1, 1, 1)), "D"))
 NOT_PROVEN = "published, not proven (at the stated epsilon)"
@@ -49,13 +51,14 @@ def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
     series: dict[tuple[str, str, int], list[Setting]] = {}
     for setting in settings:
         values = setting.values
-        kind = values.get("method", ""), values["mechanism"], int(values["teachers_per_client"])
+        mechanism = FORMER.get(values["mechanism"], values["mechanism"])
+        kind = values.get("method", ""), mechanism, int(values["teachers_per_client"])
         series.setdefault(kind, []).append(setting)
     for (method, mechanism, teachers), group in series.items():
         number = counts.index(teachers) + methods.index(method) * len(counts)
         line_style, marker = STYLES[number % len(STYLES)]
         style = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": line_style}
-        name = "in the clear" if mechanism == "non_private" else mechanism
+        name = "in the clear" if mechanism == "probabilities" else mechanism
         name = f"{method}, {name}" if len(methods) > 1 else name
         label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} per client"
         proven = [s for s in group if s.epsilon(CLAIM) < math.inf]

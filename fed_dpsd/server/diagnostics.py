@@ -47,7 +47,7 @@ def diagnose(
         for name, metric in METRICS.items():
             scores[name]["weighted_ensemble"] = metric(weigh(sums, weights), labels)
     scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
-    mechanism, num_classes = experiment.mechanism, experiment.config.data.num_classes
+    mechanism, num_classes = experiment.answers, experiment.config.data.num_classes
     always = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
     if always and mechanism.k in (None, num_classes):
         uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)

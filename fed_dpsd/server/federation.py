@@ -61,9 +61,9 @@ class HostedFederation(ABC):
 
     def __init__(self, experiment: Experiment, run_folder: Path) -> None:
         self.experiment = experiment
-        own_noise = experiment.mechanism.noise_at == "server"
+        own_noise = experiment.answers.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
-        self._world = World.of(experiment.config, experiment.mechanism)
+        self._world = World.of(experiment.config, experiment.training, experiment.answers)
         self._lock = _locked(run_folder)
         self._notes, self._asks = run_folder / "sums", Asks(run_folder / "asks")
         self._tally = Tally(run_folder, plan_of(experiment).releases)
@@ -143,7 +143,7 @@ class HostedFederation(ABC):
             ProtocolError: weights are bad in a simulation, where nobody lies.
         """
         teachers = self.experiment.config.teachers_per_client
-        if ask.kind == "answers" and self.experiment.mechanism.noise_at == "distributed":
+        if ask.kind == "answers" and self.experiment.answers.noise_at == "distributed":
             return replace(answer, teachers=teachers)  # masked values cannot be checked
         problem = misfit(ask, answer)
         if ask.kind == "counts":
@@ -165,7 +165,7 @@ class HostedFederation(ABC):
             return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
         good = np.isfinite(answer.values).all(axis=1)
         values = np.where(good[:, None], answer.values, 0)
-        mechanism = self.experiment.mechanism
+        mechanism = self.experiment.answers
         good &= mechanism.admissible(values, ask.predictions, teachers)
         if not good.all():
             count = len(good) - int(good.sum())
@@ -192,10 +192,10 @@ class HostedFederation(ABC):
             UserError: the noise is distributed, and too few clients are left for a secure sum.
         """
         answers = self.each(ask)
-        if self.experiment.mechanism.noise_at == "distributed":
+        if self.experiment.answers.noise_at == "distributed":
             return self._secure_total(ask, answers)
         arrived = [answer for answer in answers.values() if isinstance(answer, Answer)]
-        if self.experiment.mechanism.noise_at == "server":
+        if self.experiment.answers.noise_at == "server":
             return self._noisy_total(ask, arrived, _refused(answers))
         total = np.zeros(ask.predictions.shape)
         for answer in arrived:
@@ -219,7 +219,7 @@ class HostedFederation(ABC):
         digest.update(b"".join(answer.values.tobytes() for answer in answers))
         rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
         values = np.stack([answer.values for answer in answers])
-        noisy = self.experiment.mechanism.noise(values, ask.predictions, rng)
+        noisy = self.experiment.answers.noise(values, ask.predictions, rng)
         count = sum(answer.teachers for answer in answers)
         write_atomically(path, npz_of({"sum": noisy, "count": count}))
         return Total(noisy, count, refused)

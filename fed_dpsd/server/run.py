@@ -72,7 +72,7 @@ def _run(
     log, lines = open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
-    world = World.of(config, experiment.mechanism, test)
+    world = World.of(config, experiment.training, experiment.answers, test)
 
     before = time.perf_counter()
     if config.federation.simulation and test is not None:

@@ -40,7 +40,7 @@ def secure_sum(
     Raises:
         UserError: too few clients are left; nothing was unmasked.
     """
-    mechanism, digest = experiment.mechanism, ask.digest()
+    mechanism, digest = experiment.answers, ask.digest()
     assert isinstance(mechanism, Shared)
     assert mechanism.quorum is not None
     threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients

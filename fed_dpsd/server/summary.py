@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, mechanism_of, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
@@ -41,7 +41,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "vote": None,
             "answered_vote": None,
             "evaluated_on": None,
-            "covered_by_epsilon": isinstance(experiment.mechanism, TrainingMechanism),
+            "covered_by_epsilon": isinstance(experiment.training, TrainingMechanism),
         },
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "confusion": None,
@@ -109,7 +109,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     published = published if isinstance(published, str) else f"{published:.3g}"
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return " · ".join([*parts, NOTHING_NOTE])
-    parts.append(f"published {published} ({card['mechanism']})")
+    parts.append(f"published {published} ({mechanism_of(card)})")
     (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == HEADLINE)
     claim = Epsilon.from_json(row)
     weak = claim.value > MEANINGFUL_EPSILON

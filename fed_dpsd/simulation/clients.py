@@ -33,14 +33,15 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     party = simulated_party(experiment, client, run_folder)
     return Site(
         config=config,
-        mechanism=experiment.mechanism,
+        training=experiment.training,
+        answers=experiment.answers,
         client=client,
         records=records,
         shard_ids=indices if records.patients is None else records.patients,
         test=data.test,
         account=Account(ledger, config.privacy, plan_of(experiment), run_folder.name),
         secret=noise_of(experiment, run_folder, client_name(client)),
-        summing=party and Summing(party, experiment.mechanism, ledger, run_folder.name),
+        summing=party and Summing(party, experiment.answers, ledger, run_folder.name),
     )
 
 
@@ -49,7 +50,7 @@ def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Pa
 
     The clients' keys follow from secrets beside the ledgers.
     """
-    quorum = quorum_of(experiment.mechanism)
+    quorum = quorum_of(experiment.answers)
     if quorum is None:
         return None
     folder = ledger_folder(experiment, run_folder)

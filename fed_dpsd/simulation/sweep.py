@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fed_dpsd.accounts.card import mechanism_of
 from fed_dpsd.config import ConfigError, UserError, compose, one_line
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -284,7 +285,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "num_clients": config.num_clients,
         "teachers_per_client": config.teachers_per_client,
         "seed": config.seed,
-        "mechanism": summary["privacy"]["mechanism"],
+        "mechanism": mechanism_of(summary["privacy"]),
         **_scores(scores),
         "vote": scores["vote"],
         **{f"auroc_{role}": area for role, area in _scores(areas).items()},

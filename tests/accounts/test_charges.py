@@ -35,9 +35,20 @@ from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, site_file, 
 
 RICH = {"budget": 1e9, "queries": 100_000}
 MECHANISMS = {
-    "label": ("privacy=label",),
-    "gradient": ("privacy=gradient",),
-    "dp_teacher": ("privacy=dp_teacher", "privacy.steps=2", "privacy.noise_multiplier=5"),
+    "label": (
+        "training=plain",
+        "answers=label",
+    ),
+    "gradient": (
+        "training=plain",
+        "answers=gradient",
+    ),
+    "dp_teacher": (
+        "training=dp_sgd",
+        "answers=probabilities",
+        "training.steps=2",
+        "training.noise_multiplier=5",
+    ),
     "sums": DISTRIBUTED,
 }
 
@@ -177,7 +188,7 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
     """A loss of power would leave it there, and it knows nothing of what is charged from now on."""
-    experiment = small("privacy=label")
+    experiment = small("training=plain", "answers=label")
     folder = new_run_folder(experiment)
     write_failure(experiment, folder, "local", UserError("x"))
     seen = []
@@ -267,7 +278,7 @@ def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
     """Two would each forget what the other has acknowledged."""
-    experiment = small("privacy=label")
+    experiment = small("training=plain", "answers=label")
     LocalFederation(experiment, tmp_path / "run")
     program = (
         "import fcntl, sys; lock = open(sys.argv[1], 'ab');"
@@ -379,7 +390,7 @@ def test_the_tally_never_forgets(tmp_path, caplog):
     ],
 )
 def test_what_a_client_says_is_on_the_card_or_makes_it_infinite(small, tmp_path, told, inf):
-    experiment = small("privacy=label")
+    experiment = small("training=plain", "answers=label")
     plan = plan_of(experiment)
     tally = Tally(tmp_path, plan.releases)
     take(tally, Statement(told))
@@ -412,7 +423,7 @@ def test_what_no_card_could_count_is_not_acknowledged(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"acknowledged": {"x": -1}, "clients": {}}'])
 def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, content):
-    experiment = small("privacy=label")
+    experiment = small("training=plain", "answers=label")
     folder = new_run_folder(experiment)
     (folder / "charges.json").write_text(content)
     with pytest.raises(UserError, match="charges.json cannot be read"):
@@ -423,8 +434,10 @@ def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, 
 
 def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
     """Runs over one ledger add up there; the card of each is its own."""
-    experiment = small("privacy=label", f"ledger={tmp_path}/ledger", "privacy.k=3")
-    other = small("privacy=label", f"ledger={tmp_path}/ledger", "privacy.k=4")
+    experiment = small(
+        "training=plain", "answers=label", f"ledger={tmp_path}/ledger", "answers.k=3"
+    )
+    other = small("training=plain", "answers=label", f"ledger={tmp_path}/ledger", "answers.k=4")
     for each in (experiment, other):
         folder = new_run_folder(each)
         summary = runs.run(each, LocalFederation(each, folder), folder, lambda line: None)

@@ -315,7 +315,10 @@ class Hospital:
 @pytest.fixture(scope="module")
 def config():
     config = set_up(
-        compose(["data=digits", f"data.num_classes={CLASSES}", "privacy=gradient"]), Path("/")
+        compose(
+            ["data=digits", f"data.num_classes={CLASSES}", "training=plain", "answers=gradient"]
+        ),
+        Path("/"),
     ).config
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
     budget = unchanged_epsilon(SelfComposedDpEvent(event, CAP), DELTA)

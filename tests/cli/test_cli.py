@@ -65,10 +65,13 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
         (("num_clients=0",), "error: num_clients=0 must be >= 1"),
         (("num_clients=900",), "works here"),
         (("method=nothing",), "error: method=nothing is unknown; choose one of: "),
-        (("privcy.steps=3",), "did you mean 'privacy.steps'?"),
+        (("privcy.steps=3",), "did you mean 'training.steps'?"),
         (("data=mnist", "data.path=nowhere"), "is not a folder"),
         (("partition.alpha=-1",), "error: partition.alpha=-1.0 must be a finite number > 0"),
-        (("privacy=label", "privacy.k=99"), "error: privacy.k=99 must be between 2 and"),
+        (
+            ("training=plain", "answers=label", "answers.k=99"),
+            "error: answers.k=99 must be between 2 and",
+        ),
         (("out=/dev/null",), "is not writable"),
         (("--nodes", "2"), "error: nodes=2: it must be >= 1 and goes with engine=flower"),
         (("--engine", "flower", "--nodes", "0"), "error: nodes=0"),
@@ -83,7 +86,7 @@ def test_bad_input_is_one_line_and_exit_code_one(fed_dpsd, arguments, expected):
 
 
 def test_two_problems_are_two_lines(fed_dpsd):
-    _, _, err = fed_dpsd("run", "num_clients=0", "privacy=label", "privacy.k=1")
+    _, _, err = fed_dpsd("run", "num_clients=0", "training=plain", "answers=label", "answers.k=1")
     assert err.count("error: ") == 2
 
 
@@ -122,7 +125,7 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 
 
 def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
-    tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "privacy=label")
+    tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "training=plain", "answers=label")
     code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,900", "--out", "grid")
     assert code == 1
     assert out == [f"{tmp_path}/grid/results.csv"]

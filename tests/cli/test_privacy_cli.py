@@ -35,7 +35,7 @@ def plan(fed_dpsd, *overrides):
 def test_plan_gives_the_golden_numbers_of_gradients(fed_dpsd, sigma, record, client, published):
     result = plan(
         fed_dpsd,
-        *("privacy=gradient", f"privacy.noise_multiplier={sigma}"),
+        *("training=plain", "answers=gradient", f"answers.noise_multiplier={sigma}"),
         *("rounds=200", "queries_per_round=256"),
     )
     assert result["queries_per_client"] == 51_200
@@ -66,8 +66,8 @@ def test_plan_gives_the_golden_numbers_of_labels(
 ):
     result = plan(
         fed_dpsd,
-        *("privacy=label", f"privacy.epsilon_per_answer={epsilon_per_answer}"),
-        *("privacy.k=3", f"rounds={rounds}", f"queries_per_round={batch}"),
+        *("training=plain", "answers=label", f"answers.epsilon_per_answer={epsilon_per_answer}"),
+        *("answers.k=3", f"rounds={rounds}", f"queries_per_round={batch}"),
     )
     assert result["privacy"]["epsilon_published"] == epsilon_per_answer
     for row in result["privacy"]["proven"]:
@@ -77,7 +77,7 @@ def test_plan_gives_the_golden_numbers_of_labels(
 
 
 def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
-    code, out, _ = fed_dpsd("privacy", "plan", "privacy=non_private")
+    code, out, _ = fed_dpsd("privacy", "plan", "training=plain", "answers=probabilities")
     assert code == 0
     proven = [line for line in out if line.startswith("epsilon planned")]
     assert len(proven) == 6
@@ -110,10 +110,22 @@ def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, privacy, field):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("privacy=non_private", "privacy.target_epsilon=1"), "has no noise to set"),
-        (("privacy=gradient", "privacy.target_epsilon=0"), "must be a finite number > 0"),
-        ((*WEIGHTS_LEAVE, "privacy=gradient", "privacy.target_epsilon=1"), "less than any setting"),
-        (("privacy=label", "privacy.target_epsilon=1e9"), "more than any setting"),
+        (
+            ("training=plain", "answers=probabilities", "privacy.target_epsilon=1"),
+            "has no noise to set",
+        ),
+        (
+            ("training=plain", "answers=gradient", "privacy.target_epsilon=0"),
+            "must be a finite number > 0",
+        ),
+        (
+            (*WEIGHTS_LEAVE, "training=plain", "answers=gradient", "privacy.target_epsilon=1"),
+            "less than any setting",
+        ),
+        (
+            ("training=plain", "answers=label", "privacy.target_epsilon=1e9"),
+            "more than any setting",
+        ),
     ],
 )
 def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, overrides, expected):
@@ -127,7 +139,7 @@ def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, overrides, expected):
 
 
 def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
-    _, (folder,), _ = fed_dpsd("run", *SMALL, "privacy=gradient")
+    _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")
     code, out, _ = fed_dpsd("privacy", "ledger", folder)
     assert code == 0
     assert sum(" answers to ask " in line for line in out) == 2 * 3
@@ -146,8 +158,10 @@ def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
 
 def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
     """Three runs of 192 queries under a cap that pays for about two and a half."""
-    life = ("privacy=gradient", f"ledger={tmp_path}/life", "partition.seed=0")
-    budget = plan(fed_dpsd, "privacy=gradient", "rounds=5", "queries_per_round=96")
+    life = ("training=plain", "answers=gradient", f"ledger={tmp_path}/life", "partition.seed=0")
+    budget = plan(
+        fed_dpsd, "training=plain", "answers=gradient", "rounds=5", "queries_per_round=96"
+    )
     cap = budget["privacy"]["proven"][0]["epsilon"]
     rounds = []
     for seed in (1, 2, 3):
@@ -171,7 +185,13 @@ def test_a_ledger_that_is_none_is_one_line(fed_dpsd, tmp_path):
 
 def test_audit_says_in_words_what_is_refuted(fed_dpsd, monkeypatch):
     """A small run; the paper's own setting is in audits/test_black_box.py."""
-    small = ("rounds=2", "queries_per_round=64", "privacy=gradient", "privacy.noise_multiplier=5.0")
+    small = (
+        "rounds=2",
+        "queries_per_round=64",
+        "training=plain",
+        "answers=gradient",
+        "answers.noise_multiplier=5.0",
+    )
     with monkeypatch.context() as patch:  # fewer runs for the words, all of them for the numbers
         patch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 2_000)
         code, out, _ = fed_dpsd("privacy", "audit", *small)
@@ -192,7 +212,14 @@ def test_audit_says_in_words_what_is_refuted(fed_dpsd, monkeypatch):
 @pytest.mark.parametrize("broken", ["half", "none"])
 def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(fed_dpsd, broken, monkeypatch):
     """Misses half of the noise in 100,000 runs, and is blind in ten, with probability 1e-6."""
-    small = ("rounds=1", "queries_per_round=64", "privacy=label", "--broken", broken)
+    small = (
+        "rounds=1",
+        "queries_per_round=64",
+        "training=plain",
+        "answers=label",
+        "--broken",
+        broken,
+    )
     code, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
     found = json.loads(out[0])
     assert code == 0
@@ -210,7 +237,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch)
         return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)
 
     monkeypatch.setattr(TopKRandomizedResponse, "noise", truthful)
-    code, out, _ = fed_dpsd("privacy", "audit", "privacy=label")
+    code, out, _ = fed_dpsd("privacy", "audit", "training=plain", "answers=label")
     assert code == 3
     assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
 
@@ -220,7 +247,12 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.attacks.RUNS", (100, 100))
     monkeypatch.setattr("fed_dpsd.audits.attacks.ASKED_RUNS", 100)
     monkeypatch.setattr("fed_dpsd.audits.attacks.OWN_RUNS", (2, 2))
-    settings = ("privacy=dp_teacher", "privacy.noise_multiplier=1", "privacy.steps=20")
+    settings = (
+        "training=dp_sgd",
+        "answers=probabilities",
+        "training.noise_multiplier=1",
+        "training.steps=20",
+    )
     code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
     claim = json.loads(out[0])
@@ -246,6 +278,6 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
 
 
 def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
-    code, _, err = fed_dpsd("privacy", "audit", "privacy=non_private")
+    code, _, err = fed_dpsd("privacy", "audit", "training=plain", "answers=probabilities")
     assert code == 1
     assert "leaves nothing to audit: its answers leave without noise" in err

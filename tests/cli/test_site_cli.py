@@ -12,7 +12,7 @@ from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
 from tests.hospitals import site_file
 
-SMALL = ("privacy.steps=3", "model.teacher_width=4")
+SMALL = ("training.steps=3", "model.teacher_width=4")
 
 
 def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
@@ -51,9 +51,12 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (("method=dense", "privacy=non_private"), "this site answers method=fed_dpsd only"),
+        (
+            ("method=dense", "training=plain", "answers=probabilities"),
+            "this site answers method=fed_dpsd only",
+        ),
         (("teacher.epochs=301",), "teacher.epochs is at most 300"),
-        (("privacy.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
+        (("answers.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
     ],
 )
 def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, overrides, problem):
@@ -70,7 +73,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     file = site_file(
         tmp_path / "hospital", privacy=["gradient"], models=["cnn"], budget=8, queries=10_000
     )
-    overrides = ("privacy.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
+    overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
     assert "budget=8 does not last for this run" in err

@@ -27,7 +27,7 @@ from tests.hospitals import (
 def test_a_run_over_hospitals(deployed, tmp_path):
     """In any order of nodes; nothing of the hospitals is in the run folder."""
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (1, 0)]
-    experiment = deployed("privacy=gradient", "privacy.noise_multiplier=1000")
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_multiplier=1000")
     folder = new_run_folder(experiment)
     federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
     summary = runs.run(experiment, federation, folder, lambda line: None)
@@ -55,10 +55,32 @@ def test_a_run_over_hospitals(deployed, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "changes", "reason"),
     [
-        (("method=dense", "privacy=non_private"), {}, "answers method=fed_dpsd only"),
-        (("privacy=votes",), {}, "answers privacy=label or gradient or dp_teacher only"),
-        (("privacy=non_private",), {}, "answers privacy=label or gradient or dp_teacher only"),
-        (("privacy=gradient", "privacy.noise_at=server"), {}, "does not trust the server"),
+        (
+            ("method=dense", "training=plain", "answers=probabilities"),
+            {},
+            "answers method=fed_dpsd only",
+        ),
+        (
+            (
+                "training=plain",
+                "answers=votes",
+            ),
+            {},
+            "answers training=plain answers=label or gradient or dp_teacher only",
+        ),
+        (
+            (
+                "training=plain",
+                "answers=probabilities",
+            ),
+            {},
+            "answers training=plain answers=label or gradient or dp_teacher only",
+        ),
+        (
+            ("training=plain", "answers=gradient", "answers.noise_at=server"),
+            {},
+            "does not trust the server",
+        ),
         (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
         (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
         (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
@@ -107,7 +129,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
 )
 def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
     hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
-    raw = json.loads(deployed("privacy=gradient").to_json())
+    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
     place = raw
     for key in path[:-1]:
         place = place[key]
@@ -122,7 +144,7 @@ def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path / "hospital", budget=2.0))
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
-    raw = json.loads(deployed("privacy=gradient").to_json())
+    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
     raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
@@ -139,7 +161,7 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
 
 def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_path):
     """Two hospitals with the same records: only their secrets differ."""
-    text = deployed("privacy=gradient").to_json()
+    text = deployed("training=plain", "answers=gradient").to_json()
     answers = []
     for number in range(2):
         hospital = hospitals.open_file(site_file(tmp_path / f"{number}"))
@@ -154,7 +176,7 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):
     """Another number would be another account: a budget that begins anew."""
-    experiment = deployed("privacy=gradient")
+    experiment = deployed("training=plain", "answers=gradient")
     answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), ask())
     renumbered = hospitals.open_file(site_file(tmp_path, 1))
     with pytest.raises(UserError, match="client=1: .* holds the account of client_000"):
@@ -168,7 +190,7 @@ def test_patients_share_a_shard(deployed, tmp_path):
     file.write_text(yaml.safe_dump(settings))
     hospital = hospitals.open_file(file)
     experiment = hospital.experiment(deployed("teachers_per_client=4").to_json(), 16)
-    assert experiment.mechanism.shards.by == "patient"
+    assert experiment.answers.shards.by == "patient"
 
 
 # --- rounds without some ---

@@ -39,7 +39,7 @@ def make(experiment, records, ledger=None):
         when_records_change="retrain",
     )
     site = Site(
-        *(experiment.config, experiment.mechanism, 0, records, np.arange(len(records))),
+        *(experiment.config, experiment.answers, 0, records, np.arange(len(records))),
         *(records, account),
     )
     return site, lambda question: sites.answer(experiment.method, question, site)
@@ -62,8 +62,8 @@ def test_a_charge_comes_before_the_noise(small, records):
 
 def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records):
     """To the noise's grid: of a sum that is cut off as a whole, one teacher could move more."""
-    settings = "privacy.noise_at=server", "privacy.noise_multiplier=1e7", "teachers_per_client=3"
-    site, _ = make(small("privacy=gradient", *settings), records)
+    settings = "answers.noise_at=server", "answers.noise_multiplier=1e7", "teachers_per_client=3"
+    site, _ = make(small("training=plain", "answers=gradient", *settings), records)
     mechanism = site.pay_for_training()
     rng = np.random.Generator(np.random.PCG64(0))
     gradients, question = rng.normal(size=(3, 32, 10)), ask()
@@ -76,7 +76,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
 
 
 def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
-    site, answer = make(small("privacy=gradient"), records)
+    site, answer = make(small("training=plain", "answers=gradient"), records)
     first, again = answer(ask()), answer(ask())
     assert (first.values == again.values).all()
     assert len(site.ledger.entries()) == 1
@@ -85,7 +85,7 @@ def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records)
 @pytest.mark.parametrize(
     ("settings", "seed"),
     [
-        (("privacy.noise_multiplier=99.0",), 0),
+        (("answers.noise_multiplier=99.0",), 0),
         (("teacher.seed=7",), 0),
         (("method.balance=1.0",), 0),
         ((), 1),
@@ -97,8 +97,10 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
 ):
     """Else the difference of two answers would show what lies below one noise."""
     ledger = MemoryLedger()
-    first = make(small("privacy=gradient"), records, ledger)[1](ask())
-    again = make(small("privacy=gradient", *settings), records, ledger)[1](ask(seed=seed))
+    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
+    again = make(small("training=plain", "answers=gradient", *settings), records, ledger)[1](
+        ask(seed=seed)
+    )
     assert len(ledger.entries()) == 2
     # The noise is 100 times what it hides, so that the answers are as alike as their noise.
     correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
@@ -107,9 +109,9 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
 
 def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     ledger = MemoryLedger()
-    first = make(small("privacy=gradient"), records, ledger)[1](ask())
+    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
     fewer = records.take(np.arange(59))
-    again = make(small("privacy=gradient"), fewer, ledger)[1](ask())
+    again = make(small("training=plain", "answers=gradient"), fewer, ledger)[1](ask())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1
 
@@ -119,7 +121,7 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
     small, records, classes, monkeypatch
 ):
     """A question that fails for some answers and not for others would be answered for nothing."""
-    site, answer = make(small("privacy=label"), records)
+    site, answer = make(small("training=plain", "answers=label"), records)
     monkeypatch.setattr(Site, "sensitive_probabilities", lambda *_: pytest.fail("it was asked"))
     predictions = np.full((32, classes), 1 / classes, np.float32)
     wrong = Ask(1, ask().images, predictions)
@@ -133,16 +135,16 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
 def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
     """The noise is a function of the ask, so the answer after the crash is the one before it."""
     ledger = MemoryLedger()
-    _, answer = make(small("privacy=gradient"), records, ledger)
+    _, answer = make(small("training=plain", "answers=gradient"), records, ledger)
     first = answer(ask())
     ledger._answers.clear()
-    again = make(small("privacy=gradient"), records, ledger)[1](ask())
+    again = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1
 
 
 def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
-    settings = ("privacy.epsilon_per_answer=1.0", "privacy.k=3", "privacy.budget=65")
+    settings = ("answers.epsilon_per_answer=1.0", "answers.k=3", "privacy.budget=65")
     site, answer = make(small(*settings), records)
     answers = [answer(ask(query_id=i, seed=i)) for i in range(4)]
     assert [type(a) for a in answers] == [Answer, Answer, Refusal, Refusal]
@@ -152,7 +154,7 @@ def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
 
 
 def test_a_zero_budget_refuses_everything(small, records):
-    _, answer = make(small("privacy=non_private", "privacy.budget=0"), records)
+    _, answer = make(small("training=plain", "answers=probabilities", "privacy.budget=0"), records)
     assert isinstance(answer(ask()), Refusal)
 
 
@@ -161,14 +163,19 @@ def test_a_ledger_that_cannot_be_kept_refuses_and_keeps_its_secrets(small, recor
         def charge(self, entry):
             raise LedgerError(f"the ledger of a patient called {tmp_path} cannot be written")
 
-    _, answer = make(small("privacy=gradient"), records, Full())
+    _, answer = make(small("training=plain", "answers=gradient"), records, Full())
     refusal = answer(ask())
     assert refusal == Refusal(1, "the client's ledger cannot be read or written")
 
 
 # --- teachers trained with DP ---
 
-PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "privacy.sample_rate=0.5")
+PRIVATE = (
+    "training=dp_sgd",
+    "answers=probabilities",
+    "training.steps=3",
+    "training.sample_rate=0.5",
+)
 
 
 def test_a_private_training_is_charged_before_its_first_step(small, records, monkeypatch):
@@ -186,7 +193,7 @@ def test_a_private_training_is_charged_before_its_first_step(small, records, mon
         assert isinstance(answer(ask(number, number)), Answer)
     training, *answers = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
-    assert training.costs["record", "add_remove"] == experiment.mechanism.event(
+    assert training.costs["record", "add_remove"] == experiment.answers.event(
         "record", "add_remove"
     )
     assert [entry.kind for entry in answers] == ["answers"] * 3
@@ -202,7 +209,7 @@ def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, rec
         ((), 1),
         ((), 1),
         (("teacher.seed=5",), 2),
-        (("privacy.steps=4",), 3),
+        (("training.steps=4",), 3),
     ):
         make(small(*PRIVATE, *settings), records, ledger)[1](ask())
         assert sum(entry.kind == "training" for entry in ledger.entries()) == trainings
@@ -236,7 +243,7 @@ COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
 def test_class_counts_are_part_of_the_training_and_given_once(small, records, monkeypatch):
     """A second ask gets the stored counts, and neither costs anything beside the training."""
     ledger = MemoryLedger()
-    site, answer = make(small(*PRIVATE, "privacy.count_share=60.0"), records, ledger)
+    site, answer = make(small(*PRIVATE, "training.count_fraction=60.0"), records, ledger)
     first = answer(COUNTS)
     assert 1 < site._mechanism.count_noise < 3
     exact = np.bincount(records.labels, minlength=10)
@@ -255,12 +262,14 @@ def test_class_counts_are_part_of_the_training_and_given_once(small, records, mo
     assert len(ledger.entries()) == 2
 
 
-@pytest.mark.parametrize("settings", [("privacy.count_share=10.0",), ("teacher.seed=5",), "fewer"])
+@pytest.mark.parametrize(
+    "settings", [("training.count_fraction=10.0",), ("teacher.seed=5",), "fewer"]
+)
 def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
     small, records, settings
 ):
     """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
-    ledger, noise = MemoryLedger(), ("privacy.count_share=2.5e-4",)
+    ledger, noise = MemoryLedger(), ("training.count_fraction=2.5e-4",)
     site, answer = make(small(*PRIVATE, *noise), records, ledger)
     first = answer(COUNTS).values[0]
     assert site._mechanism.count_noise > 1000
@@ -277,7 +286,15 @@ def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
 
 
 @pytest.mark.parametrize(
-    "settings", [("privacy=label",), (*PRIVATE, "privacy.count_share=null")], ids=["label", "none"]
+    "settings",
+    [
+        (
+            "training=plain",
+            "answers=label",
+        ),
+        (*PRIVATE, "training.count_fraction=null"),
+    ],
+    ids=["label", "none"],
 )
 def test_class_counts_that_no_training_released_are_no_answer(small, records, settings):
     site, answer = make(small(*settings), records)

@@ -24,7 +24,7 @@ def records(small):
 
 def make(experiment, records, record_ids=None, client=0):
     ids = np.arange(len(records)) if record_ids is None else record_ids
-    return Teachers(experiment.config, experiment.mechanism, client, records, ids)
+    return Teachers(experiment.config, experiment.answers, client, records, ids)
 
 
 def same(one, other):
@@ -78,7 +78,9 @@ def test_an_empty_shard_still_answers(small, records):
 
 
 def test_every_client_may_have_another_architecture(small, tmp_path):
-    experiment = small("num_clients=5", "model.teachers=[cnn,mlp,lenet]", "privacy=non_private")
+    experiment = small(
+        "num_clients=5", "model.teachers=[cnn,mlp,lenet]", "training=plain", "answers=probabilities"
+    )
     federation = LocalFederation(experiment, tmp_path)
     kinds = [type(s._teachers.models[0].backbone[-1]).__name__ for s in federation._sites.values()]
     sizes = [
@@ -145,18 +147,23 @@ def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypa
     trained = []
     original = DPSGD.train
     monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
-    private = ("privacy=dp_teacher", "privacy.steps=2", "seed=13")
+    private = ("training=dp_sgd", "answers=probabilities", "training.steps=2", "seed=13")
     first = make(small(*private), records).sensitive_probabilities(records.images)
     again = make(small(*private), records).sensitive_probabilities(records.images)
     assert (first == again).all()
     assert len(trained) == 1
-    assert make(small(*private, "privacy.noise_multiplier=2.0"), records).models
+    assert make(small(*private, "training.noise_multiplier=2.0"), records).models
     assert len(trained) == 2
 
 
 def test_a_private_training_draws_other_noise_for_other_records(small, records):
     """Else the difference of two teachers would show a record below one noise."""
-    private = ("privacy=dp_teacher", "privacy.steps=1", "privacy.noise_multiplier=1000.0")
+    private = (
+        "training=dp_sgd",
+        "answers=probabilities",
+        "training.steps=1",
+        "training.noise_multiplier=1000.0",
+    )
     weights = [
         next(make(small(*private), data).models[0].parameters()).detach().ravel()
         for data in (records, records.take(np.arange(59)))
@@ -180,7 +187,12 @@ def test_copies_are_the_image_moved_by_a_pixel_and_itself():
 def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, records):
     """The sum of the shards is what leaves; one record changes the counts of its shard alone."""
     experiment = small(
-        *("privacy=dp_teacher", "privacy.steps=1", "privacy.count_share=200.0"),
+        *(
+            "training=dp_sgd",
+            "answers=probabilities",
+            "training.steps=1",
+            "training.count_fraction=200.0",
+        ),
         "teachers_per_client=3",
     )
     known = make(experiment, records)
@@ -208,7 +220,7 @@ SCATTERING = ("model=scattering", "model.teacher_width=4")
 
 @pytest.mark.parametrize("privacy", ["label", "dp_teacher"])
 def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, privacy):
-    steps = ("privacy.steps=2",) if privacy == "dp_teacher" else ()
+    steps = ("training.steps=2",) if privacy == "dp_teacher" else ()
     experiment = small(f"privacy={privacy}", *steps, *SCATTERING, "teachers_per_client=3")
     known = make(experiment, records)
     together = known.sensitive_probabilities(records.images)
@@ -221,7 +233,11 @@ def test_teachers_with_fixed_features_answer_together_as_each_alone(small, recor
 def test_a_private_teacher_of_fixed_features_and_no_record_answers_as_any_other(small, records):
     """One record among three shards: an empty one must not be told from the others."""
     experiment = small(
-        "privacy=dp_teacher", "privacy.steps=2", *SCATTERING, "teachers_per_client=3"
+        "training=dp_sgd",
+        "answers=probabilities",
+        "training.steps=2",
+        *SCATTERING,
+        "teachers_per_client=3",
     )
     sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(records.images)
     assert np.isfinite(sensitive).all()

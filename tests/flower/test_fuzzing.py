@@ -207,7 +207,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
 def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
     """A hospital's reply changes nothing of another's; its own is bounded, or counts as none."""
     caplog.set_level("CRITICAL")
-    experiment = deployed("privacy=label")
+    experiment = deployed("training=plain", "answers=label")
     files = [site_file(tmp_path / f"hospital{n}", n, budget=1e6) for n in (0, 1)]
     grid = Hospitals(files)
     federation = federate(experiment, grid)
@@ -333,7 +333,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
     caplog.set_level("CRITICAL")
     experiment, grid = deployed(*DISTRIBUTED), Summers()
     federation, question = federate(experiment, grid), ask()
-    honest = grid.values[:2].sum(axis=0) * experiment.mechanism.lattice
+    honest = grid.values[:2].sum(axis=0) * experiment.answers.lattice
     outcomes = {"left out": 0, "summed": 0, "closed": 0}
 
     def test(data):

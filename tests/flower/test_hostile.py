@@ -24,10 +24,10 @@ from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import CLIENT_APP, Hospitals, answer, ask, federate, site_file, summing
 from tests.ledgers import entries_of
 
-COUNTS = "privacy=dp_teacher", "privacy.steps=2", "model.teacher=scattering"
+COUNTS = "training=dp_sgd", "answers=probabilities", "training.steps=2", "model.teacher=scattering"
 SUMMED = (
-    *("num_clients=5", "privacy=gradient", "privacy.noise_at=distributed"),
-    "privacy.quorum={threshold: 3, colluding: 0}",
+    *("num_clients=5", "training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    "answers.quorum={threshold: 3, colluding: 0}",
 )
 
 
@@ -54,9 +54,18 @@ def charges(hospital):
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [
-        (("privacy=gradient",), {"budget": 0.0}),
+        (
+            (
+                "training=plain",
+                "answers=gradient",
+            ),
+            {"budget": 0.0},
+        ),
         (COUNTS, {"queries": 16}),  # and one for the training
-        (("method=fedavg", "privacy=non_private", "teacher.same_start=true"), {}),
+        (
+            ("method=fedavg", "training=plain", "answers=probabilities", "teacher.same_start=true"),
+            {},
+        ),
     ],
     ids=["budget", "queries", "weights"],
 )
@@ -79,7 +88,7 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
 
 def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path))
-    text = deployed("privacy=gradient").to_json()
+    text = deployed("training=plain", "answers=gradient").to_json()
     first = answer(hospital, text, ask())
     spent = replace(hospital, budget=0.0)
     assert np.array_equal(answer(spent, text, ask()).values, first.values)
@@ -89,7 +98,7 @@ def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(dep
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_file(site_file(tmp_path))
-    texts = list(seeds(deployed("privacy=gradient", "teacher.epochs=0"), 5))
+    texts = list(seeds(deployed("training=plain", "answers=gradient", "teacher.epochs=0"), 5))
     first = answer(hospital, texts[0], ask())
     (used,) = on_disk(hospital)
     for query, text in enumerate(texts[1:]):
@@ -115,10 +124,10 @@ def test_asks_without_images_count_too(deployed, tmp_path):
 
 def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     """What a message holds must not look like another line of a hospital's log."""
-    raw = json.loads(deployed("privacy=gradient").to_json())
+    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
     raw["a\nsite: budget check passed\x1b[31m" + "x" * 1_000] = 1
     grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
-    federation = federate(deployed("privacy=gradient"), grid)
+    federation = federate(deployed("training=plain", "answers=gradient"), grid)
     federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, {100: codec.pack_ask(ask())})
@@ -144,7 +153,7 @@ def test_a_number_is_no_box():
 
 def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_path):
     """Else the mean over runs would show the sum, which each hospital was charged for once."""
-    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     grid = Hospitals(files)
     first = federate(experiment, grid).total(ask())
@@ -179,7 +188,7 @@ def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed,
 
 
 def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):
-    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
     first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
@@ -194,7 +203,7 @@ def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_
 
 def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_path):
     """Its folder was deleted, and the coordinator's secret with it."""
-    experiment = deployed("privacy=gradient", "privacy.noise_at=server")
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
     first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
@@ -207,7 +216,7 @@ def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_pat
 
 def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
     """What the coordinator prints of a patient is for shards by patient."""
-    text = deployed("privacy=gradient", "+data.patient_column=patient").to_json()
+    text = deployed("training=plain", "answers=gradient", "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
     refused = answer(hospital, text, ask())
     assert refused.reason == "this site knows no patients: data.patient_column must be null"
@@ -224,7 +233,9 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
         return Message(error=Error(2, None), metadata=reply.metadata) if failed else reply
 
     files = [site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)]
-    total = federate(deployed("privacy=gradient"), Hospitals(files, lie)).total(ask())
+    total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie)).total(
+        ask()
+    )
     assert total.count == 1
     assert "no reason given" in total.refused[1]
 
@@ -306,7 +317,7 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
     hospital = hospitals.open_file(
         site_file(tmp_path, methods=["dp_fedavg"], budget=4.0, models=["scattering"])
     )
-    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "privacy.steps=100"
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "training.steps=100"
     wanted = deployed(*settings, "rounds=10")
     experiment = hospital.experiment(wanted.to_json(), 0)
     assert hospital.open(experiment, "check").lacking() == "budget"
@@ -318,7 +329,9 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
 
 
 def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
-    text = deployed("privacy=dp_teacher", "rounds=2", "queries_per_round=16").to_json()
+    text = deployed(
+        "training=dp_sgd", "answers=probabilities", "rounds=2", "queries_per_round=16"
+    ).to_json()
     for queries, lacking in ((33, "queries"), (34, "")):  # training and class counts are one each
         hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
         experiment = hospital.experiment(text, 0)

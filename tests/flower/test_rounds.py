@@ -48,7 +48,7 @@ PATIENT = ("federation.round_timeout_seconds=60", "federation.retry_seconds=10")
 def test_a_round_goes_on_without_a_hospital_that_is_away_and_with_it_again(deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient"), grid)
+    federation = federate(deployed("training=plain", "answers=gradient"), grid)
     both = federation.total(ask())
     grid.offline = {101}
     alone = federation.total(ask(2))
@@ -61,7 +61,9 @@ def test_a_round_goes_on_without_a_hospital_that_is_away_and_with_it_again(deplo
 def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient", "federation.min_clients=2"), grid)
+    federation = federate(
+        deployed("training=plain", "answers=gradient", "federation.min_clients=2"), grid
+    )
     grid.offline = {100}
     with pytest.raises(
         UserError, match=r"1 of 2 clients did not answer \(client 0: no answer within 1.5 s\)"
@@ -87,7 +89,9 @@ def test_a_node_that_fails_once_is_asked_again(deployed, tmp_path):
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    federation = federate(deployed("privacy=gradient"), Hospitals(files, fail_once))
+    federation = federate(
+        deployed("training=plain", "answers=gradient"), Hospitals(files, fail_once)
+    )
     assert federation.total(ask()).count == 2
     assert len(failures) == 1
     for file in files:
@@ -106,7 +110,9 @@ def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path):
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    total = federate(deployed("privacy=gradient"), Hospitals(files, fail)).total(ask())
+    total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, fail)).total(
+        ask()
+    )
     assert (total.count, len(failures)) == (1, server.ATTEMPTS)
     assert "crashed" in total.refused[0]
 
@@ -124,7 +130,9 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
         return reply
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    federation = federate(deployed("privacy=gradient", *PATIENT), Hospitals(files, lose))
+    federation = federate(
+        deployed("training=plain", "answers=gradient", *PATIENT), Hospitals(files, lose)
+    )
     clock = simulated_clock(monkeypatch)
     assert federation.total(ask()).count == 2
     assert asked == ([0, 10, 30] if lost == "silent" else [0, 10, 20])
@@ -138,7 +146,7 @@ def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
 ):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient", *PATIENT), grid)
+    federation = federate(deployed("training=plain", "answers=gradient", *PATIENT), grid)
     clock = simulated_clock(monkeypatch)
     grid.offline = {101}
     waited = []
@@ -154,7 +162,9 @@ def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
 def test_nobody_is_given_up_whose_answer_is_needed(deployed, tmp_path, monkeypatch):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient", "federation.min_clients=2", *PATIENT), grid)
+    federation = federate(
+        deployed("training=plain", "answers=gradient", "federation.min_clients=2", *PATIENT), grid
+    )
     clock = simulated_clock(monkeypatch)
     grid.offline = {101}
     for _ in range(2):
@@ -171,7 +181,7 @@ def test_a_hospital_with_other_code_is_left_out_before_it_is_asked(deployed, tmp
         return reply
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
-    federation = federate(deployed("privacy=gradient"), Hospitals(files, other))
+    federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, other))
     assert federation.total(ask()).count == 1
     assert "client 1 runs other code than this server" in caplog.text
     assert not hospitals.open_file(files[1]).folder.exists()
@@ -179,7 +189,7 @@ def test_a_hospital_with_other_code_is_left_out_before_it_is_asked(deployed, tmp
 
 def test_a_coordinator_with_other_code_is_refused_and_nothing_charged(deployed, tmp_path):
     file = site_file(tmp_path / "hospital0")
-    federation = federate(deployed("privacy=gradient"), Hospitals([file]))
+    federation = federate(deployed("training=plain", "answers=gradient"), Hospitals([file]))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="runs other code than this server; install one version"):
         federation.total(ask())
@@ -192,7 +202,9 @@ def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path, seed):
     files = [
         site_file(tmp_path / f"hospital{client}", client, trust=["server"]) for client in (0, 1)
     ]
-    experiment = deployed("privacy=gradient", "privacy.noise_at=server", f"seed={seed}")
+    experiment = deployed(
+        "training=plain", "answers=gradient", "answers.noise_at=server", f"seed={seed}"
+    )
     first, second = (federate(experiment, Hospitals(files)).total(ask()) for _ in range(2))
     assert first.count == second.count == 2
     assert not np.allclose(first.sum, second.sum)
@@ -210,7 +222,7 @@ def test_two_nodes_cannot_be_the_same_client(deployed, tmp_path, caplog):
     """The first is, for the whole run: nobody else can take its place, or end the run."""
     files = [site_file(tmp_path / f"hospital{number}", 0) for number in (0, 1)]
     grid = Hospitals(files)
-    federation = federate(deployed("privacy=gradient"), grid)
+    federation = federate(deployed("training=plain", "answers=gradient"), grid)
     assert "node 101 says that it is client 0, which another is" in caplog.text
     assert federation.total(ask()).count == 1
     grid.offline = {100}
@@ -232,7 +244,7 @@ def test_a_node_that_is_no_client_of_this_federation_is_left_out(
         return reply
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
-    federation = federate(deployed("privacy=gradient"), Hospitals(files, lie))
+    federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie))
     assert federation.total(ask()).refused == {1: "no answer within 1.5 s"}
     assert "node 101 is no hospital" in caplog.text
 
@@ -240,7 +252,7 @@ def test_a_node_that_is_no_client_of_this_federation_is_left_out(
 def test_what_goes_wrong_inside_a_hospital_stays_there(deployed, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL)
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
-    federation = federate(deployed("privacy=gradient"), Hospitals(files))
+    federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files))
     (tmp_path / "hospital1" / "scans.npz").unlink()
     total = federation.total(ask())
     assert (total.count, total.refused) == (1, {1: "client 1 failed: see its log"})
@@ -265,7 +277,7 @@ def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, break_meta
         return reply
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
-    federation = federate(deployed("privacy=gradient"), Hospitals(files, lie))
+    federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie))
     total = federation.total(ask())
     assert list(total.refused) == [1]
     assert 0 < len(total.refused[1]) <= 200
@@ -277,7 +289,9 @@ def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, break_meta
 def test_a_run_that_too_few_answered_goes_on_where_it_stopped(deployed, tmp_path, capsys):
     """The student is that of a run that nothing happened to: hospitals answer the same."""
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    experiment = deployed("privacy=gradient", "federation.min_clients=2", f"out={tmp_path}/runs")
+    experiment = deployed(
+        "training=plain", "answers=gradient", "federation.min_clients=2", f"out={tmp_path}/runs"
+    )
     grid = Hospitals(files)
     folder = new_run_folder(experiment)
     federation = GridFederation(experiment, grid, folder, CLIENT_APP)

@@ -32,7 +32,7 @@ def exact_sum(files, experiment, question):
             decoupled_kd_gradient(p, question.predictions, experiment.method.balance)
             for p in probabilities
         ]
-        total += sum(experiment.mechanism.encode(g, question.predictions) for g in gradients)
+        total += sum(experiment.answers.encode(g, question.predictions) for g in gradients)
     return total
 
 
@@ -40,7 +40,7 @@ def exact_sum(files, experiment, question):
 def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
     """Of those that are there; each sends what looks uniform. The noise is next to nothing here."""
     files = summing(tmp_path, budget=1e15)
-    experiment = deployed(*DISTRIBUTED, "privacy.noise_multiplier=1e-3")
+    experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     grid = Hospitals(files)
     federation = federate(experiment, grid)
     grid.offline = offline
@@ -62,8 +62,8 @@ def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
 def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
     """Nearly all are true, so the counts are those of the teachers' classes."""
     experiment = deployed(
-        *("num_clients=3", "privacy=label", "privacy.noise_at=distributed"),
-        *("privacy.quorum={threshold: 2, colluding: 0}", "privacy.epsilon_per_answer=20"),
+        *("num_clients=3", "training=plain", "answers=label", "answers.noise_at=distributed"),
+        *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),
     )
     files = summing(tmp_path, budget=1e6)
     total = federate(experiment, Hospitals(files)).total(ask())
@@ -84,12 +84,12 @@ def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
 
 def test_the_sums_noise_has_the_promised_law(deployed, tmp_path):
     """With one hospital away it is the whole noise, of `threshold` shares. The control: a share."""
-    experiment = deployed(*DISTRIBUTED, "queries_per_round=600", "privacy.noise_multiplier=100")
+    experiment = deployed(*DISTRIBUTED, "queries_per_round=600", "answers.noise_multiplier=100")
     files = summing(tmp_path, budget=1e3, queries=10_000)
     grid = Hospitals(files)
     federation = federate(experiment, grid)
     grid.offline = {102}
-    noise = (federation.total(ask(count=600)).sum / experiment.mechanism.bound).ravel()
+    noise = (federation.total(ask(count=600)).sum / experiment.answers.bound).ravel()
     assert stats.kstest(noise, stats.norm(scale=100).cdf).pvalue > 1e-6
     assert stats.kstest(noise, stats.norm(scale=100 / 2**0.5).cdf).pvalue < 1e-6
 
@@ -146,11 +146,11 @@ def test_a_site_says_whom_it_trusts(deployed, tmp_path, changes, reason):
 
 @pytest.mark.parametrize(("threshold", "colluding"), [(2, 0), (3, 1)])
 def test_the_card_says_against_whom_a_sum_holds(deployed, threshold, colluding):
-    quorum = f"privacy.quorum={{threshold: {threshold}, colluding: {colluding}}}"
+    quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
     experiment = deployed(*DISTRIBUTED, quorum)
     notes = proven(experiment, plan_of(experiment), "record", "add_remove").notes
     assert f"against the coordinator and {colluding} of the other clients together" in notes
-    alone = deployed("num_clients=3", "privacy=gradient")
+    alone = deployed("num_clients=3", "training=plain", "answers=gradient")
     assert not any(
         "against" in n for n in proven(alone, plan_of(alone), "record", "add_remove").notes
     )
@@ -206,7 +206,7 @@ def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
 def test_a_sum_is_finished_without_one_of_those_named(deployed, tmp_path):
     """Killed after all have confirmed; then one is away: what it sent is kept, and opened."""
     files = summing(tmp_path, budget=1e15)
-    experiment = deployed(*DISTRIBUTED, "privacy.noise_multiplier=1e-3")
+    experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     folder = new_run_folder(experiment)
     grid = Hospitals(files)
     whole = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
@@ -233,7 +233,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
         experiment = deployed(
             *DISTRIBUTED,
             f"num_clients={clients}",
-            "privacy.quorum={threshold: 3, colluding: 0}",
+            "answers.quorum={threshold: 3, colluding: 0}",
         )
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
         assert isinstance(sites.answer(experiment.method, ask(), site), Answer)

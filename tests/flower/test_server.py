@@ -62,10 +62,10 @@ def grid_run(experiment, nodes):
 @pytest.mark.parametrize(
     "answers",
     [
-        ("privacy=label",),
-        ("privacy=gradient",),
-        ("privacy=gradient", "teachers_per_client=3"),
-        ("privacy=dp_teacher", "privacy.steps=3", "model=scattering", "model.student_width=4"),
+        ("training=plain", "answers=label",),
+        ("training=plain", "answers=gradient",),
+        ("training=plain", "answers=gradient", "teachers_per_client=3"),
+        ("training=dp_sgd", "answers=probabilities", "training.steps=3", "model=scattering", "model.student_width=4"),
     ],
     ids=" ".join,
 )
@@ -80,7 +80,7 @@ def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers)
         messages = federation._grid.sent
         asked = [m.content["ask"]["kind"] for m in messages if "ask" in m.content]
         counted = asked.count("counts") // min(nodes, 5)  # for the diagnosis, and for the method
-        assert counted == (2 if "privacy=dp_teacher" in answers else 0)
+        assert counted == (2 if "training=dp_sgd", "answers=probabilities" in answers else 0)
         assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
 
 
@@ -206,12 +206,12 @@ def test_the_server_app_fails_with_one_line_and_no_traceback(
 
 def test_secret_noise_on_every_engine(small, tmp_path):
     """Two runs have two secrets; with the same one they are the same run, whatever hosts it."""
-    experiment = small("privacy=gradient", "noise=secure")
+    experiment = small("training=plain", "answers=gradient", "noise=secure")
     first, _ = grid_run(experiment, 2)
     second, _ = grid_run(experiment, 2)
     assert first["student_sha256"] != second["student_sha256"]
     assert "seeded noise" not in first["privacy"]["proven"][0]["notes"]
-    kept = small("privacy=gradient", "noise=secure", f"ledger={tmp_path}/ledger")
+    kept = small("training=plain", "answers=gradient", "noise=secure", f"ledger={tmp_path}/ledger")
     on_grid, _ = grid_run(kept, 2)
     for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
         if path.suffix != ".secret":

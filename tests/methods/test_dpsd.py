@@ -22,14 +22,16 @@ AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_step
 
 def finish(experiment, folder):
     federation = LocalFederation(experiment, folder)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     return federation, list(experiment.method.server(federation, world, Streams(0), None))
 
 
 def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
     """In the clear: an answer's noise follows the method's name too."""
-    _, alone = finish(small(*DPSD, "privacy=non_private"), tmp_path / "dpsd")
-    _, federated = finish(small("num_clients=1", "privacy=non_private"), tmp_path / "fed_dpsd")
+    _, alone = finish(small(*DPSD, "training=plain", "answers=probabilities"), tmp_path / "dpsd")
+    _, federated = finish(
+        small("num_clients=1", "training=plain", "answers=probabilities"), tmp_path / "fed_dpsd"
+    )
     one, other = alone[-1].student.state_dict(), federated[-1].student.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -51,12 +53,14 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
     if privacy != "non_private":
         assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, f"privacy={privacy}")
-        plan = safe.method.plan(World.of(safe.config, safe.mechanism))
+        plan = safe.method.plan(World.of(safe.config, safe.training, safe.answers))
         assert math.isfinite(cards.proven(safe, plan, "record", "replace_one").value)
 
 
 def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
-    experiment = small(*AGAINST_TEACHER, "privacy=dp_teacher", "privacy.steps=3")
+    experiment = small(
+        *AGAINST_TEACHER, "training=dp_sgd", "answers=probabilities", "training.steps=3"
+    )
     folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     row = summary["privacy"]["proven"][0]
@@ -66,7 +70,7 @@ def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
 def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     experiment = small(*AGAINST_TEACHER)
     federation, _ = finish(experiment, tmp_path)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     discriminator = experiment.method.fetch_discriminator(federation, world)
     (teacher,) = federation._sites[0]._teachers.models
     given, true = discriminator.state_dict(), teacher.state_dict()
@@ -89,7 +93,7 @@ def test_what_generators_ask_the_teacher_are_answers_too(small, tmp_path, settin
 def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):
     ask = Ask.without_images("weights", (1, 8, 8), 10)
     for settings in (DPSD, ("num_clients=1",)):
-        experiment = small(*settings, "privacy=non_private")
+        experiment = small(*settings, "training=plain", "answers=probabilities")
         federation = LocalFederation(experiment, tmp_path / settings[0])
         with pytest.raises(ProtocolError, match="does not answer 'weights'"):
             federation.each(ask)

@@ -14,8 +14,10 @@ from fed_dpsd.streams import Streams
 
 
 def test_gradient_labels_follow_eq_3(small):
-    experiment = small("privacy=gradient", "method.as_printed=true", "method.label_step=0.5")
-    world = World.of(experiment.config, experiment.mechanism)
+    experiment = small(
+        "training=plain", "answers=gradient", "method.as_printed=true", "method.label_step=0.5"
+    )
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     predictions = np.full((1, 10), 0.1, np.float32)
     total = Total(np.arange(10.0)[None], count=4)
     labels = experiment.method.noisy_labels(world, predictions, total)
@@ -24,7 +26,7 @@ def test_gradient_labels_follow_eq_3(small):
 
 def test_response_labels_are_shares_of_the_votes(small):
     experiment = small()
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     votes = np.array([[3.0, 1.0, *[0] * 8]])
     labels = experiment.method.noisy_labels(world, np.zeros((1, 10), np.float32), Total(votes, 4))
     assert labels[0, :2].tolist() == [0.75, 0.25]
@@ -32,9 +34,10 @@ def test_response_labels_are_shares_of_the_votes(small):
 
 def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
     untrained, trained = (
-        small("privacy=non_private", f"method.generator_steps={steps}") for steps in (0, 30)
+        small("training=plain", "answers=probabilities", f"method.generator_steps={steps}")
+        for steps in (0, 30)
     )
-    world = World.of(trained.config, trained.mechanism)
+    world = World.of(trained.config, trained.training, trained.answers)
     discriminator = world.make_student(Streams(0).torch("discriminator"))
     before = {name: t.clone() for name, t in discriminator.state_dict().items()}
     losses = []
@@ -53,8 +56,8 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
 def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
-    experiment = small("privacy=non_private", *settings)
-    world = World.of(experiment.config, experiment.mechanism)
+    experiment = small("training=plain", "answers=probabilities", *settings)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))
     images = experiment.method.draw(student, world, Streams(0), 1)
     again = experiment.method.draw(student, world, Streams(0), 1)
@@ -73,7 +76,7 @@ def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
     experiment = small(f"queries_per_round={queries}", *settings)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))
     asked = len(experiment.method.draw(student, world, Streams(0), 1))
     assert asked * experiment.config.rounds == experiment.method.plan(world).queries
@@ -84,8 +87,8 @@ def test_gradients_are_asked_for_near_the_uniform_prediction(small):
     images = np.zeros((1, 1, 8, 8), np.uint8)
     asked = {}
     for as_printed in (False, True):
-        experiment = small("privacy=gradient", f"method.as_printed={as_printed}")
-        world = World.of(experiment.config, experiment.mechanism)
+        experiment = small("training=plain", "answers=gradient", f"method.as_printed={as_printed}")
+        world = World.of(experiment.config, experiment.training, experiment.answers)
         student = world.make_student(Streams(0).torch("student"))
         with torch.no_grad():
             student.classifier.bias[3] = 5
@@ -105,7 +108,12 @@ def test_gradients_are_asked_for_near_the_uniform_prediction(small):
 def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small, tmp_path):
     """The answers are exact; the sum's noise has one client's scale, not sqrt(m) of it."""
     experiment = small(
-        *("privacy=gradient", "privacy.noise_at=server", "privacy.noise_multiplier=1000"),
+        *(
+            "training=plain",
+            "answers=gradient",
+            "answers.noise_at=server",
+            "answers.noise_multiplier=1000",
+        ),
         *("num_clients=8", "queries_per_round=512", "rounds=1"),
     )
     federation = LocalFederation(experiment, tmp_path)
@@ -117,9 +125,9 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
         return seen["total"]
 
     federation.total = total
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     list(experiment.method.server(federation, world, Streams(0), None))
-    scale = seen["total"].sum.std() / experiment.mechanism.bound
+    scale = seen["total"].sum.std() / experiment.answers.bound
     assert scale == pytest.approx(1000, rel=0.05)  # 5,120 draws: 5 standard errors
     assert scale < 1000 * 8**0.5 * 0.95
 
@@ -127,7 +135,8 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
 def test_the_student_learns_from_answers_alone(small, tmp_path):
     experiment = small(
         *(
-            "privacy=non_private",
+            "training=plain",
+            "answers=probabilities",
             "rounds=4",
             "queries_per_round=256",
             "method.student_steps=60",
@@ -138,7 +147,7 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     )
     federation = LocalFederation(experiment, tmp_path)
     test = load_data(experiment.config.data, experiment.config.cache).test
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     *_, last = experiment.method.server(federation, world, Streams(0), None)
     accuracy = (predict(last.student, test.images, world.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5

@@ -10,7 +10,7 @@ from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
 from fed_dpsd.methods.method import World
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
-PRIVATE = ("privacy=dp_teacher", "privacy.steps=1", "data.num_classes=10")
+PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
 
 
 class Counting:
@@ -30,7 +30,7 @@ class Counting:
 @pytest.fixture
 def world(small):
     experiment = small(*PRIVATE)
-    full = World.of(experiment.config, experiment.mechanism)
+    full = World.of(experiment.config, experiment.training, experiment.answers)
     return dataclasses.replace(full, num_classes=3)
 
 
@@ -64,11 +64,20 @@ def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
     assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
 
 
-@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, "privacy.count_share=null")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (
+            "training=plain",
+            "answers=label",
+        ),
+        (*PRIVATE, "training.count_fraction=null"),
+    ],
+)
 def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
     experiment = small(*settings)
     federation = Counting()
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     assert fetch_class_weights(federation, world) == {}
     assert federation.asks == []
 

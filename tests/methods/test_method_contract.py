@@ -21,23 +21,44 @@ from tests.ledgers import entries_of
 QUICK = ("generator_steps", "pixel_steps", "steps_per_round", "latent_size")
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 ANSWERS = [
-    ("privacy=label",),
-    ("privacy=label", "privacy.k=3"),
-    ("privacy=gradient",),
-    ("privacy=gradient", "privacy.noise_at=server", "privacy.k=3", "method.as_printed=true"),
-    ("privacy=label", "method.as_printed=true"),
-    ("privacy=non_private",),
-    ("privacy=gradient", "teachers_per_client=3"),
-    ("privacy=label", "teachers_per_client=3"),
-    ("privacy=label", "privacy.threshold=0.05"),
-    ("privacy=gradient", "privacy.normalise=batch"),
-    ("privacy=gradient", "privacy.k=3", "privacy.mask=private"),
-    ("privacy=votes", "teachers_per_client=3"),
-    ("privacy=votes", "privacy.noise_law=laplace", "privacy.noise_at=server"),
-    ("privacy=non_private", "method.match_polarity=true"),
-    ("privacy=dp_teacher", "privacy.steps=3", "privacy.sample_rate=0.1"),
+    (
+        "training=plain",
+        "answers=label",
+    ),
+    ("training=plain", "answers=label", "answers.k=3"),
+    (
+        "training=plain",
+        "answers=gradient",
+    ),
+    (
+        "training=plain",
+        "answers=gradient",
+        "answers.noise_at=server",
+        "answers.k=3",
+        "method.as_printed=true",
+    ),
+    ("training=plain", "answers=label", "method.as_printed=true"),
+    (
+        "training=plain",
+        "answers=probabilities",
+    ),
+    ("training=plain", "answers=gradient", "teachers_per_client=3"),
+    ("training=plain", "answers=label", "teachers_per_client=3"),
+    ("training=plain", "answers=label", "answers.threshold=0.05"),
+    ("training=plain", "answers=gradient", "answers.normalise=batch"),
+    ("training=plain", "answers=gradient", "answers.k=3", "answers.mask=private"),
+    ("training=plain", "answers=votes", "teachers_per_client=3"),
+    ("training=plain", "answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
+    ("training=plain", "answers=probabilities", "method.match_polarity=true"),
+    ("training=dp_sgd", "answers=probabilities", "training.steps=3", "training.sample_rate=0.1"),
 ]
-WHITE_BOX = [("privacy=non_private",), ANSWERS[-1]]
+WHITE_BOX = [
+    (
+        "training=plain",
+        "answers=probabilities",
+    ),
+    ANSWERS[-1],
+]
 # What a method answers with, where not everything, and needs beyond the small experiment.
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": ANSWERS[-1:]}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], ANSWERS[-1]], "local": []}
@@ -59,7 +80,7 @@ def experiment(request, small):
 
 def rounds(experiment, folder, resume=None):
     federation = LocalFederation(experiment, folder)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     return experiment.method.server(federation, world, Streams(0), resume)
 
 
@@ -89,7 +110,7 @@ def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp
 
 def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
     federation = LocalFederation(experiment, tmp_path)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     list(experiment.method.server(federation, world, Streams(0), None))
     planned = experiment.method.plan(world)
     for site in federation._sites.values():
@@ -120,7 +141,7 @@ class Refusing:
 @pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True)
 def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=1)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     finished = list(experiment.method.server(federation, world, Streams(0), None))
     first, last = finished
     assert first.state.round == last.state.round == 1
@@ -130,7 +151,7 @@ def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
 
 def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=-1)
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     with pytest.raises(ProtocolError, match=r"no client answers: \['spent'\]"):
         list(experiment.method.server(federation, world, Streams(0), None))
 
@@ -155,10 +176,10 @@ def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
     federation = LocalFederation(experiment, tmp_path)
     recorders = {c: Recorder(site) for c, site in federation._sites.items()}
     federation._sites = recorders
-    world = World.of(experiment.config, experiment.mechanism)
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     next(iter(experiment.method.server(federation, world, Streams(0), None)))
-    exact_is_allowed = experiment.mechanism.name in ("non_private", "dp_teacher") or (
-        experiment.mechanism.noise_at == "server"
+    exact_is_allowed = experiment.answers.name in ("non_private", "dp_teacher") or (
+        experiment.answers.noise_at == "server"
     )
     for recorder in recorders.values():
         assert recorder.released

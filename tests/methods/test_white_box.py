@@ -32,13 +32,20 @@ from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
 
-CLEAR = ("privacy=non_private", "teacher.same_start=true")
-PRIVATE = ("privacy=dp_teacher", "privacy.steps=3", "teacher.same_start=true")
+CLEAR = ("training=plain", "answers=probabilities", "teacher.same_start=true")
+PRIVATE = (
+    "training=dp_sgd",
+    "answers=probabilities",
+    "training.steps=3",
+    "teacher.same_start=true",
+)
 WITH_STATISTICS = ("model.teacher=cnn_bn", "model.student=cnn_bn")
 
 
 def open_(experiment, folder):
-    return LocalFederation(experiment, folder), World.of(experiment.config, experiment.mechanism)
+    return LocalFederation(experiment, folder), World.of(
+        experiment.config, experiment.training, experiment.answers
+    )
 
 
 def finish(experiment, folder, federation=None):
@@ -84,9 +91,9 @@ def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
 
 @pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
 def test_what_weights_do_not_cover_is_an_error(small, method):
-    message = "privacy=label: method .* needs privacy=non_private or dp_teacher"
+    message = "training=plain answers=label: method .* needs training=plain answers=probabilities or dp_teacher"
     with pytest.raises(ConfigError, match=message):
-        small(f"method={method}", "privacy=label")
+        small(f"method={method}", "training=plain", "answers=label")
 
 
 def test_weights_of_another_length_name_the_client(small, tmp_path):
@@ -114,7 +121,7 @@ def test_locals_private_training_is_charged_and_nothing_else(small):
 
 
 def test_local_sends_nothing_and_spends_nothing(small):
-    experiment = small("method=local", "privacy=label")
+    experiment = small("method=local", "training=plain", "answers=label")
     folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
@@ -230,20 +237,26 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     """Two rounds cost what two trainings do; without a private training there is no such method."""
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
     federation, _ = finish(experiment, tmp_path)
-    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
-    one = experiment.mechanism.event("record", "add_remove")
+    plan = experiment.method.plan(
+        World.of(experiment.config, experiment.training, experiment.answers)
+    )
+    one = experiment.answers.event("record", "add_remove")
     for site in federation._sites.values():
         trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
         assert [e.event("record", "add_remove").event for e in trainings] == [one, one]
     twice = prove(plan.stages, 1e-5, "record", "add_remove").value
     assert prove(plan.stages[:1], 1e-5, "record", "add_remove").value < twice < math.inf
-    with pytest.raises(ConfigError, match="method DPFedAVG .* needs privacy=dp_teacher"):
+    with pytest.raises(
+        ConfigError, match="method DPFedAVG .* needs training=dp_sgd answers=probabilities"
+    ):
         small(*CLEAR, "method=dp_fedavg")
 
 
 def test_over_budget_clients_train_no_further_and_the_run_keeps_what_it_has(small, tmp_path):
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3")
-    plan = experiment.method.plan(World.of(experiment.config, experiment.mechanism))
+    plan = experiment.method.plan(
+        World.of(experiment.config, experiment.training, experiment.answers)
+    )
     one = prove(plan.stages[:1], 1e-5, "record", "add_remove").value
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3", f"privacy.budget={1.02 * one!r}")
     _, finished = finish(experiment, tmp_path)
@@ -380,7 +393,7 @@ def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path
 
 
 def test_private_clients_without_counts_all_count_alike(small, tmp_path):
-    settings = (*PRIVATE, "method=dp_fedavg", "privacy.count_share=null", "rounds=1")
+    settings = (*PRIVATE, "method=dp_fedavg", "training.count_fraction=null", "rounds=1")
     federation, (finished,) = finish(small(*settings), tmp_path)
     vectors = [to_vector(site._teachers.models[0]) for site in federation._sites.values()]
     assert torch.allclose(to_vector(finished.student), torch.stack(vectors).mean(0), atol=1e-6)
@@ -390,6 +403,6 @@ def test_all_teachers_of_one_start_start_alike(small):
     config = small(*CLEAR, "method=ensemble", "teachers_per_client=2").config
     starts = [to_vector(make_teacher(config, *which)) for which in ((0, 0), (0, 1), (1, 1))]
     assert all(torch.equal(starts[0], start) for start in starts)
-    config = small("privacy=non_private", "teachers_per_client=2").config
+    config = small("training=plain", "answers=probabilities", "teachers_per_client=2").config
     starts = [to_vector(make_teacher(config, *which)) for which in ((0, 0), (0, 1), (1, 0))]
     assert len({tuple(start[:5].tolist()) for start in starts}) == 3

@@ -39,7 +39,7 @@ GRADIENT = NormalizedGradient(10, 5.56)  # all prove an epsilon of about 2.1 in 
 VOTES = NoisyVotes(10, 3.93)
 LAPLACE = NoisyVotes(10, 3.49, "laplace")
 LABEL = TopKRandomizedResponse(10, 0.7)
-WHOLE = DPSGD(4.4, 1.0, 10, 1.0, 0.02, count_share=1.0)
+WHOLE = DPSGD(4.4, 1.0, 10, 1.0, 0.02, count_fraction=1.0)
 SAMPLED = DPSGD(1.11, 0.1, 30, 1.0, 0.02)
 
 
@@ -72,7 +72,7 @@ def _claims():
 
 
 def uncounted(mechanism):
-    return dataclasses.replace(mechanism, count_share=None)
+    return dataclasses.replace(mechanism, count_fraction=None)
 
 
 def secrets():

@@ -142,7 +142,7 @@ def test_every_mechanism_draws_its_noise_from_a_secret(seed):
     expected = np.array([1 - 2 * lie, lie, lie]) * 30_000
     assert stats.chisquare(counts, expected).pvalue > LEVEL
     assert stats.chisquare(counts, np.full(3, 10_000)).pvalue < LEVEL
-    private = DPSGD(10.0, 1.0, 100, 1.0, 0.1, count_share=0.05)
+    private = DPSGD(10.0, 1.0, 100, 1.0, 0.1, count_fraction=0.05)
     labels = np.zeros(0, np.int64)
     drawn = private.count(labels, 4_000, generator(seed))
     assert stats.kstest(drawn, stats.norm(scale=private.count_noise).cdf).pvalue > LEVEL

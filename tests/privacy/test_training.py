@@ -41,8 +41,8 @@ def dp_sgd(**fields):
 
 def counting(noise, **fields):
     """DP-SGD whose class counts have this noise."""
-    mechanism = dp_sgd(**fields, count_share=1.0)
-    return replace(mechanism, count_share=(mechanism.count_noise / noise) ** 2)
+    mechanism = dp_sgd(**fields, count_fraction=1.0)
+    return replace(mechanism, count_fraction=(mechanism.count_noise / noise) ** 2)
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def test_a_layer_that_mixes_records_is_refused():
         ("max_grad_norm", math.inf),
         ("max_grad_norm", 1e-43),  # float32 rounds what is clipped to it up
         ("learning_rate", -1.0),
-        ("count_share", 0.0),
-        ("count_share", math.inf),
-        ("count_share", math.nan),
+        ("count_fraction", 0.0),
+        ("count_fraction", math.inf),
+        ("count_fraction", math.nan),
     ],
 )
 def test_training_parameters_are_checked(field, value):
@@ -285,7 +285,7 @@ def test_another_number_of_copies_is_refused():
 
 def test_no_counts_are_released_unasked():
     assert not dp_sgd().counts_classes
-    with pytest.raises(ValueError, match="count_share=None releases no class counts"):
+    with pytest.raises(ValueError, match="count_fraction=None releases no class counts"):
         dp_sgd().count(np.array([1]), 3, rng())
     event = ideal(dp_sgd(steps=7).event("record", "add_remove"))
     assert event == SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(1.0)), 7)
@@ -306,7 +306,9 @@ def test_events_follow_rate_relation_and_counts():
             ),
             (1.0, [GaussianDpEvent(3.0), GaussianDpEvent(1.5)]),
         ):
-            mechanism = dp_sgd(noise_multiplier=3.0, sample_rate=rate, steps=7, count_share=share)
+            mechanism = dp_sgd(
+                noise_multiplier=3.0, sample_rate=rate, steps=7, count_fraction=share
+            )
             noise = 3.0 / rate / (7 * 0.25) ** 0.5
             for number, relation in enumerate(("add_remove", "replace_one")):
                 training = SelfComposedDpEvent(steps[number], 7)
@@ -315,7 +317,7 @@ def test_events_follow_rate_relation_and_counts():
                     training = ComposedDpEvent([training, counts])
                 assert ideal(mechanism.event("record", relation)) == training
     for unit, relation in UNITS_AND_RELATIONS[2:]:
-        assert dp_sgd(count_share=0.1).event(unit, relation) == NonPrivateDpEvent()
+        assert dp_sgd(count_fraction=0.1).event(unit, relation) == NonPrivateDpEvent()
 
 
 def closed_form(mu, delta):

@@ -160,7 +160,7 @@ def test_a_panel_is_summed_over_seeds_and_normalised_by_true_class(table, pairs)
 
 
 def test_many_settings_are_a_grid_without_empty_panels(table, pairs):
-    settings = read([table(*(TWO | {"privacy.k": k} for k in range(17)))])
+    settings = read([table(*(TWO | {"answers.k": k} for k in range(17)))])
     known = pairs(*((f"curve.csv{n}", 0, 0, 1) for n in range(17)))
     panels = confusion.draw(settings, known).axes
     assert [axes.get_title() for axes in panels] == [f"k={k}" for k in range(17)]

@@ -118,7 +118,7 @@ def test_a_sweeps_table_is_not_overwritten_by_a_summary(table, tmp_path):
 def test_a_name_is_what_sets_a_setting_apart(table):
     rows = [
         {"method": "dpsd", "privacy": "label", "on": "true"},
-        {"method": "dense", "privacy": "label", "privacy.k": 3, "on": "true"},
+        {"method": "dense", "privacy": "label", "answers.k": 3, "on": "true"},
         {"method": "dense", "privacy": "votes", "on": "false"},
     ]
     settings = read([table(*rows)])
@@ -158,8 +158,8 @@ def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
 
 
 def test_a_column_that_only_one_table_has_is_a_setting(table):
-    paths = table({}, name="a.csv"), table({"privacy.k": 3}, name="b.csv")
-    assert [setting.values.get("privacy.k") for setting in read(paths)] == [None, "3"]
+    paths = table({}, name="a.csv"), table({"answers.k": 3}, name="b.csv")
+    assert [setting.values.get("answers.k") for setting in read(paths)] == [None, "3"]
 
 
 @pytest.mark.parametrize("column", NEEDED)

@@ -34,7 +34,7 @@ def finished(small):
 
 
 FEDAVG = (
-    *("method=fedavg", "privacy=non_private", "model.teacher=cnn_bn"),
+    *("method=fedavg", "training=plain", "answers=probabilities", "model.teacher=cnn_bn"),
     *("teacher.same_start=true", "model.teacher_width=6"),
 )
 
@@ -67,7 +67,7 @@ def test_an_onnx_file_gives_the_same_probabilities(finished, tmp_path, overrides
 
 
 def test_what_cannot_be_exported_is_said(finished, tmp_path):
-    folder, _, _ = finished("method=ensemble", "privacy=non_private")
+    folder, _, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
     with pytest.raises(UserError, match="method ensemble has no student of its own"):
         export(folder, tmp_path, Format.safetensors)
     with pytest.raises(UserError, match="is not a run folder"):

@@ -18,14 +18,16 @@ def ask(count=16):
 
 def test_the_sum_counts_every_teacher(small, tmp_path):
     for teachers in (1, 4):
-        experiment = small(f"teachers_per_client={teachers}", "privacy=label")
+        experiment = small(f"teachers_per_client={teachers}", "training=plain", "answers=label")
         total = LocalFederation(experiment, tmp_path / str(teachers)).total(ask())
         assert total.count == 2 * teachers
         assert (total.sum.sum(1) == 2 * teachers).all()
 
 
 def test_a_total_is_the_sum_of_each(small, tmp_path):
-    federation = LocalFederation(small("num_clients=3", "privacy=gradient"), tmp_path)
+    federation = LocalFederation(
+        small("num_clients=3", "training=plain", "answers=gradient"), tmp_path
+    )
     answers, total = federation.each(ask()), federation.total(ask())
     assert list(answers) == [0, 1, 2]
     assert (total.sum == sum(answer.values for answer in answers.values())).all()
@@ -60,7 +62,7 @@ class Lying(LocalFederation):
 )
 def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, lie, said):
     """The number of teachers stays, and what was wrong is in the operator's log alone."""
-    experiment = small("privacy=gradient", "privacy.noise_at=server")
+    experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
     honest = LocalFederation(experiment, tmp_path / "a").each(ask())
     lying = Lying(experiment, tmp_path / "b", lie)
     each, total = lying.each(ask()), lying.total(ask())
@@ -76,7 +78,7 @@ def test_one_bad_row_costs_that_row_alone(small, tmp_path):
         values[3, 0] = np.inf
         return replace(answer, values=values)
 
-    experiment = small("privacy=gradient")
+    experiment = small("training=plain", "answers=gradient")
     honest = LocalFederation(experiment, tmp_path / "a").each(ask())[1].values
     received = Lying(experiment, tmp_path / "b", lie).each(ask())[1].values
     assert (received[3] == 0).all()
@@ -96,7 +98,9 @@ def test_one_bad_row_costs_that_row_alone(small, tmp_path):
     ids=["NaN", "infinity", "shape", "type", "id"],
 )
 def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
-    experiment = small("privacy=dp_teacher", "privacy.steps=1", "model=scattering")
+    experiment = small(
+        "training=dp_sgd", "answers=probabilities", "training.steps=1", "model=scattering"
+    )
     counts = Ask.without_images("counts", (1, 8, 8), 10)
     honest = LocalFederation(experiment, tmp_path / "a").each(counts)
     received = Lying(experiment, tmp_path / "b", lie).each(counts)
@@ -107,14 +111,14 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):
-    experiment = small("privacy=label")
+    experiment = small("training=plain", "answers=label")
     lying = Lying(experiment, tmp_path, lambda answer: replace(answer, teachers=1_000))
     assert lying.total(ask()).count == 2
 
 
 def test_the_servers_noise_is_another_one_for_other_answers(small, tmp_path):
     """Else two sums of one ask would differ by exactly what one client answered."""
-    experiment = small("privacy=gradient", "privacy.noise_at=server")
+    experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
     honest = LocalFederation(experiment, tmp_path / "a").total(ask())
     silent = Lying(
         experiment, tmp_path / "b", lambda answer: replace(answer, values=0 * answer.values)

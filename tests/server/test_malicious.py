@@ -24,10 +24,24 @@ LIES = {
 }
 DISCARDED = ("NaN", "infinite in one class", "huge", "another shape", "text")
 MECHANISMS = {
-    "label": ("privacy=label",),
-    "gradient": ("privacy=gradient",),
-    "votes": ("privacy=votes",),
-    "dp_teacher": ("privacy=dp_teacher", "privacy.steps=3", "model.teacher=scattering"),
+    "label": (
+        "training=plain",
+        "answers=label",
+    ),
+    "gradient": (
+        "training=plain",
+        "answers=gradient",
+    ),
+    "votes": (
+        "training=plain",
+        "answers=votes",
+    ),
+    "dp_teacher": (
+        "training=dp_sgd",
+        "answers=probabilities",
+        "training.steps=3",
+        "model.teacher=scattering",
+    ),
 }
 
 
@@ -75,7 +89,7 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
     moved = np.linalg.norm(lied.total(question).sum - honest.total(question).sum, axis=1)
     longest = {"label": 1, "dp_teacher": 1.001, "votes": None, "gradient": None}[mechanism]
     if longest is None:
-        scale = experiment.mechanism.scale
+        scale = experiment.answers.scale
         longest = (1e-3 if mechanism == "gradient" else 1) + scale * (10**0.5 * 9 + 9)
     assert moved.max() <= 2 * longest
 
@@ -86,8 +100,18 @@ def test_one_liar_of_five(small, mechanism, capsys):
     """Measured, printed with -s: students of five clients, one of whom lies, on digits."""
     sizes = ("num_clients=5", "rounds=5", "queries_per_round=640", "method.final_student_steps=500")
     settings = {
-        "label": ("privacy=label", "teacher.min_steps=200", "model.teacher_width=8"),
-        "dp_teacher": ("privacy=dp_teacher", "model=scattering", "model.student_width=16"),
+        "label": (
+            "training=plain",
+            "answers=label",
+            "teacher.min_steps=200",
+            "model.teacher_width=8",
+        ),
+        "dp_teacher": (
+            "training=dp_sgd",
+            "answers=probabilities",
+            "model=scattering",
+            "model.student_width=16",
+        ),
     }[mechanism]
     found = {}
     for lie in ("honest", "nothing", "flipped", "replayed"):

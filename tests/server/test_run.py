@@ -25,10 +25,16 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.simulation.local import LocalFederation
 from tests.forks import finished, fork
 
-DENSE = ("privacy=non_private", "method=dense", "method.generator_steps=2")
-FEDAVG = ("privacy=non_private", "method=fedavg", "teacher.same_start=true")
-WITHOUT_COUNTS = "privacy.count_share=null"
-PRIVATE = ("privacy=dp_teacher", "privacy.steps=5", "model=scattering", "model.student_width=4")
+DENSE = ("training=plain", "answers=probabilities", "method=dense", "method.generator_steps=2")
+FEDAVG = ("training=plain", "answers=probabilities", "method=fedavg", "teacher.same_start=true")
+WITHOUT_COUNTS = "training.count_fraction=null"
+PRIVATE = (
+    "training=dp_sgd",
+    "answers=probabilities",
+    "training.steps=5",
+    "model=scattering",
+    "model.student_width=4",
+)
 
 
 def complete(experiment, folder=None):
@@ -146,9 +152,9 @@ def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
 
 def test_the_answered_vote_shows_what_the_noise_does(small):
     """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
-    _, summary, _ = complete(small("privacy.epsilon_per_answer=0", "rounds=1"))
+    _, summary, _ = complete(small("answers.epsilon_per_answer=0", "rounds=1"))
     assert summary["accuracy"]["answered_vote"] == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
-    _, summary, _ = complete(small("privacy=non_private", "rounds=1"))
+    _, summary, _ = complete(small("training=plain", "answers=probabilities", "rounds=1"))
     assert summary["accuracy"]["answered_vote"] is None
 
 
@@ -177,7 +183,7 @@ def test_equal_seeds_give_equal_students_and_another_seed_another(small):
 
 def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
     _, summary, lines = complete(
-        small("privacy.epsilon_per_answer=1", "privacy.k=3", "privacy.budget=100")
+        small("answers.epsilon_per_answer=1", "answers.k=3", "privacy.budget=100")
     )
     assert summary["status"] == "completed"
     assert [line["round"] for line in lines] == [1, 2, 2]  # the last student of what was answered
@@ -190,11 +196,32 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
 @pytest.mark.parametrize(
     ("settings", "examples"),
     [
-        (("privacy=gradient",), 3),
-        (("privacy=votes",), 3),
-        (("privacy=dp_teacher", "privacy.steps=5"), 3),
+        (
+            (
+                "training=plain",
+                "answers=gradient",
+            ),
+            3,
+        ),
+        (
+            (
+                "training=plain",
+                "answers=votes",
+            ),
+            3,
+        ),
+        (("training=dp_sgd", "answers=probabilities", "training.steps=5"), 3),
         # Sampling is slow to calibrate.
-        (("privacy=dp_teacher", "privacy.steps=5", "privacy.sample_rate=0.2", WITHOUT_COUNTS), 1),
+        (
+            (
+                "training=dp_sgd",
+                "answers=probabilities",
+                "training.steps=5",
+                "training.sample_rate=0.2",
+                WITHOUT_COUNTS,
+            ),
+            1,
+        ),
     ],
     ids=str,
 )
@@ -267,7 +294,19 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(
 GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 
 
-@pytest.mark.parametrize("settings", [("privacy=non_private",), DENSE, FEDAVG, GENERATORS], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (
+            "training=plain",
+            "answers=probabilities",
+        ),
+        DENSE,
+        FEDAVG,
+        GENERATORS,
+    ],
+    ids=str,
+)
 def test_a_run_stopped_after_its_first_round_is_the_straight_one(small, straight, settings):
     """Weights and class counts, fetched before the first round that is left, count once.
 

@@ -129,7 +129,17 @@ def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small,
     assert summary["auroc"]["ensemble"] is not None
 
 
-@pytest.mark.parametrize("settings", [PRIVATE, ("privacy=non_private",)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PRIVATE,
+        (
+            "training=plain",
+            "answers=probabilities",
+        ),
+    ],
+    ids=str,
+)
 def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
     """Noisy ones of DP teachers, exact ones in the clear."""
     folder, summary, _ = complete(small(*settings, "rounds=1"))
@@ -155,7 +165,17 @@ def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
         assert (np.stack(list(counts.values())) == exact).all()
 
 
-@pytest.mark.parametrize("settings", [("privacy=label",), (*PRIVATE, WITHOUT_COUNTS)], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (
+            "training=plain",
+            "answers=label",
+        ),
+        (*PRIVATE, WITHOUT_COUNTS),
+    ],
+    ids=str,
+)
 def test_without_counts_there_is_no_weighted_ensemble(small, settings):
     _, summary, _ = complete(small(*settings, "rounds=1"))
     assert summary["accuracy"]["weighted_ensemble"] is None

@@ -25,8 +25,8 @@ SMALL = (
     *("method.final_student_steps=50", "federation.min_clients=3", "federation.retry_seconds=20"),
 )
 SUMS = (
-    *("privacy=gradient", "privacy.noise_at=distributed"),
-    "privacy.quorum={threshold:2,colluding:0}",
+    *("training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    "answers.quorum={threshold:2,colluding:0}",
 )
 CONNECTED = "SuperNode ID"  # what a node logs that was let in
 LISTEN = """

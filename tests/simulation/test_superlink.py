@@ -67,7 +67,7 @@ def small(tmp_path, *more):
 @slow
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_any_number_of_nodes(tmp_path, nodes):
-    overrides = ("num_clients=5", "privacy=gradient")
+    overrides = ("num_clients=5", "training=plain", "answers=gradient")
     _, local, _ = command(*small(tmp_path, *overrides))
     shutil.rmtree(tmp_path / "cache" / "teachers")
     code, folder, err = command(

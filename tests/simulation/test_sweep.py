@@ -58,20 +58,33 @@ def rows(table, beside=""):
 
 def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, "privacy=label", "num_clients=0,2", "privacy.k=1,2", "rounds=0,1")
+        plan(
+            tmp_path,
+            "training=plain",
+            "answers=label",
+            "num_clients=0,2",
+            "answers.k=1,2",
+            "rounds=0,1",
+        )
     named = [problem.split(" must")[0] for problem in caught.value.problems]
-    assert sorted(named) == ["num_clients=0", "privacy.k=1", "rounds=0"]
-    assert caught.value.problems[0].endswith(" (in num_clients=0 privacy.k=1 rounds=0)")
+    assert sorted(named) == ["num_clients=0", "answers.k=1", "rounds=0"]
+    assert caught.value.problems[0].endswith(" (in num_clients=0 answers.k=1 rounds=0)")
     assert not (tmp_path / "sweep").exists()
 
 
 def test_equal_cells_run_once_and_are_named(tmp_path):
     said = []
-    cells = plan(tmp_path, "privacy=label", "privacy.epsilon_per_answer=1,1.0,2", say=said.append)
-    assert [cell.experiment.mechanism.epsilon_per_answer for cell in cells] == [1, 2]
+    cells = plan(
+        tmp_path,
+        "training=plain",
+        "answers=label",
+        "answers.epsilon_per_answer=1,1.0,2",
+        say=said.append,
+    )
+    assert [cell.experiment.answers.epsilon_per_answer for cell in cells] == [1, 2]
     assert said[2] == (
-        "privacy.epsilon_per_answer=1.0 is the same configuration as "
-        "privacy.epsilon_per_answer=1: one run for both"
+        "answers.epsilon_per_answer=1.0 is the same configuration as "
+        "answers.epsilon_per_answer=1: one run for both"
     )
 
 
@@ -87,7 +100,7 @@ def leaves(tree, path=()):
 
 
 def test_a_key_hangs_on_every_setting_and_on_no_place(tmp_path):
-    experiment = set_up(compose(["privacy=gradient"]), tmp_path)
+    experiment = set_up(compose(["training=plain", "answers=gradient"]), tmp_path)
 
     def key(config):
         return sweeps.cell_key(SimpleNamespace(to_json=lambda: json.dumps(config)))
@@ -110,7 +123,9 @@ def test_a_key_hangs_on_every_setting_and_on_no_place(tmp_path):
 
 def test_the_key_is_the_same_in_another_place_and_the_noise_counts(tmp_path):
     def key(*overrides):
-        return sweeps.cell_key(set_up(compose(["privacy=gradient", *overrides]), tmp_path))
+        return sweeps.cell_key(
+            set_up(compose(["training=plain", "answers=gradient", *overrides]), tmp_path)
+        )
 
     assert key() == key(f"out={tmp_path}/there", "cache=c", "ledger=l", f"data.path={tmp_path}")
     assert key("privacy.target_epsilon=1") != key("privacy.target_epsilon=2")
@@ -164,7 +179,7 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
 
     failed, said = go(plan(tmp_path, *SEEDS_AND_PRIVACY), table, never)
     assert not failed
-    assert said[0] == "finished already: seed=0 privacy=label"
+    assert said[0] == "finished already: seed=0 training=plain answers=label"
     assert table.read_bytes() == before
     failed, _ = go(plan(tmp_path, *TINY, "seed=0,9"), tmp_path / "other.csv", never)
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps
@@ -296,10 +311,10 @@ def test_a_table_grows_from_several_sweeps(tmp_path):
     assert [row["seed"] for row in grown[1:-1]] == ["0", "1", "2"]
     assert [row["remark"] for row in grown] == ["by hand, kept", "", "", "", "by hand, kept"]
     assert "stale" not in {row["student"] for row in grown}
-    go(plan(tmp_path, *TINY, "seed=0", "privacy.k=2,3"), table)
+    go(plan(tmp_path, *TINY, "seed=0", "answers.k=2,3"), table)
     grown = rows(table)
-    assert list(grown[0])[-2:] == ["remark", "privacy.k"]
-    assert [row["privacy.k"] for row in grown[-2:]] == ["2", "3"]
+    assert list(grown[0])[-2:] == ["remark", "answers.k"]
+    assert [row["answers.k"] for row in grown[-2:]] == ["2", "3"]
     assert len(grown) == 7
 
 

@@ -48,18 +48,18 @@ def test_a_grid_is_hydras_product_the_last_key_fastest():
 
 
 def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
-    experiments("curve", 'sweep: {seed: "0,1,2", privacy.epsilon_per_answer: "1,10"}')
+    experiments("curve", 'sweep: {seed: "0,1,2", answers.epsilon_per_answer: "1,10"}')
     grid = cells(["experiment=curve"])
     assert [cell["seed"] for cell in grid] == ["0", "0", "1", "1", "2", "2"]
     assert all(cell["experiment"] == "curve" for cell in grid)
     grid = cells(["experiment=curve", "seed=7", "rounds=2"])
-    assert [(c["seed"], c["privacy.epsilon_per_answer"], c["rounds"]) for c in grid] == [
+    assert [(c["seed"], c["answers.epsilon_per_answer"], c["rounds"]) for c in grid] == [
         ("7", "1", "2"),
         ("7", "10", "2"),
     ]
     noises = [
-        cell.experiment.mechanism.epsilon_per_answer
-        for cell in plan(tmp_path, "privacy=label", "experiment=curve", "seed=7")
+        cell.experiment.answers.epsilon_per_answer
+        for cell in plan(tmp_path, "training=plain", "answers=label", "experiment=curve", "seed=7")
     ]
     assert noises == [1, 10]
 
@@ -72,7 +72,7 @@ def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, t
     )
     planned = plan(tmp_path, "experiment=curve")
     found = [
-        (c.experiment.config.seed, c.experiment.mechanism.name, c.experiment.config.rounds)
+        (c.experiment.config.seed, c.experiment.answers.name, c.experiment.config.rounds)
         for c in planned
     ]
     assert found == [(0, "votes", 20), (1, "votes", 20), (0, "label", 3), (1, "label", 3)]
@@ -110,19 +110,21 @@ def test_a_group_chooses_among_grids_apart(experiments):
     """A grid whose keys hang on one mechanism is no grid of another."""
     experiments(
         "table",
-        "sweep: {trained: {privacy: dp_teacher, privacy.copies: '5'}, "
+        "sweep: {trained: {privacy: dp_teacher, training.copies: '5'}, "
         "answered: {privacy: 'votes,label'}, seed: '0,1', data: digits}",
     )
 
     def found(*overrides):
         found = cells(["experiment=table", "seed=7", *overrides])
-        return [(cell["privacy"], cell.get("privacy.copies")) for cell in found]
+        return [(cell["privacy"], cell.get("training.copies")) for cell in found]
 
     assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
-    assert found("privacy=label") == [("label", None)]
+    assert found("training=plain", "answers=label") == [("label", None)]
     assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
-    with pytest.raises(ConfigError, match="privacy=gradient: no grid of experiment=table has that"):
-        found("privacy=gradient")
+    with pytest.raises(
+        ConfigError, match="training=plain answers=gradient: no grid of experiment=table has that"
+    ):
+        found("training=plain", "answers=gradient")
     assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
 
 

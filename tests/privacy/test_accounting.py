@@ -18,6 +18,7 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
+from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.accounting import (
     Stage,
@@ -31,9 +32,15 @@ from fed_dpsd.privacy.events import (
     ShuffledResponseDpEvent,
 )
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, NonPrivate, PostProcessing, Shards
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    ExactCounts,
+    Probabilities,
+    Shards,
+    Weights,
+)
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.training import DPSGD, Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
 
@@ -210,10 +217,15 @@ def test_laplace_votes_golden_numbers(queries, expected):
     ("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)]
 )
 def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
-    training = dp_sgd(sigma)
-    assert proven(training, 256, asks=200).value == pytest.approx(add_remove, abs=0.012)
-    value = proven(training, 256, relation="replace_one", asks=200).value
-    assert value == pytest.approx(replace_one, abs=0.02)
+    """Once, whatever the teachers answer afterwards."""
+    plan = Plan(dp_sgd(sigma), (Stage(Probabilities(), 200, 256),))
+    for relation, expected, error in (
+        ("add_remove", add_remove, 0.012),
+        ("replace_one", replace_one, 0.02),
+    ):
+        claim = prove(plan.bases["training"], DELTA, "record", relation, (), plan.queries)
+        assert claim.value == pytest.approx(expected, abs=error)
+        assert claim.queries == RUN
 
 
 @pytest.mark.parametrize(("responses", "bound"), [(5, 3.68), (50, 1.06), (250, 0.47)])
@@ -428,8 +440,9 @@ def test_edges():
     certain = RandomizedResponseDpEvent(0.0, 3)  # never lies
     assert math.isinf(epsilon(certain, DELTA).epsilon)
     assert math.isinf(epsilon(GaussianDpEvent(1e-200), DELTA).epsilon)
-    assert math.isinf(proven(NonPrivate(), 1).value)
-    assert proven(PostProcessing("an entry"), 100).value == 0
+    for clear in (Probabilities(), Weights(), ExactCounts()):
+        assert math.isinf(proven(clear, 1).value)
+        assert math.isinf(proven(clear, 0).value)  # an ask without images
     for delta in (0, 1, -1):
         with pytest.raises(ValueError, match="delta"):
             epsilon(EVENTS["gaussian"], delta)
@@ -454,6 +467,26 @@ def test_what_no_proof_covers_is_an_error_not_a_number(event):
 def test_dp_sgd_proves_nothing_for_a_patient_or_a_client():
     for unit, relation in UNITS_AND_RELATIONS:
         assert math.isinf(proven(dp_sgd(2.0), 1, unit, relation).value) == (unit != "record")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [Probabilities(), Weights(), NormalizedGradient(10, 100.0), response(1, 3)],
+    ids=lambda mechanism: mechanism.name,
+)
+def test_what_privately_trained_teachers_give_adds_nothing_to_their_training(answers):
+    """By the training it is post-processing; by the answers it costs as of any teacher."""
+    training = dp_sgd(2.0)
+    plan = Plan(training, (Stage(answers, 1, 100),))
+    for unit, relation in UNITS_AND_RELATIONS:
+        by = {
+            basis: prove(stages, DELTA, unit, relation, (), plan.queries)
+            for basis, stages in plan.bases.items()
+        }
+        assert by["training"].value == proven(training, 0, unit, relation).value
+        assert by["answers"] == proven(answers, 100, unit, relation)
+        assert by["training"].queries == by["answers"].queries == 100
+    assert list(Plan(Plain(), plan.stages).bases) == ["answers"]
 
 
 def test_a_patient_is_one_teacher_only_where_shards_are_by_patient():
@@ -482,7 +515,7 @@ def test_two_stages_of_a_mechanism_are_one_of_their_sum(mechanism):
 def test_one_open_stage_makes_everything_infinite():
     for first in (NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)):
         claim = prove(
-            [Stage(NonPrivate(), 1, 1), Stage(first, 1, 100)], DELTA, "record", "add_remove"
+            [Stage(Probabilities(), 1, 1), Stage(first, 1, 100)], DELTA, "record", "add_remove"
         )
         assert math.isinf(claim.value)
         assert claim.queries == 101

@@ -9,7 +9,17 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Epsilon, NonPrivate, PostProcessing, Shards, top_k, trust_of
+from fed_dpsd.privacy.mechanism import (
+    UNITS_AND_RELATIONS,
+    Epsilon,
+    ExactCounts,
+    Probabilities,
+    Quorum,
+    Shards,
+    Weights,
+    top_k,
+    trust_of,
+)
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
@@ -98,7 +108,8 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("noise_multiplier", 0.0),
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", 1e-101),
         ("noise_multiplier", math.nan),
         ("noise_multiplier", 1e101),
         ("bound", -1.0),
@@ -194,7 +205,7 @@ def test_the_server_sees_through_answers_that_no_client_could_have_given():
     accepted = responses.admissible(counts, ranked, 2)
     assert accepted.tolist() == [True, True, False, False, False]
     clear = np.array([[0.5, 1.5, 0, 0], [1.0, 0, 0, 0], [3.0, -1, 0, 0]])
-    assert NonPrivate().admissible(clear, predictions[:3], 2).tolist() == [True, False, False]
+    assert Probabilities().admissible(clear, predictions[:3], 2).tolist() == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +285,12 @@ def test_vote_events_are_those_of_the_largest_moves():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("noise_multiplier", 0.0), ("noise_law", "cauchy"), ("noise_at", "nobody")],
+    [
+        ("noise_multiplier", -1.0),
+        ("noise_multiplier", 1e-101),
+        ("noise_law", "cauchy"),
+        ("noise_at", "nobody"),
+    ],
 )
 def test_vote_parameters_are_checked(field, value):
     with pytest.raises(ValueError, match=f"{field}="):
@@ -365,6 +381,7 @@ def test_a_teacher_without_a_class_answers_uniformly():
         ("epsilon_per_answer", -1.0),
         ("epsilon_per_answer", 21.0),
         ("epsilon_per_answer", math.nan),
+        ("epsilon_per_answer", -math.inf),
         ("k", 1),
         ("k", 11),
     ],
@@ -422,29 +439,61 @@ def test_a_clients_responses_all_count():
 # --- the rest ---
 
 
-def test_non_private_answers_are_the_value_itself():
-    mechanism = NonPrivate()
+@pytest.mark.parametrize("mechanism", [Probabilities(), Weights(), ExactCounts()])
+def test_what_leaves_in_the_clear_is_the_value_itself(mechanism):
     value = mechanism.encode(np.array([[0.25, 0.75]]), UNIFORM)
     assert mechanism.noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
     assert (mechanism.releases(3, 4), mechanism.event("record", "add_remove")) == (
         12,
         NonPrivateDpEvent(),
     )
+    assert mechanism.releases(3, 0) == 3  # an ask without images is a release too
     assert mechanism.encode(np.array([[math.nan, 1.0]]), UNIFORM).tolist() == [[0.5, 0.5]]
+    assert mechanism.encode(value, UNIFORM).dtype == np.float32
 
 
-def test_post_processing_costs_nothing_and_changes_nothing():
-    mechanism = PostProcessing("entry")
-    value = np.array([[0.25, 0.75]], np.float32)
-    assert mechanism.noise(mechanism.encode(value, UNIFORM)[None], UNIFORM, rng()).tolist() == [
-        [0.25, 0.75]
-    ]
-    assert mechanism.releases(100, 256) == 0
+NOISELESS = [
+    NormalizedGradient(4, 0.0, shards=Shards(2)),
+    NoisyVotes(4, 0.0, shards=Shards(2)),
+    NoisyVotes(4, 0.0, "laplace", shards=Shards(2)),
+    TopKRandomizedResponse(4, math.inf, shards=Shards(2)),
+]
+
+
+@pytest.mark.parametrize("mechanism", NOISELESS, ids=lambda mechanism: mechanism.name)
+def test_no_noise_leaves_the_sum_as_it_is_and_proves_nothing(mechanism):
+    """For teachers that were trained with DP; an experiment refuses it for others."""
+    predictions = np.tile(UNIFORM, (3, 1))
+    teachers = rng().dirichlet(np.ones(4), (2, 3))
+    encoded = np.stack([mechanism.encode(own, predictions) for own in teachers])
+    values = mechanism.noise(encoded, predictions, rng(1))
+    np.testing.assert_array_equal(values, encoded.sum(0))
+    assert mechanism.admissible(values, predictions, 2).all()
+    assert not mechanism.admissible(values + 2, predictions, 2).any()
+    for unit, relation in UNITS_AND_RELATIONS:
+        assert mechanism.event(unit, relation) == NonPrivateDpEvent()
+    assert mechanism.releases(3, 4) == 12
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "places"),
+    [
+        (NormalizedGradient, "noise_multiplier", ("server", "distributed")),
+        (NoisyVotes, "noise_multiplier", ("server", "distributed")),
+        (TopKRandomizedResponse, "epsilon_per_answer", ("distributed",)),
+    ],
+)
+def test_where_others_are_trusted_with_noise_there_is_some(make, field, places):
+    none = math.inf if field == "epsilon_per_answer" else 0.0
+    for place in places:
+        quorum = Quorum(3) if place == "distributed" else None
+        with pytest.raises(ValueError, match=f"{field}={none:g} leaves nothing"):
+            make(4, noise_at=place, quorum=quorum, **{field: none})
 
 
 @pytest.mark.parametrize(
     "mechanism",
-    [NormalizedGradient(10, 1.0), TopKRandomizedResponse(10, 1.0, 3), NonPrivate()],
+    [NormalizedGradient(10, 1.0), TopKRandomizedResponse(10, 1.0, 3), Probabilities()],
     ids=lambda mechanism: mechanism.name,
 )
 def test_mechanisms_are_frozen(mechanism):

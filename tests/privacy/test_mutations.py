@@ -29,7 +29,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.laws import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.training import DPSGD, Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
 
@@ -122,9 +122,9 @@ def counts(config):
 def charges(config):
     """A site that answers two asks has two charges."""
     nobody = Split(np.zeros((0, *config.data.shape), np.uint8), np.zeros(0, np.int64))
-    ledger, plan = MemoryLedger(), Plan((Stage(GRADIENT, 2, 1),))
+    ledger, plan = MemoryLedger(), Plan(Plain(), (Stage(GRADIENT, 2, 1),))
     account = Account(ledger, config.privacy, plan, "run")
-    site = Site(config, GRADIENT, 0, nobody, np.zeros(0, np.int64), None, account)
+    site = Site(config, Plain(), GRADIENT, 0, nobody, np.zeros(0, np.int64), None, account)
     images = np.zeros((1, *config.data.shape), np.uint8)
     for number in (1, 2):
         ask = Ask(number, images, np.full((1, 10), 0.1, np.float32))

@@ -6,7 +6,7 @@ import pytest
 
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import NonPrivate
+from fed_dpsd.privacy.mechanism import Probabilities
 from fed_dpsd.privacy.published import dgd_labels, dpdfd_theorem_3, published_epsilon, theorem_1
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -65,5 +65,5 @@ def test_dpdfds_theorem_is_theorem_1_and_far_below_its_own_mechanism():
 
 
 def test_nothing_is_published_for_answers_in_the_clear():
-    assert math.isinf(published_epsilon(NonPrivate(), 1, 1e-5))
+    assert math.isinf(published_epsilon(Probabilities(), 1, 1e-5))
     assert math.isinf(published_epsilon(NoisyVotes(10, 40.0), 1, 1e-5))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from fed_dpsd.flower.codec import ANSWER, STEP
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
@@ -34,23 +35,15 @@ from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, site_file, summing
 
 RICH = {"budget": 1e9, "queries": 100_000}
+PRIVATE = ("training=dp_sgd", "training.steps=2", "training.noise_multiplier=5")
 MECHANISMS = {
-    "label": (
-        "training=plain",
-        "answers=label",
-    ),
-    "gradient": (
-        "training=plain",
-        "answers=gradient",
-    ),
-    "dp_teacher": (
-        "training=dp_sgd",
-        "answers=probabilities",
-        "training.steps=2",
-        "training.noise_multiplier=5",
-    ),
+    "label": ("training=plain", "answers=label"),
+    "gradient": ("training=plain", "answers=gradient"),
+    "dp_sgd": (*PRIVATE, "answers=probabilities"),
+    "both": (*PRIVATE, "answers=label", "answers.epsilon_per_answer=0.1"),
     "sums": DISTRIBUTED,
 }
+BASES = [(*pair, basis) for pair in UNITS_AND_RELATIONS for basis in get_args(Basis)]
 
 
 class Killed(BaseException):
@@ -62,19 +55,25 @@ def number(value):
 
 
 def printed(summary):
-    """Proven epsilons by unit and relation."""
-    rows = summary["privacy"]["proven"]
-    return {(row["unit"], row["relation"]): number(row["epsilon"]) for row in rows}
+    """Proven epsilons by unit, relation and basis: each claim, and what stands beside it."""
+    found = {}
+    for row in summary["privacy"]["proven"]:
+        claims = [row, *filter(None, [row["beside"]])]
+        assert number(row["epsilon"]) == min(number(claim["epsilon"]) for claim in claims)
+        for claim in claims:
+            key = row["unit"], row["relation"], claim["basis"]
+            found[key] = number(claim["epsilon"])
+    return found
 
 
 def in_ledgers(ledgers, run):
-    """The largest ledger's epsilons for a run, by unit and relation."""
-    largest = dict.fromkeys(UNITS_AND_RELATIONS, 0.0)
+    """The largest ledger's epsilons for a run, by unit, relation and basis."""
+    largest = dict.fromkeys(BASES, 0.0)
     for ledger in ledgers:
         with ledger.transaction():
             entries = [entry for entry in ledger.entries() if entry.run == run]
-        for pair in UNITS_AND_RELATIONS:
-            largest[pair] = max(largest[pair], epsilon(spent(entries, *pair), 1e-5).epsilon)
+        for key in BASES:
+            largest[key] = max(largest[key], epsilon(spent(entries, *key), 1e-5).epsilon)
     return largest
 
 
@@ -129,12 +128,14 @@ def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, m
     """Teachers are trained again, and charged again. The control's card is the plan."""
     if not kept:
         monkeypatch.setattr(Tally, "charged", property(lambda tally: Counter()))
-    world = deploy(deployed, tmp_path, "dp_teacher", when_records_change="retrain")
+    world = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
     experiment, folder, grid, files = world
     summary = go(experiment, folder, grid, at_round(1, lambda: one_more(files[1])))
-    pair = "record", "add_remove"
-    claim, largest = printed(summary)[pair], in_ledgers(ledgers_of(files), folder.name)[pair]
-    (row,) = (r for r in summary["privacy"]["proven"] if (r["unit"], r["relation"]) == pair)
+    key = "record", "add_remove", "training"
+    claim, largest = printed(summary)[key], in_ledgers(ledgers_of(files), folder.name)[key]
+    (row,) = (
+        r for r in summary["privacy"]["proven"] if (r["unit"], r["relation"], r["basis"]) == key
+    )
     assert row["planned"] < largest
     assert (claim == largest) == kept
     assert (claim >= largest) == kept
@@ -143,7 +144,7 @@ def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, m
         assert "clients 1 changed records during the run" in row["notes"]
 
 
-@pytest.mark.parametrize("mechanism", ["label", "dp_teacher"])
+@pytest.mark.parametrize("mechanism", ["label", "dp_sgd", "both"])
 def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
     deployed, tmp_path, caplog, mechanism
 ):
@@ -176,8 +177,8 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
         go(experiment, folder, grid)
     off_by_a_bit(monkeypatch)
     summary = go(experiment, folder, grid)
-    pair = "record", "add_remove"
-    row, largest = summary["privacy"]["proven"][0], in_ledgers(ledgers_of(files), folder.name)[pair]
+    row, largest = summary["privacy"]["proven"][0], in_ledgers(ledgers_of(files), folder.name)
+    largest = largest["record", "add_remove", "answers"]
     assert (largest > row["planned"]) == (not settled)
     assert row["epsilon"] == largest  # acknowledged, so the control's card is right too
     for ledger in ledgers_of(files):
@@ -238,7 +239,7 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     """It charges as much again as it forgot. The control is not told what was heard of it."""
     if not seen:
         monkeypatch.setattr(Tally, "heard", property(lambda tally: {}))
-    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_teacher")
+    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_sgd")
 
     def restore():
         one_more(files[1])
@@ -263,7 +264,7 @@ class Twice(Hospitals):
 
 
 def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed, tmp_path):
-    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_teacher", grid=Twice)
+    experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_sgd", grid=Twice)
 
     def restore():
         one_more(files[1])
@@ -273,7 +274,11 @@ def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed
     row = summary["privacy"]["proven"][0]
     assert row["epsilon"] > row["planned"]
     assert "clients 1 forgot charges: an older state was restored there" in row["notes"]
-    assert Tally(folder, plan_of(experiment).releases).charged == {"dp_teacher": 2}
+    assert Tally(folder, plan_of(experiment).releases).charged == {
+        "dp_sgd": 2,
+        "class_counts": 1,
+        "probabilities": 192,
+    }
 
 
 def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
@@ -299,7 +304,7 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
 
 def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp_path, monkeypatch):
     """The hospital is killed between its charge and its reply: the card has it already."""
-    world = deploy(deployed, tmp_path, "dp_teacher", when_records_change="retrain")
+    world = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
     experiment, folder, grid, files = world
     pay = FileLedger.charge
 
@@ -313,10 +318,12 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
 
     go(experiment, folder, grid, at_round(2, arrive))
     card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
-    assert all(card[pair] >= largest[pair] for pair in UNITS_AND_RELATIONS)
+    assert all(card[key] >= largest[key] for key in card)
+    assert len(card) == len(BASES)
     told = Tally(folder, plan_of(experiment).releases)
-    assert told.acknowledged == {"dp_teacher": 2}
-    assert told.clients[1].charged == {"dp_teacher": 1}  # no reply has come since
+    assert told.acknowledged == {"dp_sgd": 2}
+    # No reply has come since.
+    assert told.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
 
 
 def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path):
@@ -521,12 +528,14 @@ class Case:
 
 
 CASES = [
-    Case("dp_teacher", "before send"),
-    Case("dp_teacher", "after send", "retrain"),
-    Case("dp_teacher", "hospital", "retrain"),
-    Case("dp_teacher", "checkpoint", "refuse"),
-    Case("dp_teacher", "", "retrain", restored=True),
-    Case("dp_teacher", "after send", "retrain", restored=True, replayed=True),
+    Case("dp_sgd", "before send"),
+    Case("dp_sgd", "after send", "retrain"),
+    Case("dp_sgd", "hospital", "retrain"),
+    Case("dp_sgd", "checkpoint", "refuse"),
+    Case("dp_sgd", "", "retrain", restored=True),
+    Case("dp_sgd", "after send", "retrain", restored=True, replayed=True),
+    Case("both", "hospital", "retrain"),
+    Case("both", "after send", "retrain", restored=True, replayed=True),
     Case("label", "before send", "refuse"),
     Case("label", "after send", "retrain"),
     Case("label", "hospital", restored=True),
@@ -586,7 +595,7 @@ def test_the_card_covers_every_ledger_at_every_moment(
     world = deploy(deployed, tmp_path, case.mechanism, Faulty, **changes)
     experiment, folder, grid, files = world
     victim, which = int(rng.integers(len(files))), int(rng.integers(2, 4))
-    state, most = files[victim].parent / "state", dict.fromkeys(UNITS_AND_RELATIONS, 0.0)
+    state, most = files[victim].parent / "state", dict.fromkeys(BASES, 0.0)
     grid.replay = case.replayed
     ever, charge = {}, FileLedger.charge  # all that was paid, also what a restored state forgot
 
@@ -598,10 +607,10 @@ def test_the_card_covers_every_ledger_at_every_moment(
 
     def watch():
         card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
-        for pair in UNITS_AND_RELATIONS:
-            paid = [epsilon(spent(entries, *pair), 1e-5).epsilon for entries in ever.values()]
-            most[pair] = max([most[pair], largest[pair], *paid])
-            assert card[pair] >= most[pair] * (1 - 1e-12), (pair, card, most)
+        for key in card:
+            paid = [epsilon(spent(entries, *key), 1e-5).epsilon for entries in ever.values()]
+            most[key] = max([most[key], largest[key], *paid])
+            assert card[key] >= most[key] * (1 - 1e-12), (key, card, most)
 
     def happen(line):
         if line["round"] == 1:
@@ -623,15 +632,16 @@ def test_the_card_covers_every_ledger_at_every_moment(
             off_by_a_bit(monkeypatch)
             summary = read_summary(folder)
     final = printed(summary)
-    for pair in UNITS_AND_RELATIONS:
-        assert final[pair] >= most[pair] * (1 - 1e-12)
-    pair = "record", "replace_one"
-    print(f"| {case} | {summary['status']} | {final[pair]:.6g} | {most[pair]:.6g} |")
+    assert all(final[key] >= most[key] * (1 - 1e-12) for key in final)
+    basis = "training" if case.mechanism in ("dp_sgd", "both") else "answers"
+    assert {key[2] for key in final} == {basis, "answers"}
+    key = "record", "replace_one", basis
+    print(f"| {case} | {summary['status']} | {final[key]:.6g} | {most[key]:.6g} |")
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own ledger", "shared ledger"])
 @pytest.mark.parametrize("when", ["before send", "after send", "checkpoint"])
-@pytest.mark.parametrize("mechanism", ["dp_teacher", "label", "gradient"])
+@pytest.mark.parametrize("mechanism", ["dp_sgd", "both", "label", "gradient"])
 def test_the_card_covers_every_simulated_ledger(
     small, tmp_path, monkeypatch, mechanism, when, shared
 ):
@@ -655,7 +665,7 @@ def test_the_card_covers_every_simulated_ledger(
     def check():
         ledgers = [ledger_of(experiment, client, folder) for client in (0, 1)]
         card, largest = card_now(experiment, folder), in_ledgers(ledgers, folder.name)
-        assert all(card[pair] >= largest[pair] for pair in UNITS_AND_RELATIONS)
+        assert all(card[key] >= largest[key] for key in card)
 
     if when == "checkpoint":
         strike(monkeypatch, None, Case(mechanism, "checkpoint"), 2)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 from unittest.mock import patch
 
 import hypothesis
@@ -37,6 +37,8 @@ from fed_dpsd.experiment import set_up
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Basis
+from fed_dpsd.privacy.training import Plain
 from fed_dpsd.protocol import Answer, Ask
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
@@ -217,9 +219,11 @@ class Process:
                 return super().noise(value, predictions, draw(self.ledger.looked_up))
 
         self.mechanism = Fresh(CLASSES, 50.0)
-        plan = Plan((Stage(self.mechanism, 1, 2 * CAP),))
+        plan = Plan(Plain(), (Stage(self.mechanism, 1, 2 * CAP),))
         account = account_class(self.ledger, config.privacy, plan, "run")
-        self.site = Site(config, self.mechanism, 0, RECORDS, np.arange(2), RECORDS, account)
+        self.site = Site(
+            config, Plain(), self.mechanism, 0, RECORDS, np.arange(2), RECORDS, account
+        )
 
     def client(self, question, site):
         return site.release(self.mechanism, SENSITIVE, question)
@@ -301,8 +305,9 @@ class Hospital:
         assert {digest for digest, _ in self.left.values()} <= set(digests)
         answered = sum(len(ASKS[number].images) for number in self.left)
         assert answered <= sum(entry.releases for entry in entries), "more left than was charged"
-        charges = [entry.event("record", "add_remove") for entry in entries]
-        assert within_budget(charges, self.budget, DELTA), "the cap was passed"
+        for basis in get_args(Basis):
+            charges = [entry.event("record", "add_remove", basis) for entry in entries]
+            assert within_budget(charges, self.budget, DELTA), "the cap was passed"
 
     def recover(self):
         """Nothing that happened keeps the ledger from working once all is well again."""
@@ -415,10 +420,10 @@ class DrawsBeforeCharging(Account):
 
 
 class KeyedByQueryId(Account):
-    def due(self, mechanism, digest, kind, ask, reserved=0):
+    def due(self, mechanism, digest, kind, ask, *further, **named):
         if any(entry.query_id == ask.query_id for entry in self.ledger.entries()):
             return None
-        return super().due(mechanism, digest, kind, ask, reserved)
+        return super().due(mechanism, digest, kind, ask, *further, **named)
 
 
 class NeverStores(Watched):

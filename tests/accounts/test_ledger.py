@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -41,7 +44,7 @@ from fed_dpsd.accounts.ledger import (
 from fed_dpsd.config import UserError
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 
 EVENTS = [
     GaussianDpEvent(0.1 + 0.2),
@@ -152,7 +155,32 @@ def test_spent_is_the_composition_of_all_charges(ledger):
         entries = ledger.entries()
     for unit, multiplier in [("record", 50.0), ("client", 25.0)]:
         whole = SelfComposedDpEvent(GaussianDpEvent(multiplier), 512)
-        assert epsilon(spent(entries, unit, "add_remove"), 1e-5) == epsilon(whole, 1e-5)
+        for basis in get_args(Basis):
+            all_of_it = spent(entries, unit, "add_remove", basis)
+            assert epsilon(all_of_it, 1e-5) == epsilon(whole, 1e-5)
+
+
+def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
+    """A covered answer adds nothing to its training, and the training nothing to answers."""
+    training = replace(entry("t", GaussianDpEvent(5.0), 1), kind="training")
+    covered = replace(entry("c", GaussianDpEvent(50.0), 128), training="t")
+    other = entry("o", GaussianDpEvent(20.0), 3)
+    older = replace(entry("f", ComposedDpEvent([]), 0), training="")  # before two bases
+
+    def epsilon_of(basis, *entries):
+        return epsilon(spent(entries, "record", "add_remove", basis), 1e-5)
+
+    def alone(*parts):
+        return epsilon(ComposedDpEvent([SelfComposedDpEvent(*part) for part in parts]), 1e-5)
+
+    large, small = (GaussianDpEvent(5.0), 1), (GaussianDpEvent(50.0), 128)
+    uncovered = GaussianDpEvent(20.0), 3
+    assert epsilon_of("training", training, covered) == alone(large)
+    assert epsilon_of("answers", training, covered) == alone(small)
+    assert epsilon_of("training", training, covered, other) == alone(large, uncovered)
+    assert epsilon_of("answers", training, covered, other) == alone(small, uncovered)
+    assert epsilon_of("training", training, older) == alone(large)
+    assert epsilon_of("answers", training, older).epsilon == math.inf
 
 
 # --- both ledgers ---------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from fed_dpsd.accounts import ledger as ledgers
 from fed_dpsd.accounts import migration
 from fed_dpsd.accounts.card import account, ledger_files
 from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, header, read
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
@@ -31,6 +33,20 @@ def content(folder):
     return migration.load(folder / "client_000.jsonl")
 
 
+def charges(folder):
+    """The charges of a ledger in format 1, of which none names a training that covers it."""
+    found = [Entry.from_json(line) for line in content(folder).charges]
+    assert not any(entry.training for entry in found)
+    return found
+
+
+def moved_lines(folder):
+    """The lines of charges that a moved ledger holds, as they are."""
+    with closing(sqlite3.connect(folder / "client_000.sqlite")) as connection:
+        rows = connection.execute("SELECT entry FROM charges ORDER BY number").fetchall()
+    return [line for (line,) in rows]
+
+
 def opened(folder):
     file = FileLedger(folder, 0, DATA)
     with file.transaction():
@@ -42,7 +58,7 @@ def test_everything_is_moved_and_the_spent_epsilons_stay(folder):
     before = content(FORMER)
     file = opened(folder)
     with file.transaction():
-        assert [entry.to_json() for entry in file.entries()] == list(before.charges)
+        assert list(file.entries()) == charges(FORMER)
         for digest, npy in before.answers.items():
             path = folder / f"{digest}.npy"
             path.write_bytes(npy)
@@ -50,6 +66,7 @@ def test_everything_is_moved_and_the_spent_epsilons_stay(folder):
         assert len(before.notes) > 3
         for name, note in before.notes.items():
             assert file.noted(name) == note
+    assert moved_lines(folder) == list(before.charges)
     entries = read(folder / "client_000.sqlite")
     spent = [account(entries, 1e-5, *pair).to_json() for pair in UNITS_AND_RELATIONS]
     assert spent == SPENT
@@ -76,7 +93,7 @@ def test_the_old_file_is_kept_and_no_version_goes_on_with_it(folder):
 def test_an_old_ledger_is_read_without_being_moved(folder):
     (path,) = ledger_files(folder)
     assert path.suffix == ".jsonl"
-    assert [entry.to_json() for entry in read(path)] == list(content(FORMER).charges)
+    assert list(read(path)) == charges(FORMER)
     assert not (folder / "client_000.sqlite").exists()
     opened(folder)
     assert [path.suffix for path in ledger_files(folder)] == [".sqlite"]
@@ -204,12 +221,13 @@ def test_a_crash_anywhere_leaves_the_old_ledger_or_the_whole_new_one(folder, mon
                 survived = left[0] > 0
             except Killed:
                 pass
-        assert [e.to_json() for e in read(ledger_files(place)[0])] == list(expected.charges)
+        assert list(read(ledger_files(place)[0])) == charges(FORMER)
         file = opened(place)
         with file.transaction():
-            assert [entry.to_json() for entry in file.entries()] == list(expected.charges)
+            assert list(file.entries()) == charges(FORMER)
             assert all(file.noted(name) == note for name, note in expected.notes.items())
             assert all(file.stored(digest) is not None for digest in expected.answers)
+        assert moved_lines(place) == list(expected.charges)
     assert at > 40
 
 
@@ -222,8 +240,7 @@ def test_a_move_that_leaves_out_a_charge_is_noticed(folder, monkeypatch):
 
     monkeypatch.setattr(FileLedger, "_build", careless)
     opened(folder)
-    assert [e.to_json() for e in read(folder / "client_000.sqlite")] != list(
-        content(FORMER).charges
-    )
+    assert list(read(folder / "client_000.sqlite")) != charges(FORMER)
+    assert moved_lines(folder) != list(content(FORMER).charges)
     with sqlite3.connect(folder / "client_000.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM charges").fetchone()[0] > 0

@@ -58,24 +58,35 @@ def test_a_run_over_hospitals(deployed, tmp_path):
         (
             ("method=dense", "training=plain", "answers=probabilities"),
             {},
-            "answers method=fed_dpsd only",
+            r"allows method=fed_dpsd only \(methods: in its file\)",
         ),
         (
-            (
-                "training=plain",
-                "answers=votes",
-            ),
+            ("training=plain", "answers=votes"),
             {},
-            "answers training=plain answers=label or gradient or dp_teacher only",
+            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
         ),
         (
-            (
-                "training=plain",
-                "answers=probabilities",
-            ),
+            ("training=dp_sgd", "answers=votes"),
             {},
-            "answers training=plain answers=label or gradient or dp_teacher only",
+            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
         ),
+        (
+            ("training=plain", "answers=probabilities"),
+            {"answers": ["label", "gradient"]},
+            r"allows answers=label or gradient only \(answers: in its file\)",
+        ),
+        (
+            ("training=plain", "answers=label"),
+            {"training": ["dp_sgd"]},
+            r"allows training=dp_sgd only \(training: in its file\)",
+        ),
+        (
+            ("training=dp_sgd", "answers=label"),
+            {"training": ["plain"]},
+            r"allows training=plain only \(training: in its file\)",
+        ),
+        # Both are allowed, of other runs; what both leave in the clear no budget admits.
+        (("training=plain", "answers=probabilities"), {"budget": 1e300}, "budget is spent"),
         (
             ("training=plain", "answers=gradient", "answers.noise_at=server"),
             {},
@@ -115,9 +126,17 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
     [
         (("method", "_target_"), "os.system"),
         (("method", "_target_"), ["fed_dpsd.methods.fed_dpsd.FedDPSD"]),
-        (("privacy", "_target_"), None),
-        (("privacy", "noise_multiplier"), "tiny"),
-        (("privacy", "noise_multiplier"), float("nan")),
+        (("answers", "_target_"), None),
+        (("answers", "noise_multiplier"), "tiny"),
+        (("answers", "noise_multiplier"), float("nan")),
+        (("answers", "noise_multiplier"), 0.0),
+        (("answers",), None),
+        (("training", "_target_"), None),
+        (("training", "_target_"), "fed_dpsd.privacy.gaussian.NormalizedGradient"),
+        (("answers", "_target_"), "fed_dpsd.privacy.training.DPSGD"),
+        (("training",), []),
+        (("privacy", "delta"), "small"),
+        (("privacy",), None),
         (("teacher", "epochs"), float("nan")),
         (("teacher", "epochs"), True),
         (("teacher", "epochs"), "1"),

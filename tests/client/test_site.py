@@ -1,7 +1,11 @@
 """A client: its teacher, its cache, and its one door."""
 
+import math
+from typing import get_args
+
 import numpy as np
 import pytest
+from dp_accounting import SelfComposedDpEvent
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
@@ -13,11 +17,13 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, PostProcessing
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site
+
+BASES = get_args(Basis)
 
 
 def ask(query_id=1, seed=0, shape=(1, 8, 8)):
@@ -33,14 +39,15 @@ def records(small):
 
 
 def make(experiment, records, ledger=None):
-    plan = Plan(plan_of(experiment).stages * 4)  # for what is charged more than once
+    plan = plan_of(experiment)  # for what is charged more than once
+    plan = Plan(plan.training, plan.stages * 4, plan.trainings * 4)
     account = Account(
         *(ledger or MemoryLedger(), experiment.config.privacy, plan, "run"),
         when_records_change="retrain",
     )
     site = Site(
-        *(experiment.config, experiment.answers, 0, records, np.arange(len(records))),
-        *(records, account),
+        *(experiment.config, experiment.training, experiment.answers, 0, records),
+        *(np.arange(len(records)), records, account),
     )
     return site, lambda question: sites.answer(experiment.method, question, site)
 
@@ -64,7 +71,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     """To the noise's grid: of a sum that is cut off as a whole, one teacher could move more."""
     settings = "answers.noise_at=server", "answers.noise_multiplier=1e7", "teachers_per_client=3"
     site, _ = make(small("training=plain", "answers=gradient", *settings), records)
-    mechanism = site.pay_for_training()
+    mechanism = site.answers
     rng = np.random.Generator(np.random.PCG64(0))
     gradients, question = rng.normal(size=(3, 32, 10)), ask()
     sent = site.release(mechanism, gradients, question).values / mechanism.lattice
@@ -128,7 +135,7 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
         answer(wrong)
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
-        site.release(site.pay_for_training(), np.full((1, 32, 10), 0.1), wrong)
+        site.release(site.answers, np.full((1, 32, 10), 0.1), wrong)
     assert not site.ledger.entries()
 
 
@@ -193,14 +200,42 @@ def test_a_private_training_is_charged_before_its_first_step(small, records, mon
         assert isinstance(answer(ask(number, number)), Answer)
     training, *answers = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
-    assert training.costs["record", "add_remove"] == experiment.answers.event(
-        "record", "add_remove"
-    )
+    assert training.training == ""
     assert [entry.kind for entry in answers] == ["answers"] * 3
+    assert [(entry.releases, entry.training) for entry in answers] == [(32, training.digest)] * 3
     delta = experiment.config.privacy.delta
-    whole = epsilon(spent(ledger.entries(), "record", "add_remove"), delta)
-    assert whole == epsilon(training.event("record", "add_remove"), delta)
-    assert site.pay_for_training() == PostProcessing(training.digest)
+    for pair in UNITS_AND_RELATIONS:
+        assert training.costs[pair] == experiment.training.event(*pair)
+        by = {basis: epsilon(spent(ledger.entries(), *pair, basis), delta) for basis in BASES}
+        assert by["training"] == epsilon(experiment.training.event(*pair), delta)
+        assert by["answers"].epsilon == math.inf  # they are probabilities
+    assert site.pay_for_training() is None
+    assert ledger.entries() == (training, *answers)
+
+
+def test_what_privately_trained_teachers_answer_is_charged_by_its_own_noise_too(small, records):
+    ledger = MemoryLedger()
+    experiment = small(*PRIVATE, "answers=label", "answers.epsilon_per_answer=0.1")
+    _, answer = make(experiment, records, ledger)
+    for number in range(2):
+        assert isinstance(answer(ask(number, number)), Answer)
+    training, *answers = ledger.entries()
+    assert [(entry.releases, entry.training) for entry in answers] == [(32, training.digest)] * 2
+    for pair in UNITS_AND_RELATIONS:
+        own = SelfComposedDpEvent(experiment.answers.event(*pair), 64)
+        by = {basis: epsilon(spent(ledger.entries(), *pair, basis), 1e-5) for basis in BASES}
+        assert by["training"] == epsilon(experiment.training.event(*pair), 1e-5)
+        assert by["answers"] == epsilon(own, 1e-5)
+        assert by["answers"].epsilon < math.inf
+
+
+def test_a_training_that_is_not_paid_for_covers_nothing(small, records):
+    """Else what its teachers gave would count as charged."""
+    ledger = MemoryLedger()
+    site, _ = make(small(*PRIVATE), records, ledger)
+    with pytest.raises(ValueError, match="the training .* is not paid for"):
+        site.release(site.answers, np.full((1, 32, 10), 0.1), ask())
+    assert not ledger.entries()
 
 
 def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, records):
@@ -245,16 +280,20 @@ def test_class_counts_are_part_of_the_training_and_given_once(small, records, mo
     ledger = MemoryLedger()
     site, answer = make(small(*PRIVATE, "training.count_fraction=60.0"), records, ledger)
     first = answer(COUNTS)
-    assert 1 < site._mechanism.count_noise < 3
+    assert 1 < site.training.count_noise < 3
     exact = np.bincount(records.labels, minlength=10)
     assert (first.query_id, first.values.shape) == (0, (1, 10))
     assert 0 < np.abs(first.values[0] - exact).max() < 3 * 6  # 6 deviations: 2e-8
     training, given = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
-    assert (given.kind, given.releases, given.queries) == ("counts", 0, 0)
-    pair = ("record", "add_remove")
-    assert epsilon(spent(ledger.entries(), *pair), 1e-5) == epsilon(training.event(*pair), 1e-5)
-    assert training.costs[pair] == site._mechanism.event(*pair)
+    assert (given.kind, given.releases, given.queries) == ("counts", 1, 0)
+    assert given.training == training.digest
+    for pair in UNITS_AND_RELATIONS:
+        assert training.costs[pair] == site.training.event(*pair)
+        by = {basis: epsilon(spent(ledger.entries(), *pair, basis), 1e-5) for basis in BASES}
+        assert by["training"] == epsilon(site.training.event(*pair), 1e-5)
+        assert by["answers"] == epsilon(site.training.count_event(*pair), 1e-5)
+        assert by["answers"].epsilon <= by["training"].epsilon
     drawn = site.class_counts()
     assert (drawn == site.class_counts()).all()
     monkeypatch.setattr(DPSGD, "count", lambda *_: np.full(10, 7.0))  # noise of its own, each time
@@ -272,14 +311,14 @@ def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
     ledger, noise = MemoryLedger(), ("training.count_fraction=2.5e-4",)
     site, answer = make(small(*PRIVATE, *noise), records, ledger)
     first = answer(COUNTS).values[0]
-    assert site._mechanism.count_noise > 1000
+    assert site.training.count_noise > 1000
     data, changed = (
         (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
     )
     other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
     again = answer(COUNTS).values[0]
     exact = np.bincount(records.labels, minlength=10)
-    scales = site._mechanism.count_noise, other._mechanism.count_noise
+    scales = site.training.count_noise, other.training.count_noise
     gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
     assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
     assert [entry.kind for entry in ledger.entries()].count("training") == 2
@@ -288,10 +327,7 @@ def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
 @pytest.mark.parametrize(
     "settings",
     [
-        (
-            "training=plain",
-            "answers=label",
-        ),
+        ("training=plain", "answers=label"),
         (*PRIVATE, "training.count_fraction=null"),
     ],
     ids=["label", "none"],

@@ -24,7 +24,7 @@ def records(small):
 
 def make(experiment, records, record_ids=None, client=0):
     ids = np.arange(len(records)) if record_ids is None else record_ids
-    return Teachers(experiment.config, experiment.answers, client, records, ids)
+    return Teachers(experiment.config, experiment.training, client, records, ids)
 
 
 def same(one, other):
@@ -69,12 +69,12 @@ def test_an_empty_shard_still_answers(small, records):
     empty = np.isnan(sensitive).all((1, 2))
     assert empty.sum() == 7
     assert np.isfinite(sensitive[~empty]).all()
-    for privacy in ("label", "gradient", "non_private"):
-        mechanism = small(f"privacy={privacy}", "teachers_per_client=8").mechanism
+    for answers in ("label", "gradient", "probabilities"):
+        mechanism = small(f"answers={answers}", "teachers_per_client=8").answers
         uniform = np.full(sensitive.shape[1:], 0.1, np.float32)
         encoded = mechanism.encode(sensitive[empty][0], uniform)
         assert (encoded == encoded[0, 0]).all()
-        assert encoded[0, 0] == pytest.approx(0 if privacy == "gradient" else 0.1)
+        assert encoded[0, 0] == pytest.approx(0 if answers == "gradient" else 0.1)
 
 
 def test_every_client_may_have_another_architecture(small, tmp_path):
@@ -218,10 +218,10 @@ def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, reco
 SCATTERING = ("model=scattering", "model.teacher_width=4")
 
 
-@pytest.mark.parametrize("privacy", ["label", "dp_teacher"])
-def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, privacy):
-    steps = ("training.steps=2",) if privacy == "dp_teacher" else ()
-    experiment = small(f"privacy={privacy}", *steps, *SCATTERING, "teachers_per_client=3")
+@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
+def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, training):
+    steps = ("training.steps=2",) if training == "dp_sgd" else ()
+    experiment = small(f"training={training}", *steps, *SCATTERING, "teachers_per_client=3")
     known = make(experiment, records)
     together = known.sensitive_probabilities(records.images)
     for teacher, answers in zip(known.models, together, strict=True):

@@ -1,0 +1,284 @@
+"""Two axes: what is proven by the training, what by the answers, and which charges make it true."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fed_dpsd.accounts.account import Account, BudgetSpent
+from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
+from fed_dpsd.accounts.entry import Entry, spent
+from fed_dpsd.accounts.ledger import MemoryLedger, read
+from fed_dpsd.client.site import Site
+from fed_dpsd.config import ConfigError
+from fed_dpsd.methods.fed_dpsd import FedDPSD
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities, Shards
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import DPSGD, ClassCounts
+from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.server.run import run
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
+
+TRAININGS = ("training=plain",), ("training=dp_sgd", "training.steps=2", "model=scattering")
+ANSWERS = "label", "gradient", "votes", "probabilities"
+COMBINATIONS = list(itertools.product(TRAININGS, ANSWERS))
+PRIVATE = *TRAININGS[1], "answers=label", "rounds=1", "queries_per_round=16"
+PATIENT = ("patient", "add_remove")
+
+
+def finished(experiment):
+    folder = new_run_folder(experiment)
+    return folder, run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+
+
+def row(card, unit="record", relation="add_remove"):
+    return next(r for r in card["proven"] if (r["unit"], r["relation"]) == (unit, relation))
+
+
+def by(card, basis, unit="record", relation="add_remove"):
+    """The epsilon of a basis, whether it is the claim or stands beside it."""
+    found = row(card, unit, relation)
+    claim = found if found["basis"] == basis else found["beside"]
+    return float(claim["epsilon"])
+
+
+@pytest.mark.parametrize(
+    ("training", "answers"), COMBINATIONS, ids=[f"{t[0]} {a}" for t, a in COMBINATIONS]
+)
+def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, answers):
+    """By both proofs, for each unit and relation; the claim is the smaller number."""
+    experiment = small(*training, f"answers={answers}", "rounds=2", "queries_per_round=16")
+    folder, summary = finished(experiment)
+    plan, card = plan_of(experiment), summary["privacy"]
+    for path in ledger_files(folder):
+        entries = read(path)
+        for unit, relation in UNITS_AND_RELATIONS:
+            values = {}
+            for basis, stages in plan.bases.items():
+                charged = epsilon(spent(entries, unit, relation, basis), 1e-5).epsilon
+                events = [stage.event(unit, relation) for stage in stages]
+                planned = epsilon(dp_composed(events), 1e-5).epsilon
+                assert charged == pytest.approx(planned)
+                values[basis] = planned
+                assert by(card, basis, unit, relation) == pytest.approx(planned)
+            claim = float(row(card, unit, relation)["epsilon"])
+            assert claim == pytest.approx(min(values.values()))
+    assert (card["training"], card["answers"]) == (experiment.training.name, answers)
+
+
+def dp_composed(events):
+    from dp_accounting import ComposedDpEvent
+
+    return ComposedDpEvent(events)
+
+
+@settings(
+    max_examples=15,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    first=st.sampled_from(COMBINATIONS),
+    second=st.sampled_from(COMBINATIONS),
+    rounds=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    budget=st.sampled_from([None, 50.0, 2000.0]),
+    resumed=st.booleans(),
+)
+def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
+    small, tmp_path_factory, first, second, rounds, budget, resumed
+):
+    """Refusals and resumed runs included: each card covers its own charges, by each proof."""
+    ledger = tmp_path_factory.mktemp("ledger")
+    limit = f"privacy.budget={'null' if budget is None else budget}"
+    for (training, answers), count in zip((first, second), rounds, strict=True):
+        experiment = small(
+            *training,
+            f"answers={answers}",
+            f"rounds={count}",
+            "queries_per_round=8",
+            limit,
+            f"ledger={ledger}",
+            f"out={tmp_path_factory.mktemp('runs')}",
+        )
+        folder, spent_out = new_run_folder(experiment), False
+        for _ in range(1 + resumed):
+            try:
+                summary = run(
+                    experiment, LocalFederation(experiment, folder), folder, lambda line: None
+                )
+            except ProtocolError as nobody_answers:
+                spent_out = "budget is spent" in str(nobody_answers)
+                break
+        if spent_out:
+            return
+        for path in ledger_files(ledger):
+            own = [entry for entry in read(path) if entry.run == folder.name]
+            for (unit, relation), basis in itertools.product(
+                UNITS_AND_RELATIONS, plan_of(experiment).bases
+            ):
+                charged = epsilon(spent(own, unit, relation, basis), 1e-5).epsilon
+                assert charged <= by(summary["privacy"], basis, unit, relation) * (1 + 1e-9)
+    for path in ledger_files(ledger):
+        entries = read(path)
+        covered = {entry.training for entry in entries} - {""}
+        assert covered <= {entry.digest for entry in entries if entry.kind == "training"}
+        if budget is not None:
+            assert account(entries, 1e-5, "record", "add_remove").value <= budget
+
+
+# --- the smaller of two true statements, only if nothing else leaves ---
+
+
+def test_answers_prove_something_for_patients_only_without_class_counts(small):
+    counted = privacy_card(e := small(*PRIVATE), plan_of(e))
+    assert row(counted, *PATIENT)["epsilon"] == "inf"
+    assert "class counts" in counted["reason"]
+    alone = privacy_card(e := small(*PRIVATE, "method.class_counts=false"), plan_of(e))
+    found = row(alone, *PATIENT)
+    assert found["epsilon"] == pytest.approx(160, rel=1e-3)  # 16 responses at 10
+    assert found["basis"] == "answers"
+    assert found["beside"] == {"basis": "training", "trust": "nobody", "epsilon": "inf"}
+    assert alone["reason"] is None
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ensemble", "dpsd method.discriminator=teacher"])
+def test_weights_prove_nothing_for_patients(small, method):
+    name, *more = method.split()
+    more = [*more, "method.generator_steps=1", "num_clients=1"] if more else []
+    e = small(*PRIVATE, f"method={name}", *more)
+    card = privacy_card(e, plan_of(e))
+    assert row(card, *PATIENT)["epsilon"] == "inf"
+    assert by(card, "answers") == math.inf  # nor for a record, but for the training
+    assert row(card)["basis"] == "training"
+    assert math.isfinite(row(card)["epsilon"])
+
+
+@pytest.mark.parametrize("leak", ["counts", "weights"])
+def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
+    """A method that sends class counts or weights, and has not planned them, claims no less."""
+    experiment = small(*PRIVATE, "method.class_counts=false")
+    assert row(privacy_card(experiment, plan_of(experiment)), *PATIENT)["epsilon"] != "inf"
+    answer = FedDPSD.client
+
+    def leaking(self, ask, site):
+        if leak == "counts":
+            asked = dataclasses.replace(ask, images=ask.images[:0], predictions=ask.predictions[:0])
+            object.__setattr__(asked, "kind", "counts")
+            site.release(ClassCounts(site.training), site.class_counts(), asked)
+        else:
+            site.release(Probabilities(), site.sensitive_probabilities(ask.images), ask)
+        return answer(self, ask, site)
+
+    monkeypatch.setattr(Account, "due", unplanned_is_admitted(Account.due))
+    monkeypatch.setattr(FedDPSD, "client", leaking)
+    _, summary = finished(experiment)
+    assert row(summary["privacy"], *PATIENT)["epsilon"] == "inf"
+
+
+def unplanned_is_admitted(due):
+    """An account that forgets to compare a charge with the plan."""
+
+    def wrong(self, mechanism, digest, kind, ask=None, training="", reserved=0):
+        self._acknowledged = {mechanism.name: 10**9}
+        return due(self, mechanism, digest, kind, ask, training, reserved)
+
+    return wrong
+
+
+# --- budgets, and what is refused ---
+
+
+def paid(ledger, budget, training, releases):
+    """What an account admits: a training, and then answers that it covers."""
+    shards = Shards()
+    answers = TopKRandomizedResponse(10, 10.0, shards=shards)
+    plan = Plan(training, (Stage(answers, releases, 1),))
+    config = dataclasses.make_dataclass("Settings", ["budget", "delta", "budget_relation"])
+    own = Account(ledger, config(budget, 1e-5, "add_remove"), plan, "run")
+    with ledger.transaction():
+        own.pay(training, "training", "training")
+        for number in range(releases):
+            own.pay(answers, f"answer {number}", "answers", None, "training")
+    return own
+
+
+def test_a_budget_charges_the_training_and_not_what_it_covers():
+    training = DPSGD(14.3, 1.0, 100, 1.0, 0.02)
+    ledger = MemoryLedger()
+    paid(ledger, 4.0, training, 50)
+    with ledger.transaction():
+        entries = ledger.entries()
+    assert epsilon(spent(entries, "record", "add_remove", "training"), 1e-5).epsilon < 4
+    assert epsilon(spent(entries, "record", "add_remove", "answers"), 1e-5).epsilon == (
+        pytest.approx(500, rel=1e-3)
+    )
+    with pytest.raises(BudgetSpent, match="budget is spent"):
+        paid(MemoryLedger(), 2.0, training, 1)
+
+
+def test_an_answer_needs_its_training_on_the_ledger():
+    """Otherwise an answer would be free that nothing covers."""
+    training, ledger = DPSGD(14.3, 1.0, 100, 1.0, 0.02), MemoryLedger()
+    own = paid(ledger, 4.0, training, 0)
+    answers = TopKRandomizedResponse(10, 10.0)
+    with ledger.transaction(), pytest.raises(ValueError, match="is not paid for"):
+        own.pay(answers, "answer", "answers", None, "another training")
+
+
+def test_a_former_answer_in_the_clear_proves_nothing_by_itself():
+    """Version 0.1 charged answers of DP teachers with no release and no cost."""
+    costs = {pair: dp_composed([]) for pair in UNITS_AND_RELATIONS}
+    former = Entry.now(
+        digest="a", kind="answers", query_id=1, queries=8, releases=0,
+        mechanism="PostProcessing(ledger_entry='t')", trust="nobody", costs=costs,
+    )  # fmt: skip
+    assert epsilon(spent([former], "record", "add_remove", "training"), 1e-5).epsilon == 0
+    assert math.isinf(epsilon(spent([former], "record", "add_remove", "answers"), 1e-5).epsilon)
+
+
+@pytest.mark.parametrize(
+    ("answers", "noiseless"),
+    [
+        ("label", "answers.epsilon_per_answer=inf"),
+        ("gradient", "answers.noise_multiplier=0"),
+        ("votes", "answers.noise_multiplier=0"),
+    ],
+)
+def test_answers_without_noise_need_a_private_training(small, answers, noiseless):
+    with pytest.raises(ConfigError, match=r"need noise in their answers; use training=dp_sgd"):
+        small("training=plain", f"answers={answers}", noiseless)
+    experiment = small(*PRIVATE, f"answers={answers}", noiseless)
+    card = privacy_card(experiment, plan_of(experiment))
+    assert row(card)["basis"] == "training"
+    assert row(card)["beside"]["epsilon"] == "inf"
+    predictions = np.full((3, 10), 0.1, np.float32)
+    own = np.eye(10)[[1, 2, 3]] - (answers == "gradient") / 10
+    encoded = np.stack([experiment.answers.encode(own, predictions)])
+    drawn = experiment.answers.noise(encoded, predictions, np.random.default_rng(0))
+    assert drawn == pytest.approx(encoded[0])
+    assert experiment.answers.admissible(drawn, predictions, 1).all()
+
+
+def test_every_answer_of_dp_teachers_is_charged_with_the_training_that_covers_it(small):
+    folder, _ = finished(small(*PRIVATE))
+    for path in ledger_files(folder):
+        kinds = [(entry.kind, entry.training != "") for entry in read(path)]
+        assert sorted(kinds) == [("answers", True), ("counts", True), ("training", False)]
+
+
+def test_a_site_pays_for_the_training_before_it_answers(small, tmp_path, monkeypatch):
+    """A site that forgets to is refused by the ledger; nothing leaves."""
+    monkeypatch.setattr(Site, "pay_for_training", lambda self: None)
+    folder = new_run_folder(experiment := small(*PRIVATE))
+    with pytest.raises(Exception, match="is not paid for"):
+        run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    for path in folder.glob("ledger/*.sqlite"):
+        assert not path.stat().st_size or not read(path)

@@ -89,16 +89,20 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ),
         ("answers.noise_at=server", "noise_at='server' must be 'client' or 'distributed'"),
         (
-            "model.teacher=cnn_bn training=dp_sgd answers=probabilities",
-            "model.teacher=cnn_bn: training=dp_sgd answers=probabilities must bound each record's part",
+            "model.teacher=cnn_bn training=dp_sgd",
+            "model.teacher=cnn_bn: training=dp_sgd must bound each record's part",
         ),
         (
-            "model.teacher=resnet18 training=dp_sgd answers=probabilities",
+            "model.teacher=resnet18 training=dp_sgd",
             "layers mix records or cannot be taken",
         ),
         (
-            "privacy._target_=os.system",
-            "privacy._target_='os.system' is not a class fed_dpsd.privacy.",
+            "answers._target_=os.system",
+            "answers._target_='os.system' is not a class fed_dpsd.privacy.",
+        ),
+        (
+            "training._target_=os.system",
+            "training._target_='os.system' is not a class fed_dpsd.privacy.",
         ),
         ("method._target_=1", "method._target_=1 is not a class fed_dpsd.methods.MODULE.CLASS"),
         ("partition.name=random", "partition.name='random' is not one of dirichlet, iid, class"),
@@ -186,7 +190,9 @@ def test_splitting_undoes_joining(tokens):
     ("group", "key", "near"),
     [
         ("method=dense", "method.student_epoch", "method.student_epochs"),
-        ("training=plain", "answers=gradient", "privacy.boun", "answers.bound"),
+        ("answers=gradient", "answers.boun", "answers.bound"),
+        ("training=dp_sgd", "training.copie", "training.copies"),
+        ("training=plain", "privacy.budge", "privacy.budget"),
     ],
 )
 def test_the_nearest_key_is_one_of_the_chosen_group(group, key, near):

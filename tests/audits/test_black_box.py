@@ -18,7 +18,7 @@ from fed_dpsd.audits.black_box import audit as sampled
 from fed_dpsd.audits.black_box import verdict as sentences_on
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import NonPrivate, PostProcessing, Shards
+from fed_dpsd.privacy.mechanism import ExactCounts, Probabilities, Shards, Weights
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -409,7 +409,7 @@ def test_clopper_pearson(hits, share):
 
 
 def test_mechanisms_without_noise_of_their_own_have_no_audit():
-    for mechanism in (NonPrivate(), PostProcessing("digest")):
+    for mechanism in (Probabilities(), Weights(), ExactCounts()):
         with pytest.raises(ValueError, match=f"{mechanism.name}.*leave without noise.*'votes'"):
             audit(mechanism, 1, 1, 0.0, 0.5, 0)
 

@@ -85,26 +85,30 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
         assert "trust nobody, delta 1e-05" in line
         assert "inf" in line
     assert "epsilon published (no guarantee): inf" in out
-    assert "reason: answers leave the client without noise" in out
+    assert "reason: probabilities leave the clients without noise" in out
 
 
 @pytest.mark.parametrize(
-    ("privacy", "field"),
+    ("training", "answers", "field"),
     [
-        ("gradient", "noise_multiplier"),
-        ("votes", "noise_multiplier"),
-        ("dp_teacher", "noise_multiplier"),
-        ("label", "epsilon_per_answer"),
+        ("plain", "gradient", "answers.noise_multiplier"),
+        ("plain", "votes", "answers.noise_multiplier"),
+        ("plain", "label", "answers.epsilon_per_answer"),
+        ("dp_sgd", "probabilities", "training.noise_multiplier"),
+        ("dp_sgd", "label", "training.noise_multiplier"),
     ],
 )
-def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, privacy, field):
-    overrides = (f"privacy={privacy}", "privacy.target_epsilon=1.5", "rounds=4")
+def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, training, answers, field):
+    """The training where it is private, and the answers otherwise."""
+    overrides = (f"training={training}", f"answers={answers}")
+    overrides += ("privacy.target_epsilon=1.5", "rounds=4")
     row = plan(fed_dpsd, *overrides)["privacy"]["proven"][0]
     assert (row["unit"], row["relation"]) == ("record", "add_remove")
+    assert row["basis"] == field.partition(".")[0]
     assert 0.98 * 1.5 <= row["epsilon"] <= 1.5
     _, out, _ = fed_dpsd("privacy", "plan", *overrides)
     asked = "calibrated to privacy.target_epsilon=1.5 (record, add_remove): "
-    assert any(line.startswith(f"{asked}privacy.{field}=") for line in out)
+    assert any(line.startswith(f"{asked}{field}=") for line in out)
 
 
 @pytest.mark.parametrize(
@@ -280,4 +284,6 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
 def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
     code, _, err = fed_dpsd("privacy", "audit", "training=plain", "answers=probabilities")
     assert code == 1
-    assert "leaves nothing to audit: its answers leave without noise" in err
+    assert (
+        "training=plain and answers=probabilities leave nothing to audit: no noise is drawn" in err
+    )

@@ -31,7 +31,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
 
 def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):
     file = site_file(
-        tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"], queries=10_000
+        tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
     )
     code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
     assert (code, err) == (0, "")
@@ -53,15 +53,15 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     [
         (
             ("method=dense", "training=plain", "answers=probabilities"),
-            "this site answers method=fed_dpsd only",
+            "this site allows method=fed_dpsd only (methods: in its file)",
         ),
         (("teacher.epochs=301",), "teacher.epochs is at most 300"),
-        (("answers.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
+        (("training.noise_multiplier=0.01", *SMALL), "budget=100 does not last for this run"),
     ],
 )
 def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, overrides, problem):
     file = site_file(
-        tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"], queries=10_000
+        tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
     )
     code, _, err = fed_dpsd("site", "check", str(file), *overrides)
     assert code == 1
@@ -71,7 +71,12 @@ def test_a_check_says_what_a_coordinator_would_be_refused(fed_dpsd, tmp_path, ov
 def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     """One image after another would be answered until it does not."""
     file = site_file(
-        tmp_path / "hospital", privacy=["gradient"], models=["cnn"], budget=8, queries=10_000
+        tmp_path / "hospital",
+        training=["plain"],
+        answers=["gradient"],
+        models=["cnn"],
+        budget=8,
+        queries=10_000,
     )
     overrides = ("answers.noise_multiplier=20", "teacher.min_steps=1", "teacher.epochs=0")
     code, out, err = fed_dpsd("site", "check", str(file), *overrides)
@@ -81,7 +86,9 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     assert (code, err) == (0, "")
     assert any(re.fullmatch(r"pixels: 0 to 255 of 255, 12\d on average", line) for line in out)
     assert (tmp_path / "hospital" / "state").stat().st_mode & 0o777 == 0o700
-    site_file(tmp_path / "hospital", privacy=["gradient"], models=["cnn"], queries=8)
+    site_file(
+        tmp_path / "hospital", training=["plain"], answers=["gradient"], models=["cnn"], queries=8
+    )
     code, _, err = fed_dpsd("site", "check", str(file), *overrides, "rounds=1")
     assert code == 1
     assert "queries=8 does not last for this run" in err
@@ -89,7 +96,7 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
 
 def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
     """Forty records of five patients: the eight of one are held out."""
-    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     hospital = open_file(file)
     hospital = replace(hospital, files=replace(hospital.files, patient_column="patient"))
     seen = []
@@ -109,7 +116,7 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
 
 
 def test_repeated_images_are_told(fed_dpsd, tmp_path):
-    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     path = tmp_path / "hospital" / "scans.npz"
     with np.load(path) as arrays:
         images, labels, patients = (arrays[name] for name in ("image", "label", "patient"))
@@ -125,7 +132,7 @@ def test_repeated_images_are_told(fed_dpsd, tmp_path):
 
 
 def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path):
-    file = site_file(tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"])
+    file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])
     images = np.zeros((1, 8, 8), np.uint8)
     np.savez(tmp_path / "hospital" / "scans.npz", image=images, label=np.array([3]))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL, "queries_per_round=16")
@@ -135,7 +142,7 @@ def test_records_that_are_too_few_to_test_a_teacher_are_told(fed_dpsd, tmp_path)
 
 def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
     file = site_file(
-        tmp_path / "hospital", privacy=["dp_teacher"], models=["scattering"], queries=10_000
+        tmp_path / "hospital", training=["dp_sgd"], models=["scattering"], queries=10_000
     )
     folder = tmp_path / "hospital" / "images" / "0"
     folder.mkdir(parents=True)

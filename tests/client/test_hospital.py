@@ -135,7 +135,6 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
         (("training", "_target_"), "fed_dpsd.privacy.gaussian.NormalizedGradient"),
         (("answers", "_target_"), "fed_dpsd.privacy.training.DPSGD"),
         (("training",), []),
-        (("privacy", "delta"), "small"),
         (("privacy",), None),
         (("teacher", "epochs"), float("nan")),
         (("teacher", "epochs"), True),

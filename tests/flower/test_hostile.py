@@ -76,7 +76,7 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
     if admitted:
         monkeypatch.setattr(Site, "admit", lambda site, ask: None)
     allowed = {"methods": ["fed_dpsd", "fedavg"]}
-    allowed["privacy"] = ["gradient", "dp_teacher", "non_private"]
+    allowed["answers"] = ["gradient", "probabilities"]
     hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
     weights = Ask.without_images("weights", (1, 8, 8), 10)
     for text in seeds(deployed(*overrides), 3):

@@ -148,11 +148,12 @@ def test_a_site_says_whom_it_trusts(deployed, tmp_path, changes, reason):
 def test_the_card_says_against_whom_a_sum_holds(deployed, threshold, colluding):
     quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
     experiment = deployed(*DISTRIBUTED, quorum)
-    notes = proven(experiment, plan_of(experiment), "record", "add_remove").notes
+    notes = proven(experiment, plan_of(experiment), "record", "add_remove", "answers").notes
     assert f"against the coordinator and {colluding} of the other clients together" in notes
     alone = deployed("num_clients=3", "training=plain", "answers=gradient")
     assert not any(
-        "against" in n for n in proven(alone, plan_of(alone), "record", "add_remove").notes
+        "against" in n
+        for n in proven(alone, plan_of(alone), "record", "add_remove", "answers").notes
     )
 
 

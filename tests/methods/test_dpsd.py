@@ -1,15 +1,17 @@
 """DPSD: one site, and what it says of itself where the teacher is the discriminator."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from fed_dpsd.accounts import card as cards
+from fed_dpsd.client import site as sites
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.method import World
-from fed_dpsd.protocol import Answer, Ask, ProtocolError
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -41,20 +43,20 @@ def test_it_needs_one_client(small):
         small("method=dpsd")
 
 
-@pytest.mark.parametrize("privacy", ["label", "gradient", "non_private"])
-def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, privacy):
+@pytest.mark.parametrize("answers", ["label", "gradient", "probabilities"])
+def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, answers):
     """The control: with the student as discriminator the same noise has a finite epsilon."""
-    experiment = small(*AGAINST_TEACHER, f"privacy={privacy}")
+    experiment = small(*AGAINST_TEACHER, "training=plain", f"answers={answers}")
     folder = new_run_folder(experiment)
     summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for row in summary["privacy"]["proven"]:
         assert (row["epsilon"], row["spent"], row["queries"]) == ("inf", "inf", 3 * 64 + 1)
     assert summary["queries"]["answered_per_client"] == 3 * 64 + 1
-    if privacy != "non_private":
+    if answers != "probabilities":
         assert "teachers' own weights" in summary["privacy"]["reason"]
-        safe = small(*DPSD, f"privacy={privacy}")
+        safe = small(*DPSD, "training=plain", f"answers={answers}")
         plan = safe.method.plan(World.of(safe.config, safe.training, safe.answers))
-        assert math.isfinite(cards.proven(safe, plan, "record", "replace_one").value)
+        assert math.isfinite(cards.proven(safe, plan, "record", "replace_one", "answers").value)
 
 
 def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
@@ -95,8 +97,12 @@ def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(sma
     for settings in (DPSD, ("num_clients=1",)):
         experiment = small(*settings, "training=plain", "answers=probabilities")
         federation = LocalFederation(experiment, tmp_path / settings[0])
+        for refused in federation.each(ask).values():
+            assert isinstance(refused, Refusal)
+            assert refused.reason.endswith("cost the client 1 releases of weights")
+        granted = replace(ask, acknowledged={"weights": 1})
         with pytest.raises(ProtocolError, match="does not answer 'weights'"):
-            federation.each(ask)
+            sites.answer(experiment.method, granted, federation._sites[0])
         assert not entries_of(federation._sites[0].ledger)
     answer = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(ask)[0]
     assert isinstance(answer, Answer)

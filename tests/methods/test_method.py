@@ -1,6 +1,7 @@
 """What methods share: class shares from noisy counts, and the weight that they give."""
 
 import dataclasses
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
 from fed_dpsd.methods.method import World
+from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Answer, Ask, Refusal
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
@@ -95,7 +97,9 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
 
 
 def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
-    method = small(*PRIVATE).method
+    experiment = small(*PRIVATE)
+    method = experiment.method
+    world = World.of(experiment.config, experiment.training, experiment.answers)
     predictions = np.full((1, 2), 0.5, np.float32)
     ask = Ask(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {
@@ -106,9 +110,13 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     }
     federation = SimpleNamespace(each=lambda ask: answers, total=lambda ask: "plain")
     shares = {0: np.array([1.0, 0.25]), 1: np.zeros(2), 2: np.array([0.0, 0.75])}
-    total = method.ask(federation, ask, shares)
+    total = method.ask(federation, ask, world, shares)
     assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
     assert (total.count, total.refused) == (4, {1: "spent"})
-    nobody = method.ask(federation, ask, {1: np.ones(2)})
+    nobody = method.ask(federation, ask, world, {1: np.ones(2)})
     assert (nobody.count, nobody.refused, nobody.sum.tolist()) == (0, {1: "spent"}, [[0, 0]])
-    assert method.ask(federation, ask, {}) == "plain"
+    assert method.ask(federation, ask, world, {}) == "plain"
+    answers[0] = Answer(1, np.array([[-1.2, 0.8]]), 2)
+    signed = replace(world, answers=NormalizedGradient(2, 1.0))
+    total = method.ask(federation, ask, signed, shares)
+    assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))

@@ -1,15 +1,18 @@
 """Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.entry import spent
 from fed_dpsd.methods.method import World
+from fed_dpsd.methods.white_box import WEIGHTS
 from fed_dpsd.privacy.accounting import epsilon, prove
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
@@ -20,48 +23,38 @@ from tests.ledgers import entries_of
 # Small numbers, where a method has such a setting.
 QUICK = ("generator_steps", "pixel_steps", "steps_per_round", "latent_size")
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
-ANSWERS = [
-    (
-        "training=plain",
-        "answers=label",
-    ),
-    ("training=plain", "answers=label", "answers.k=3"),
-    (
-        "training=plain",
-        "answers=gradient",
-    ),
-    (
-        "training=plain",
-        "answers=gradient",
-        "answers.noise_at=server",
-        "answers.k=3",
-        "method.as_printed=true",
-    ),
-    ("training=plain", "answers=label", "method.as_printed=true"),
-    (
-        "training=plain",
-        "answers=probabilities",
-    ),
-    ("training=plain", "answers=gradient", "teachers_per_client=3"),
-    ("training=plain", "answers=label", "teachers_per_client=3"),
-    ("training=plain", "answers=label", "answers.threshold=0.05"),
-    ("training=plain", "answers=gradient", "answers.normalise=batch"),
-    ("training=plain", "answers=gradient", "answers.k=3", "answers.mask=private"),
-    ("training=plain", "answers=votes", "teachers_per_client=3"),
-    ("training=plain", "answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
-    ("training=plain", "answers=probabilities", "method.match_polarity=true"),
-    ("training=dp_sgd", "answers=probabilities", "training.steps=3", "training.sample_rate=0.1"),
+PLAIN = [
+    ("answers=label",),
+    ("answers=label", "answers.k=3"),
+    ("answers=gradient",),
+    ("answers=gradient", "answers.noise_at=server", "answers.k=3", "method.as_printed=true"),
+    ("answers=label", "method.as_printed=true"),
+    ("answers=probabilities",),
+    ("answers=gradient", "teachers_per_client=3"),
+    ("answers=label", "teachers_per_client=3"),
+    ("answers=label", "answers.threshold=0.05"),
+    ("answers=gradient", "answers.normalise=batch"),
+    ("answers=gradient", "answers.k=3", "answers.mask=private"),
+    ("answers=votes", "teachers_per_client=3"),
+    ("answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
+    ("answers=probabilities", "method.match_polarity=true"),
 ]
-WHITE_BOX = [
-    (
-        "training=plain",
-        "answers=probabilities",
-    ),
-    ANSWERS[-1],
+DP_SGD = ("training=dp_sgd", "training.steps=3", "training.sample_rate=0.1")
+CLEAR, PRIVATE = ("training=plain", "answers=probabilities"), (*DP_SGD, "answers=probabilities")
+ON_BOTH_AXES = [
+    (*DP_SGD, "answers=label", "answers.epsilon_per_answer=0.1"),
+    (*DP_SGD, "answers=label", "answers.epsilon_per_answer=inf"),
+    (*DP_SGD, "answers=gradient"),
+    (*DP_SGD, "answers=gradient", "answers.noise_multiplier=0"),
+    (*DP_SGD, "answers=votes", "teachers_per_client=3"),
+    (*DP_SGD, "answers=votes", "answers.noise_multiplier=0"),
+    (*DP_SGD, "answers=gradient", "answers.noise_at=server"),
 ]
+ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BOTH_AXES]
+WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "answers=label")]
 # What a method answers with, where not everything, and needs beyond the small experiment.
-ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": ANSWERS[-1:]}
-ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], ANSWERS[-1]], "local": []}
+ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
+ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
 NEEDS = dict.fromkeys(("dpsd", "central"), ("num_clients=1",))
 NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
 ONE_ROUND = {"central", "ensemble"}
@@ -116,9 +109,24 @@ def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries
+        charged = site.account.state().charged
+        unasked = +planned.releases - charged
+        assert charged <= planned.releases
+        # Who has the weights of a private training may have its class counts too.
+        assert not unasked or (
+            unasked == Counter(class_counts=1)
+            and WEIGHTS in planned.stages
+            and experiment.training.name == "dp_sgd"
+            and experiment.method_name not in ("fedavg", "dp_fedavg")
+        )
         for pair in UNITS_AND_RELATIONS:
-            charged, proven = spent(entries, *pair), prove(planned.stages, 1e-5, *pair)
-            assert epsilon(charged, 1e-5).epsilon == proven.value
+            for basis, stages in planned.bases.items():
+                charged, proven = spent(entries, *pair, basis), prove(stages, 1e-5, *pair)
+                assert epsilon(charged, 1e-5).epsilon == proven.value
+        trainings = {entry.digest for entry in entries if entry.kind == "training"}
+        covered = {entry.training for entry in entries if entry.kind != "training"}
+        assert covered == (trainings or {""})  # each training covers something
+        assert bool(trainings) == (set(planned.bases) == {"training", "answers"})
 
 
 class Refusing:
@@ -168,7 +176,7 @@ class Recorder:
     def release(self, mechanism, sensitive_value, ask):
         answer = self.site.release(mechanism, sensitive_value, ask)
         bounded = [mechanism.encode(value, ask.predictions) for value in sensitive_value]
-        self.released.append((np.sum(bounded, axis=0), answer))
+        self.released.append((mechanism, np.sum(bounded, axis=0), answer))
         return answer
 
 
@@ -178,12 +186,17 @@ def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
     federation._sites = recorders
     world = World.of(experiment.config, experiment.training, experiment.answers)
     next(iter(experiment.method.server(federation, world, Streams(0), None)))
-    exact_is_allowed = experiment.answers.name in ("non_private", "dp_teacher") or (
-        experiment.answers.noise_at == "server"
-    )
     for recorder in recorders.values():
         assert recorder.released
-        for bounded, answer in recorder.released:
+        for mechanism, bounded, answer in recorder.released:
+            # Weights, counts and probabilities; and no noise, which only private teachers may have.
+            clear = isinstance(mechanism, Clear) or (
+                mechanism.event("record", "add_remove") == NonPrivateDpEvent()
+            )
+            exact_is_allowed = clear or mechanism.noise_at == "server"
+            assert not (clear and mechanism == experiment.answers) or (
+                experiment.training.name == "dp_sgd" or mechanism.name == "probabilities"
+            )
             assert isinstance(answer, Answer | Refusal)
             same = np.allclose(bounded, answer.values, rtol=0, atol=1e-8)  # the noise's grid
             assert same == exact_is_allowed

@@ -1,15 +1,20 @@
 """Methods whose server holds the teachers: what is counted, averaged, inverted and charged."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import SelfComposedDpEvent
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.fedadi import jensen_shannon
@@ -24,7 +29,7 @@ from fed_dpsd.methods.white_box import (
 )
 from fed_dpsd.models import to_vector
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -89,11 +94,28 @@ def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
     assert not torch.allclose(models[0](batch), own, atol=1e-2)
 
 
+@pytest.mark.parametrize("answers", ["label", "gradient", "votes", "probabilities"])
 @pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
-def test_what_weights_do_not_cover_is_an_error(small, method):
-    message = "training=plain answers=label: method .* needs training=plain answers=probabilities or dp_teacher"
-    with pytest.raises(ConfigError, match=message):
-        small(f"method={method}", "training=plain", "answers=label")
+def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, answers):
+    """The control: a private training covers them, whatever answers would be."""
+    settings = f"method={method}", f"answers={answers}", "teacher.same_start=true"
+    plain = small(*settings, "training=plain")
+    card = privacy_card(plain, plan_of(plain))
+    assert {(row["basis"], row["epsilon"]) for row in card["proven"]} == {("answers", "inf")}
+    assert all(row["beside"] is None for row in card["proven"])
+    assert "the teachers' own weights leave the clients" in card["reason"]
+    assert card["epsilon_published"] == "inf"
+    private = small(*settings, *PRIVATE[:1])
+    (once,) = plan_of(private).bases["training"]
+    trainings = private.config.rounds if method == "fedavg" else 1
+    assert (once.mechanism, once.asks) == (private.training, trainings)
+    card = privacy_card(private, plan_of(private))
+    for row in card["proven"]:
+        claim = prove([once], 1e-5, row["unit"], row["relation"]).value
+        assert float(row["epsilon"]) == claim
+        assert (claim < math.inf) == (row["unit"] == "record")
+        other = row["beside"] if row["basis"] == "training" else row
+        assert (other["epsilon"], other["basis"]) == ("inf", "answers") or claim == math.inf
 
 
 def test_weights_of_another_length_name_the_client(small, tmp_path):
@@ -240,24 +262,26 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     plan = experiment.method.plan(
         World.of(experiment.config, experiment.training, experiment.answers)
     )
-    one = experiment.answers.event("record", "add_remove")
+    one = experiment.training.event("record", "add_remove")
     for site in federation._sites.values():
         trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
-        assert [e.event("record", "add_remove").event for e in trainings] == [one, one]
-    twice = prove(plan.stages, 1e-5, "record", "add_remove").value
-    assert prove(plan.stages[:1], 1e-5, "record", "add_remove").value < twice < math.inf
-    with pytest.raises(
-        ConfigError, match="method DPFedAVG .* needs training=dp_sgd answers=probabilities"
-    ):
+        assert [e.event("record", "add_remove", "training") for e in trainings] == [
+            SelfComposedDpEvent(one, 1)
+        ] * 2
+        rest = [e for e in entries_of(site.ledger) if e.kind != "training"]
+        assert {e.training for e in rest} == {e.digest for e in trainings}
+        whole = spent(entries_of(site.ledger), "record", "add_remove", "training")
+        assert epsilon(whole, 1e-5) == epsilon(SelfComposedDpEvent(one, 2), 1e-5)
+    twice = prove(plan.bases["training"], 1e-5, "record", "add_remove").value
+    assert epsilon(one, 1e-5).epsilon < twice < math.inf
+    assert twice == epsilon(SelfComposedDpEvent(one, 2), 1e-5).epsilon
+    with pytest.raises(ConfigError, match="training=plain: method DPFedAVG needs training=dp_sgd"):
         small(*CLEAR, "method=dp_fedavg")
 
 
 def test_over_budget_clients_train_no_further_and_the_run_keeps_what_it_has(small, tmp_path):
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3")
-    plan = experiment.method.plan(
-        World.of(experiment.config, experiment.training, experiment.answers)
-    )
-    one = prove(plan.stages[:1], 1e-5, "record", "add_remove").value
+    one = prove([Stage(experiment.training, 1, 0)], 1e-5, "record", "add_remove").value
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=3", f"privacy.budget={1.02 * one!r}")
     _, finished = finish(experiment, tmp_path)
     assert [each.state.round for each in finished] == [1, 1]
@@ -373,13 +397,12 @@ def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_pa
     federation, world = open_(experiment, tmp_path)
     assert not experiment.method.plan(world).counts
     counts = Ask.without_images("counts", world.image_shape, world.num_classes)
-    if method == "local":  # whose plan has no release in the clear at all
-        assert all(
-            given.reason.startswith("unplanned") for given in federation.each(counts).values()
-        )
-    else:
+    for refused in federation.each(counts).values():
+        assert refused.reason.endswith("cost the client 1 releases of class_counts")
+    granted = replace(counts, acknowledged={"class_counts": 1})
+    for site in federation._sites.values():
         with pytest.raises(ProtocolError, match="answer"):
-            federation.each(counts)
+            sites.answer(experiment.method, granted, site)
     assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 

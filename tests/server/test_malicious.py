@@ -24,19 +24,10 @@ LIES = {
 }
 DISCARDED = ("NaN", "infinite in one class", "huge", "another shape", "text")
 MECHANISMS = {
-    "label": (
-        "training=plain",
-        "answers=label",
-    ),
-    "gradient": (
-        "training=plain",
-        "answers=gradient",
-    ),
-    "votes": (
-        "training=plain",
-        "answers=votes",
-    ),
-    "dp_teacher": (
+    "label": ("training=plain", "answers=label"),
+    "gradient": ("training=plain", "answers=gradient"),
+    "votes": ("training=plain", "answers=votes"),
+    "dp_sgd": (
         "training=dp_sgd",
         "answers=probabilities",
         "training.steps=3",
@@ -87,7 +78,7 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
     lied.total(ask(count=16))
     question = replace(ask(count=16), query_id=2)
     moved = np.linalg.norm(lied.total(question).sum - honest.total(question).sum, axis=1)
-    longest = {"label": 1, "dp_teacher": 1.001, "votes": None, "gradient": None}[mechanism]
+    longest = {"label": 1, "dp_sgd": 1.001, "votes": None, "gradient": None}[mechanism]
     if longest is None:
         scale = experiment.answers.scale
         longest = (1e-3 if mechanism == "gradient" else 1) + scale * (10**0.5 * 9 + 9)
@@ -95,7 +86,7 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mechanism", ["label", "dp_teacher"])
+@pytest.mark.parametrize("mechanism", ["label", "dp_sgd"])
 def test_one_liar_of_five(small, mechanism, capsys):
     """Measured, printed with -s: students of five clients, one of whom lies, on digits."""
     sizes = ("num_clients=5", "rounds=5", "queries_per_round=640", "method.final_student_steps=500")
@@ -106,7 +97,7 @@ def test_one_liar_of_five(small, mechanism, capsys):
             "teacher.min_steps=200",
             "model.teacher_width=8",
         ),
-        "dp_teacher": (
+        "dp_sgd": (
             "training=dp_sgd",
             "answers=probabilities",
             "model=scattering",

@@ -92,11 +92,8 @@ def test_what_a_run_leaves_behind(straight):
 def test_the_privacy_card_of_a_summary(small):
     _, summary, _ = complete(small("privacy.epsilon_stated=10"))
     card = summary["privacy"]
-    assert (card["mechanism"], card["epsilon_stated"], card["epsilon_published"]) == (
-        "label",
-        10,
-        10,
-    )
+    assert (card["training"], card["answers"]) == ("plain", "label")
+    assert (card["epsilon_stated"], card["epsilon_published"]) == (10, 10)
     assert [(row["unit"], row["relation"]) for row in card["proven"]] == [
         ("record", "add_remove"),
         ("record", "replace_one"),
@@ -107,6 +104,7 @@ def test_the_privacy_card_of_a_summary(small):
     ]
     for row in card["proven"]:
         assert row["epsilon"] == row["spent"] == pytest.approx(1_920)
+        assert (row["basis"], row["beside"]) == ("answers", None)
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
         largest = max(map(len, partitions(small())))
         assert row["notes"][:4] == [
@@ -196,20 +194,8 @@ def test_a_budget_that_ends_early_is_a_completed_run_that_spent_less(small):
 @pytest.mark.parametrize(
     ("settings", "examples"),
     [
-        (
-            (
-                "training=plain",
-                "answers=gradient",
-            ),
-            3,
-        ),
-        (
-            (
-                "training=plain",
-                "answers=votes",
-            ),
-            3,
-        ),
+        (("training=plain", "answers=gradient"), 3),
+        (("training=plain", "answers=votes"), 3),
         (("training=dp_sgd", "answers=probabilities", "training.steps=5"), 3),
         # Sampling is slow to calibrate.
         (
@@ -297,10 +283,7 @@ GENERATORS = ("method.generator_steps=2", "model.student=cnn_bn")
 @pytest.mark.parametrize(
     "settings",
     [
-        (
-            "training=plain",
-            "answers=probabilities",
-        ),
+        ("training=plain", "answers=probabilities"),
         DENSE,
         FEDAVG,
         GENERATORS,

@@ -171,12 +171,15 @@ def privacy_card(
     charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
     reasons = [each.reason for each in charges if each.reason]
     finite = all(row["epsilon"] != "inf" for row in rows)
-    counted = sum(s.asks * s.queries for s in plan.stages if s.mechanism == answers)
+    asked = [stage for stage in plan.stages if stage.mechanism == answers]
+    counted = sum(stage.asks * stage.queries for stage in asked)
+    published = published_epsilon(answers, counted, settings.delta) if asked else math.inf
+    left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]
     return {
         "training": experiment.training.name,
-        "answers": answers.name,
+        "answers": left[0] if left else "nothing",
         "epsilon_stated": settings.epsilon_stated,
-        "epsilon_published": _number(published_epsilon(answers, counted, settings.delta)),
+        "epsilon_published": _number(published),
         "proven": rows,
         "reason": UNCOVERED if uncovered else None if finite else "; ".join(dict.fromkeys(reasons)),
     }

@@ -59,15 +59,25 @@ def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArr
 
 
 def weigh(
-    probabilities: Mapping[int, NDArray[np.floating]],
+    answers: Mapping[int, NDArray[np.floating]],
     class_weights: Mapping[int, NDArray[np.float64]],
+    signed: bool = False,
 ) -> NDArray[np.float64]:
-    """Average the clients' (B, K) probabilities, weighted for each class by `class_weights`.
+    """Average the clients' (B, K) answers, weighted for each class by `class_weights`.
 
     A client with few records of a class gives its probability to other classes by mistake, so its
-    weight for that class is low. Rows sum to 1; a row without any mass becomes uniform.
+    weight for that class is low.
+
+    Args:
+        answers: for each client the mean, or sum, over its teachers: probabilities, responses,
+            noisy votes, or normalised gradients.
+        class_weights: each client's (K,) weights, which sum to 1 over the clients.
+        signed: whether entries may be negative, as those of gradients and noisy votes. Their rows
+            stay as they are. Otherwise rows sum to 1, and a row without any mass becomes uniform.
     """
-    total = sum(class_weights[client] * own for client, own in probabilities.items())
+    total = sum(class_weights[client] * own for client, own in answers.items())
+    if signed:
+        return np.asarray(total)
     mass = np.sum(total, axis=1, keepdims=True)
     uniform = 1 / np.shape(total)[1]
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)

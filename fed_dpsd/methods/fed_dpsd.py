@@ -146,7 +146,7 @@ class FedDPSD:
                 images = procedural.match_polarity(images, answered, labels)
             predictions = self.predictions(student, images, world)
             ask = federation.settle(Ask(number, images, predictions))
-            total = self.ask(federation, ask, class_weights)
+            total = self.ask(federation, ask, world, class_weights)
             if total.count == 0 and not bank:
                 raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
             exhausted = total.count == 0  # every client's budget is spent
@@ -171,7 +171,11 @@ class FedDPSD:
                 return
 
     def ask(
-        self, federation: Federation, ask: Ask, class_weights: Mapping[int, NDArray[np.float64]]
+        self,
+        federation: Federation,
+        ask: Ask,
+        world: World,
+        class_weights: Mapping[int, NDArray[np.float64]],
     ) -> Total:
         """Return the sum of the answers, weighted by `class_weights` where there are any."""
         if not class_weights:
@@ -181,7 +185,8 @@ class FedDPSD:
         if not weighted:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
         count = sum(own.teachers for own in weighted.values())
-        mean = weigh({client: own.values for client, own in weighted.items()}, class_weights)
+        means = {client: own.values / own.teachers for client, own in weighted.items()}
+        mean = weigh(means, class_weights, isinstance(world.answers, Additive))
         return Total(count * mean, count, refused)
 
     def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:

@@ -57,15 +57,18 @@ class Epsilon:
     queries: int
     notes: tuple[str, ...] = ()
 
+    def number(self, digits: int) -> str:
+        """Return the value with so many digits, rounded up, as it is an upper bound."""
+        if math.isinf(self.value):
+            return "inf"
+        places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
+        rounded = math.ceil(self.value * 10**places - 1e-9) / 10**places
+        number = f"{rounded:,.{places}f}"
+        return number.rstrip("0").rstrip(".") if places else number
+
     def __str__(self) -> str:
-        number = "inf"
-        if self.value < math.inf:  # an upper bound, so its five digits are rounded up
-            digits = max(0, 4 - math.floor(math.log10(max(self.value, 1e-4))))
-            rounded = math.ceil(self.value * 10**digits - 1e-9) / 10**digits
-            number = f"{rounded:,.{digits}f}"
-            number = number.rstrip("0").rstrip(".") if digits else number
         return (
-            f"{number} ({self.unit}, {self.relation}, trust {self.trust}, "
+            f"{self.number(5)} ({self.unit}, {self.relation}, trust {self.trust}, "
             f"delta {self.delta:g}, {self.accountant})"
         )
 

@@ -184,7 +184,12 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
 
 
 def lattice_spacing(scale: float) -> float:
-    """Return the lattice spacing, a power of two, of secret and seeded noise of a scale."""
+    """Return the lattice spacing, a power of two, of secret and seeded noise of a scale.
+
+    It is 0 where there is no noise.
+    """
+    if scale == 0:
+        return 0.0
     return 2.0 ** (math.ceil(math.log2(scale)) - _UNITS)
 
 

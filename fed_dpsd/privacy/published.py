@@ -5,6 +5,7 @@ Imported only where results are written or shown, so a published number never st
 
 import math
 
+from dp_accounting import NonPrivateDpEvent
 from scipy.optimize import minimize_scalar
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -16,8 +17,10 @@ from fed_dpsd.privacy.votes import NoisyVotes
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
     """Return the number that the method's paper would print for `queries` answers.
 
-    It is `inf` where the paper claims nothing.
+    It is `inf` where the paper claims nothing, or no noise is drawn.
     """
+    if mechanism.event("record", "add_remove") == NonPrivateDpEvent():
+        return math.inf
     if isinstance(mechanism, NormalizedGradient):
         return theorem_1(
             mechanism.bound, mechanism.noise_multiplier, mechanism.num_classes, queries, delta

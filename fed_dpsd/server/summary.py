@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, mechanism_of, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition
-from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.mechanism import Epsilon, weakest
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.storage import client_name, write_json
 
 MEANINGFUL_EPSILON = 10.0
-HEADLINE = ("record", "replace_one")
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 
@@ -109,12 +108,19 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     published = published if isinstance(published, str) else f"{published:.3g}"
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
         return " · ".join([*parts, NOTHING_NOTE])
-    parts.append(f"published {published} ({mechanism_of(card)})")
-    (row,) = (r for r in card["proven"] if (r["unit"], r["relation"]) == HEADLINE)
-    claim = Epsilon.from_json(row)
-    weak = claim.value > MEANINGFUL_EPSILON
-    parts.append(f"proven {claim}" + (": no meaningful protection" if weak else ""))
-    return " · ".join(parts)
+    named = card.get("answers", card.get("mechanism"))
+    rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}
+    added, replaced = rows["record", "add_remove"], rows["record", "replace_one"]
+    weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
+    trust = weakest((added.trust, replaced.trust))
+    return " · ".join(
+        [
+            *parts,
+            f"published {published} ({named})",
+            f"proven {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
+            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{weak}",
+        ]
+    )
 
 
 def round_text(line: Mapping[str, Any]) -> str:

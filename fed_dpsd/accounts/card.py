@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.entry import Entry, spent
-from fed_dpsd.accounts.ledger import ledgers_in
+from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.config import UserError
 from fed_dpsd.experiment import Experiment

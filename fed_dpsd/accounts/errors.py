@@ -27,6 +27,10 @@ def usable(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         if isinstance(error, sqlite3.OperationalError) and code == sqlite3.SQLITE_ERROR:
             raise _corrupt(path, error) from error
+        if code == sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise LedgerError(
+                f"a write to the ledger {path} was cut short; the client's next start mends it"
+            ) from error
         raise LedgerError(
             f"the ledger {path} cannot be read or written ({error}); free disk space, mend its "
             "permissions, or end the process that holds it: until then this client answers nothing"
@@ -37,7 +41,7 @@ def usable(path: Path) -> Iterator[None]:
 
 def _corrupt(path: Path, error: Exception) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} is corrupt ({error}); restore it from a backup: "
+        f"the ledger {path} is corrupt ({' '.join(str(error).split())}); restore it from a backup: "
         "without it nobody knows what this client has spent"
     )
 

@@ -31,11 +31,11 @@ from fed_dpsd.accounts.database import (
     journal,
     let_go,
     load,
-    opened,
 )
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.errors import LedgerError, usable
-from fed_dpsd.storage import client_name, sync
+from fed_dpsd.accounts.reading import content_of, ledger_path
+from fed_dpsd.storage import sync
 
 _CREATING = threading.Lock()
 
@@ -279,6 +279,8 @@ class FileLedger:
             return
         self._remembered = None
         account = load(connection, self._path)
+        if not account.header:
+            self._is_superseded()  # the file may have been emptied or deleted since this began
         _check_header(self._path, account.header, self._header)
         self._remembered = account
 
@@ -310,12 +312,15 @@ class FileLedger:
         _check_header(self._former, found.header, header)
         if not (self._former.exists() or found.notes):
             return
-        if not self._path.exists():
+        if self._path.exists():
+            connect(self._path).close()  # rolls back a first write that was cut short
+        if not holds_anything(self._path):
             self._build(found)
         elif not _holds(self._path, found):
             raise LedgerError(
                 f"{self._former} holds what the ledger {self._path} lacks: an older version of "
-                "FedDPSD wrote there since; move away the one that holds less"
+                "FedDPSD wrote there since. Lower the budget by what `fed-dpsd privacy ledger` "
+                "shows of it, and only then move it away"
             )
         migration.supersede(self._former, header)
 
@@ -323,7 +328,8 @@ class FileLedger:
         """Write a whole account beside its place, and rename it when it is durable."""
         new = FileLedger(self._path.parent, self._header["client"], self._header["data"])
         new._path, new._settled = self._path.with_suffix(".moving"), True
-        for name in (new._path, journal(new._path)):
+        new._former = new._path  # so that its line is written only once the file is in its place
+        for name in (new._path, journal(new._path), journal(self._path)):
             name.unlink(missing_ok=True)
         with new.transaction(), new._written() as account:
             for content in found.charges:
@@ -335,57 +341,16 @@ class FileLedger:
         sync(self._path.parent)
 
 
-def ledger_path(folder: Path, client: int) -> Path:
-    """Return the file of a client's ledger."""
-    return folder / f"{client_name(client)}.sqlite"
-
-
-def ledgers_in(folder: Path) -> dict[str, Path]:
-    """Return the ledger of each client by its name; in format 1 where it has not been moved yet."""
-    old = {path.stem: path for path in sorted(folder.glob("client_*.jsonl"))}
-    new = {path.stem: path for path in sorted(folder.glob("client_*.sqlite"))}
-    return old | {name: path for name, path in new.items() if holds_anything(path)}
-
-
-def header(path: Path) -> Mapping[str, Any]:
-    """Return the format, data and client of the ledger at `path`; empty where nothing was written.
-
-    Raises:
-        LedgerError: the file is missing, corrupt or of another format.
-    """
-    return _read_only(path).header if path.suffix == ".sqlite" else migration.read(path)[0]
-
-
-def read(path: Path) -> Sequence[Entry]:
-    """Return all charges of the ledger at `path`, oldest first; in format 1 too.
-
-    Nothing is written, and no other process is kept out.
-
-    Raises:
-        LedgerError: the file is missing, corrupt or of another format.
-    """
-    if path.suffix == ".sqlite":
-        return _read_only(path).charges.entries()
-    charges = Charges()
-    with usable(path):
-        for content in migration.read(path)[1]:
-            charges.add(content)
-    return charges.entries()
-
-
-def _read_only(path: Path) -> Content:
-    with usable(path), closing(opened(path, "ro")) as connection:
-        connection.execute("BEGIN")  # so that all is read as it was at one time
-        return load(connection, path)
-
-
 def _holds(path: Path, found: migration.Moved) -> bool:
     """Return whether a ledger holds all charges, answers and notes of one in format 1."""
-    account = _read_only(path)
+    account = content_of(path)
     charged = all(account.charges.find(json.loads(line)["digest"]) for line in found.charges)
-    names = {("answers", name) for name in found.answers}
-    names |= {("notes", name) for name in found.notes}
-    return charged and names <= account.seals.keys()
+    kept = {"answers": found.answers, "notes": found.notes}
+    return charged and all(
+        account.seals.get((table, name)) == checksum(table, name, content)
+        for table, contents in kept.items()
+        for name, content in contents.items()
+    )
 
 
 def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

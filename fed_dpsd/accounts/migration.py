@@ -100,7 +100,8 @@ def read(path: Path) -> tuple[Mapping[str, Any], tuple[str, ...]]:
         values = dict(json.loads(first))
         if values["format"] == _SUPERSEDED:
             raise LedgerError(
-                f"the ledger {path} was moved to {path.with_suffix('.sqlite')}; read that one"
+                f"the ledger {path} is {path.with_suffix('.sqlite')} now; read that one, or "
+                "restore it from a backup if it is gone"
             )
         if values["format"] != FORMAT:
             raise other_format(path, values["format"], FORMAT)

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from fed_dpsd import api
 from fed_dpsd.accounts.card import account, ledger_files
-from fed_dpsd.accounts.ledger import read
+from fed_dpsd.accounts.reading import read
 from fed_dpsd.audits.attacks import attacks
 from fed_dpsd.cli.console import AsJson, Overrides, say
-from fed_dpsd.config import compose
+from fed_dpsd.config import UserError, compose
 from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
@@ -88,6 +88,8 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Print the charges of clients, and the epsilons so far. Nothing is written."""
+    if not 0 < delta < 1:
+        raise UserError(f"--delta {delta:g} must be between 0 and 1, both excluded")
     accounts = {file: read(file) for file in ledger_files(path)}
     totals = {
         file: [account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS]

@@ -301,3 +301,6 @@ def take_step(site: Site, step: SumStep) -> dict[str, bytes]:
         return site.summing.step(step)
     except SumError as error:
         raise ProtocolError(str(error)) from None
+    except LedgerError as error:
+        logger.error("client %d: %s", site.client, error)
+        raise ProtocolError("the client's ledger cannot be read or written") from None

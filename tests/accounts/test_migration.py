@@ -1,8 +1,10 @@
 """A ledger that version 0.1 wrote: three runs of labels, secure sums and a private training."""
 
+import hashlib
 import json
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from fed_dpsd.accounts import migration
 from fed_dpsd.accounts.card import account, ledger_files
 from fed_dpsd.accounts.database import journal
 from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.accounts.ledger import FileLedger, LedgerError, header, read
+from fed_dpsd.accounts.ledger import FileLedger, LedgerError
+from fed_dpsd.accounts.reading import header, read
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
 FORMER = Path(__file__).parent / "ledger_format_1"
@@ -86,7 +89,7 @@ def test_the_old_file_is_kept_and_no_version_goes_on_with_it(folder):
     assert kept.read_bytes() == (FORMER / "client_000.jsonl").read_bytes()
     (line,) = (folder / "client_000.jsonl").read_text().splitlines()
     assert json.loads(line)["format"] == 2  # version 0.1 reads format 1 only
-    with pytest.raises(LedgerError, match="was moved to"):
+    with pytest.raises(LedgerError, match=r"is .*sqlite now; read that one"):
         read(folder / "client_000.jsonl")
 
 
@@ -169,6 +172,120 @@ def test_a_ledger_of_other_data_is_not_moved(folder):
     ):
         pytest.fail("it was let in")
     assert not (folder / "client_000.sqlite").exists()
+
+
+def hot_journal(tmp_path):
+    """A database in its first write, cut short: its bytes, and its journal's."""
+    path = tmp_path / "cut.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("CREATE TABLE large (content BLOB)")
+        connection.execute("INSERT INTO large VALUES (zeroblob(900000))")
+        return path.read_bytes(), journal(path).read_bytes()
+
+
+@pytest.mark.parametrize("left", ["nothing in it", "a first write cut short", "its journal alone"])
+def test_what_a_killed_process_left_beside_an_old_ledger_does_not_stop_the_move(
+    folder, tmp_path, left
+):
+    database, hot = hot_journal(tmp_path)
+    assert database
+    assert hot
+    path = folder / "client_000.sqlite"
+    if left != "its journal alone":
+        path.write_bytes(b"" if left == "nothing in it" else database)
+    if left != "nothing in it":
+        journal(path).write_bytes(hot)
+    before = content(FORMER)
+    for _ in range(2):
+        file = opened(folder)
+        with file.transaction():
+            assert [entry.to_json() for entry in file.entries()] == list(before.charges)
+
+
+def test_a_read_of_a_write_that_was_cut_short_says_who_mends_it(folder, tmp_path):
+    opened(folder)
+    path = folder / "client_000.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("UPDATE notes SET content = zeroblob(900000)")
+        files = {each: each.read_bytes() for each in (path, journal(path))}
+    for each, bytes_then in files.items():
+        each.write_bytes(bytes_then)
+    with pytest.raises(LedgerError, match="cut short; the client's next start mends it"):
+        read(path)
+    opened(folder)
+    assert read(path)
+
+
+def notes_only(folder):
+    """What version 0.1 left where it was killed before its first charge."""
+    for path in (folder / "client_000").glob("*.npy"):
+        path.unlink()
+    (folder / "client_000.jsonl").unlink()
+    return folder
+
+
+def test_an_account_of_notes_alone_is_moved_and_a_crash_locks_nobody_out(folder, monkeypatch):
+    notes = dict(content(notes_only(folder)).notes)
+    assert notes
+    with monkeypatch.context() as patch:
+        patch.setattr(ledgers.os, "replace", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            opened(folder)
+    file = opened(folder)
+    with file.transaction():
+        assert {name: file.noted(name) for name in notes} == notes
+    assert not (folder / "client_000.jsonl.before-sqlite").exists()  # there was no such file
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_ledger_that_is_gone_is_no_new_account_to_who_held_it(folder, how):
+    file, path = opened(folder), folder / "client_000.sqlite"
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+    with pytest.raises(LedgerError, match="is gone"), file.transaction():
+        pytest.fail("it was let in")
+
+
+def test_processes_that_move_an_account_wait_for_an_older_version_and_for_each_other(folder):
+    former = folder / "client_000.jsonl"
+    lines = former.read_text().splitlines()
+    entry = json.loads(migration._content(lines[-1])) | {"digest": "0" * 64}
+    found = []
+
+    def move():
+        file = opened(folder)
+        with file.transaction():
+            found.append([each.digest for each in file.entries()])
+
+    threads = [threading.Thread(target=move) for _ in range(3)]
+    with migration.held(former):  # as version 0.1 does while it answers
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.2)
+        assert not found
+        more = migration._seal(lines[-1], json.dumps(entry))
+        former.write_text("\n".join([*lines, more, ""]))
+    for thread in threads:
+        thread.join()
+    assert [digests[-1] for digests in found] == ["0" * 64] * 3
+    assert len({len(digests) for digests in found}) == 1
+
+
+def test_a_note_that_an_older_version_changed_since_is_not_forgotten(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(migration, "supersede", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            opened(folder)
+    note = next((folder / "client_000").glob("*.note"))
+    note.write_bytes(b"other" + hashlib.sha256(note.stem.encode() + b"other").digest())
+    with pytest.raises(LedgerError, match="an older version of FedDPSD wrote there since"):
+        opened(folder)
 
 
 class Killed(BaseException):

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
 from fed_dpsd.accounts.entry import Entry, spent
-from fed_dpsd.accounts.ledger import MemoryLedger, read
+from fed_dpsd.accounts.ledger import MemoryLedger
+from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
 from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.fed_dpsd import FedDPSD

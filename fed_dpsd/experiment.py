@@ -131,6 +131,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                 quorum.check(config.num_clients)
             except ValueError as error:
                 binder.problems.append(f"privacy.quorum.{error}")
+        binder.problems += _patient_problems(config, mechanism)
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
@@ -142,14 +143,34 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
 
 def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of privacy.mechanism.Shards: teachers at a client, and the unit of shards."""
-    by = "record" if data.get("patient_column") is None else "patient"
+    known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+    by = "patient" if known or raw["privacy"].get("unit") == "patient" else "record"
     return {"teachers": raw["teachers_per_client"], "by": by}
+
+
+def _patient_problems(config: Config, mechanism: Mechanism | None) -> list[str]:
+    """Return what keeps a training from knowing its patients; hospitals check their own files."""
+    data, simulation = config.data, config.federation.simulation
+    if data.records_per_patient is not None and not simulation:
+        return [
+            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
+        ]
+    by_patient = isinstance(mechanism, TrainingMechanism) and mechanism.unit == "patient"
+    if by_patient and simulation and (data.patient_column, data.records_per_patient) == (None,) * 2:
+        return [
+            "privacy.unit=patient: the records name no patients; give data.patient_column, or "
+            "data.records_per_patient=N to make patients of N records up"
+        ]
+    return []
 
 
 def _calibrate(
     binder: Binder, method: Method, mechanism: Mechanism, config: Config
 ) -> tuple[Mechanism, Config]:
     """Calibrate the mechanism so that the planned run spends target_epsilon on a record.
+
+    A private training whose unit is the patient spends it on a patient.
 
     Returns:
         The calibrated mechanism and its configuration.
@@ -162,10 +183,12 @@ def _calibrate(
         )
         return mechanism, config
 
+    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
+
     def spend(value: float) -> float:
         trial = dataclasses.replace(mechanism, **{field: value})  # type: ignore[type-var]
         stages = method.plan(World.of(config, trial)).stages
-        event = ComposedDpEvent([stage.event("record", "add_remove") for stage in stages])
+        event = ComposedDpEvent([stage.event(unit, "add_remove") for stage in stages])
         return unchanged_epsilon(event, settings.delta)
 
     try:

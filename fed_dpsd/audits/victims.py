@@ -159,7 +159,7 @@ def _ask_about(
             config=_unlimited(dataclasses.replace(config, cache=cache)),
             mechanism=mechanism,
             client=0,
-            records=Split(images[included], labels[included]),
+            records=Split(images[included], labels[included], np.flatnonzero(included)),
             shard_ids=np.flatnonzero(included),
             test=None,
             account=_account(config, mechanism),

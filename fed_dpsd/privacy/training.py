@@ -239,7 +239,7 @@ class DPSGD(TrainingMechanism):
         parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
         if self.counts_classes:
             # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
-            # patient's, in parts of 1 / R, by a step more for each part (docs/privacy.md, 15).
+            # patient's, in parts of 1 / R, by a step more for each part (Theorem 15).
             most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
             scale = min(self.count_noise, most)
             parts.append(GaussianDpEvent(scale / math.sqrt(2 if replaced else 1)))

@@ -52,7 +52,8 @@ def one_line(error: BaseException) -> str:
 class DataConfig:
     """The keys of conf/data: the source of the images. `path` (a parquet folder) wins over `hub`.
 
-    With `patient_column`, all records of a patient go to the same teacher of a client.
+    With `patient_column`, all records of a patient go to the same teacher of a client. A simulation
+    may make patients up instead: `records_per_patient` records of one class at one client each.
     """
 
     name: str
@@ -63,8 +64,17 @@ class DataConfig:
     patient_column: str | None
     shape: tuple[int, ...]
     num_classes: int
+    # It is no part of the text that decoded images are cached under.
+    records_per_patient: int | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.records_per_patient is not None:
+            require(self, records_per_patient=1)
+            if self.patient_column is not None:
+                raise ValueError(
+                    f"records_per_patient={self.records_per_patient} makes patients up, and "
+                    f"patient_column={self.patient_column!r} names them; give one of the two"
+                )
         if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:
             raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
         if self.shape[1] < 8 or self.shape[1] % 4:
@@ -127,7 +137,8 @@ class PrivacyConfig:
     `budget` caps the record-level (add_remove) epsilon that a client spends, over all that its
     ledger holds. With `budget_relation="replace_one"` it also caps the epsilon of replaced records.
     Null means no cap. `target_epsilon` sets the noise of the training, or of the answers where the
-    training has none, so that the run spends it (record, add_remove).
+    training has none, so that the run spends it (record, add_remove; patient, add_remove with
+    `training.unit="patient"`).
     """
 
     delta: float

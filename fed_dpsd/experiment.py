@@ -134,6 +134,7 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                 quorum.check(config.num_clients)
             except ValueError as error:
                 binder.problems.append(f"answers.quorum.{error}")
+        binder.problems += _patient_problems(config, training)
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
@@ -152,8 +153,26 @@ def _noiseless(answers: Mechanism) -> bool:
 
 def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of privacy.mechanism.Shards: teachers at a client, and the unit of shards."""
-    by = "record" if data.get("patient_column") is None else "patient"
+    known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
+    by = "patient" if known or raw["training"].get("unit") == "patient" else "record"
     return {"teachers": raw["teachers_per_client"], "by": by}
+
+
+def _patient_problems(config: Config, training: Training | None) -> list[str]:
+    """Return what keeps a training from knowing its patients; hospitals check their own files."""
+    data, simulation = config.data, config.federation.simulation
+    if data.records_per_patient is not None and not simulation:
+        return [
+            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
+        ]
+    by_patient = isinstance(training, TrainingMechanism) and training.unit == "patient"
+    if by_patient and simulation and (data.patient_column, data.records_per_patient) == (None,) * 2:
+        return [
+            "training.unit=patient: the records name no patients; give data.patient_column, or "
+            "data.records_per_patient=N to make patients of N records up"
+        ]
+    return []
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
@@ -162,7 +181,10 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
 
 
 def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
-    """Calibrate an axis's noise so that the planned run spends target_epsilon on a record."""
+    """Calibrate an axis's noise so that the planned run spends target_epsilon on a record.
+
+    A private training whose unit is the patient spends it on a patient.
+    """
     config, method = experiment.config, experiment.method
     settings, axis = config.privacy, calibrated_axis(experiment)
     mechanism = getattr(experiment, axis)
@@ -179,10 +201,12 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
             experiment, **{axis: dataclasses.replace(mechanism, **{field: value})}
         )
 
+    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
+
     def spend(value: float) -> float:
         trial = with_value(value)
         stages = method.plan(World.of(config, trial.training, trial.answers)).bases[axis]
-        event = ComposedDpEvent([stage.event("record", "add_remove") for stage in stages])
+        event = ComposedDpEvent([stage.event(unit, "add_remove") for stage in stages])
         return unchanged_epsilon(event, settings.delta)
 
     try:

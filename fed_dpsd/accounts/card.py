@@ -31,12 +31,15 @@ from fed_dpsd.privacy.mechanism import (
     weakest,
 )
 from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
+SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
+MADE_UP_NOTE = "patients are made up: {} records of one class each"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
 TUNING_NOTE = "tuning not covered"
@@ -238,6 +241,10 @@ def proven(
         notes.append(TIME_NOTE)
     if unit == "patient":
         notes.append(PATIENT_NOTE)
+        if config.data.records_per_patient is not None:
+            notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
+    if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
+        notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
         notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
@@ -246,6 +253,12 @@ def proven(
         notes.append(QUORUM_NOTE.format(quorum.colluding))
     stages, caveats = plan.bases[basis], (*notes, *further_notes)
     return prove(stages, delta, unit, relation, caveats, plan.queries)
+
+
+def _by_patient(experiment: Experiment) -> bool:
+    """Return whether patients are the unit of a private training."""
+    mechanism = experiment.mechanism
+    return isinstance(mechanism, TrainingMechanism) and mechanism.unit == "patient"
 
 
 def _number(value: float) -> float | str:

@@ -99,7 +99,8 @@ class Entry:
         for pair, event in self.costs.items():
             pairs.setdefault(json.dumps(event, default=_pack), []).append(" ".join(pair))
         costs = {", ".join(names): json.loads(event) for event, names in pairs.items()}
-        return json.dumps({**vars(self), "costs": costs})
+        values = {key: value for key, value in vars(self).items() if key != "training" or value}
+        return json.dumps({**values, "costs": costs})
 
     @classmethod
     def from_json(cls, line: str) -> "Entry":

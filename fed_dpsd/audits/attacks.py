@@ -144,7 +144,7 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
 
     close = _close(
         mechanism,
-        lambda trial: _record_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one"),
+        lambda trial: _own_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one"),
     )
     runs = ALONE_RUNS if alone else CLOSE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
@@ -187,7 +187,7 @@ def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
 def _answers_proof(
     mechanism: Mechanism, queries: int, result: Audit, delta: float = CLOSE_DELTA
 ) -> Proof:
-    proven = _record_epsilon(mechanism, queries, delta, result.relation)
+    proven = _own_epsilon(mechanism, queries, delta, result.relation)
     return Proof(proven, _answers_mu(mechanism, queries))
 
 
@@ -200,9 +200,9 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
     secrets, delta = _secrets(config, "training"), config.privacy.delta
     most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
     few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
-    close = _close(few, lambda trial: _record_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    close = _close(few, lambda trial: _own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
     runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
-    canaries = math.ceil(CANARIES / math.sqrt(close.copies))
+    canaries = math.ceil(CANARIES / math.sqrt(close.places))
     linear = make_teacher(config, 0, 0).fixed
     say(f"the training's steps: {runs:,} trainings of {close.steps:,} steps, {canaries} canaries")
     guesses = guess_steps(
@@ -213,7 +213,7 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
     yield Attack(
         "the training's steps (worst-case records, no class counts, weights that stand still)",
         close,
-        conclude(guesses, delta, TRAINING_FAILURE, 0, WHITE_BOX, audited),
+        conclude(guesses, delta, TRAINING_FAILURE, 0, WHITE_BOX, audited, close.unit),
         _training_proof(close, 0, delta, advantage),
     )
 
@@ -225,9 +225,9 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
         )
         event = GaussianDpEvent(counting.count_noise)
         yield Attack(
-            "the class counts (one record a class)",
+            f"the class counts (one {close.unit} a class)",
             counting,
-            conclude(guesses, delta, TRAINING_FAILURE, 0, COUNTS, "class counts"),
+            conclude(guesses, delta, TRAINING_FAILURE, 0, COUNTS, "class counts", close.unit),
             Proof(_event_epsilon(event, delta, mechanism), gaussian_mu(event)),
         )
 
@@ -264,14 +264,15 @@ def _black_box(
     tests_code: bool,
 ) -> Attack:
     queries, audited = victims.CANARIES, "released probabilities"
-    result = conclude(guesses, delta, TRAINING_FAILURE, queries, BLACK_BOX, audited)
+    failure, unit = TRAINING_FAILURE, claimed.unit
+    result = conclude(guesses, delta, failure, queries, BLACK_BOX, audited, unit)
     proof = _training_proof(claimed, queries, delta, advantage)
     return Attack(title, claimed, result, proof, tests_code=tests_code)
 
 
 def _training_proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
-    proven = _record_epsilon(mechanism, queries, delta, "add_remove")
-    return Proof(proven, gaussian_mu(mechanism.event("record", "add_remove")), advantage)
+    proven = _own_epsilon(mechanism, queries, delta, "add_remove")
+    return Proof(proven, gaussian_mu(mechanism.event(mechanism.unit, "add_remove")), advantage)
 
 
 # --- claims -----------------------------------------------------------------------------------
@@ -288,17 +289,20 @@ def _close(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
     return dataclasses.replace(mechanism, **{field: setting})
 
 
-def _record_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
-    """Prove an epsilon for `queries` asks of one query each; a training is one release."""
+def _own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
+    """Prove an epsilon for `queries` asks of one query each; a training is one release.
+
+    It is for a record, or for the unit that a training bounds.
+    """
     if isinstance(mechanism, DPSGD):
-        return prove([Stage(mechanism, 1, queries)], delta, "record", relation)
+        return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)
     return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
 
 
-def _event_epsilon(event: DpEvent, delta: float, mechanism: Charged) -> Epsilon:
+def _event_epsilon(event: DpEvent, delta: float, mechanism: DPSGD) -> Epsilon:
     bound = epsilon(event, delta)
     return Epsilon(
-        *(bound.epsilon, bound.delta, "record", "add_remove", trust_of(mechanism.noise_at)),
+        *(bound.epsilon, bound.delta, mechanism.unit, "add_remove", trust_of(mechanism.noise_at)),
         *(bound.accountant, 0),
     )
 

@@ -8,7 +8,7 @@ apart, an answer came from; how well it guesses bounds epsilon (docs/privacy.md,
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ ROUNDING = 1e-9  # most of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on what one changed record tells; it prints with its meaning.
+    """A lower bound on what one changed record, or patient, tells; it prints with its meaning.
 
     Args:
         lower_bound: no epsilon below it holds at `delta`.
@@ -60,9 +60,9 @@ class Audit:
         advantage_lower_bound: no smaller total variation distance between the worlds holds. None:
             not looked for.
         canaries: in a run; None where there are two worlds.
+        unit: the unit that changes.
     """
 
-    unit: ClassVar[Unit] = "record"
     lower_bound: float
     mu_lower_bound: float | None
     failure_probability: float
@@ -75,6 +75,7 @@ class Audit:
     relation: Relation = "replace_one"
     advantage_lower_bound: float | None = None
     canaries: int | None = None
+    unit: Unit = "record"
 
     def __str__(self) -> str:
         more = ""
@@ -101,7 +102,7 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """Return all fields; infinity is the string "inf"."""
         bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
-        return vars(self) | {"lower_bound": bound, "unit": self.unit}
+        return vars(self) | {"lower_bound": bound}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Trainings on canaries: records whose gradients an adversary can tell from all the others'.
 
+Where patients are the unit of a training, a canary is a patient with all their records.
+
 The adversary is the one that the proof of DP-SGD is about: it chose the records, and it sees the
 noisy sum of every step. It does not know which records the coins put in.
 """
@@ -68,12 +70,13 @@ def guess_steps(
         watched = _Watched(**fields)
         loud = LARGEST_INPUT if linear else LOUD * mechanism.max_grad_norm
         records = torch.eye(canaries)[torch.from_numpy(included)] * loud
-        inputs = records[:, None].repeat(1, mechanism.copies, 1)
+        inputs = records[:, None].repeat(1, mechanism.places, 1)
         layer = nn.Linear(canaries, 2, bias=linear)
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)
         teacher = layer if linear else nn.Sequential(layer)
-        labels = torch.zeros(len(inputs), dtype=torch.long)
+        shape = inputs.shape[: 1 if mechanism.unit == "record" else 2]
+        labels = torch.zeros(shape, dtype=torch.long)
         watched.train(teacher, inputs, labels, secret.numpy("private training"))
         sums = np.stack([part for part in watched.seen if part.shape == (2, canaries)])
         parts = (sums[:, 1] - sums[:, 0]) / math.sqrt(2) / mechanism.max_grad_norm  # (T, m)
@@ -98,6 +101,8 @@ def guess_counts(
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
         labels = np.flatnonzero(included)
+        if mechanism.unit == "patient":
+            labels = labels[:, None].repeat(mechanism.records_per_patient, axis=1)
         return mechanism.count(labels, canaries, secret.numpy("class counts")) - 0.5
 
     return _guess(score, canaries, streams, runs)
@@ -120,7 +125,7 @@ def _guess(
 
 
 def steps_advantage(mechanism: DPSGD) -> float:
-    """Bound the total variation distance of a training's steps, one added record apart.
+    """Bound the total variation distance of a training's steps, one added unit apart.
 
     The distance is delta at epsilon 0. At rate 1 it is that of one Gaussian mechanism.
     """

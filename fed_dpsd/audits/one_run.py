@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from fed_dpsd.audits.black_box import Audit
+from fed_dpsd.privacy.mechanism import Unit
 
 # An event of probability y in one of two neighbouring worlds has at least this one in the other.
 Claim = Callable[[float], float]
@@ -133,7 +134,13 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
 
 
 def conclude(
-    guesses: Guesses, delta: float, failure: float, queries: int, assumption: str, audited: str
+    guesses: Guesses,
+    delta: float,
+    failure: float,
+    queries: int,
+    assumption: str,
+    audited: str,
+    unit: Unit = "record",
 ) -> Audit:
     """Bound what a canary that is added or removed may tell, from below.
 
@@ -147,6 +154,7 @@ def conclude(
         queries: answers that the adversary saw in a run; 0 where it saw a training.
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
+        unit: the unit that a canary is.
     """
     runs, canaries = guesses.scores.shape
     epsilon = strongest(lambda value: approximate(value, delta), guesses, failure / 2)
@@ -169,4 +177,5 @@ def conclude(
         "add_remove",
         advantage,
         canaries,
+        unit,
     )

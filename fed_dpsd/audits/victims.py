@@ -162,7 +162,7 @@ def _ask_about(
             training=training,
             answers=Probabilities(),
             client=0,
-            records=Split(images[included], labels[included]),
+            records=Split(images[included], labels[included], np.flatnonzero(included)),
             shard_ids=np.flatnonzero(included),
             test=None,
             account=_account(config, training, Probabilities()),

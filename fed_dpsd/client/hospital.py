@@ -27,6 +27,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
+from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.storage import client_name, conf_folder
 
@@ -42,6 +43,7 @@ LIMITS = {
     "teacher.batch_size": 1_024,
     "training.steps": 10_000,
     "training.copies": 5,
+    "training.records_per_patient": 16,
 }
 KEPT = 400  # teachers on disk besides a run's own; a deleted one is trained again, to the same bits
 _REMEDY = "`fed-dpsd site init` writes one"
@@ -65,6 +67,8 @@ class Hospital:
         num_classes: K of the federation.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
+        units: the units by which a private training may protect: "record", "patient" or both. The
+            budget bounds a record under either, so both are allowed unless the file says otherwise.
         delta: failure probability of the budget, between 0 and 1.
         queries: number of synthetic images that may ever be answered. A charge without images,
             such as a training, counts as one.
@@ -106,6 +110,7 @@ class Hospital:
     limits: Mapping[str, Any]
     when_records_change: WhenRecordsChange = "refuse"
     budget_relation: Relation = "add_remove"
+    units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
@@ -135,6 +140,7 @@ class Hospital:
             "answers": _choices("answers"),
             "models": CLASSIFIERS,
             "trust": get_args(Trust),
+            "units": get_args(TrainedUnit),
         }
         for key, known in known_names.items():
             for name in getattr(self, key):
@@ -205,7 +211,22 @@ class Hospital:
             )
         if trust not in self.trust:
             raise NotAllowed(f"this site does not trust the {trust}")
+        if isinstance(experiment.training, TrainingMechanism):
+            self._check_unit(experiment.training.unit)
         return experiment
+
+    def _check_unit(self, unit: TrainedUnit) -> None:
+        """Refuse a private training that bounds a unit which the file does not allow or name."""
+        if unit not in self.units:
+            raise NotAllowed(
+                f"training.unit={unit}: this site trains by {' or '.join(self.units) or 'none'} "
+                f"only; its file would allow it with `units: [{', '.join((*self.units, unit))}]`"
+            )
+        if unit == "patient" and self.files.patient_column is None:
+            raise NotAllowed(
+                "training.unit=patient: this site knows no patients; its file would name them with "
+                "`patient_column: COLUMN` under `files:`"
+            )
 
     def _check(self, raw: Mapping[str, Any]) -> None:
         """Refuse an experiment that the file does not allow, before any class is looked up."""
@@ -239,6 +260,7 @@ class Hospital:
     def _with_own_settings(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the experiment with all settings that only this site decides."""
         own = {"patient_column": self.files.patient_column, "path": None, "hub": None}
+        own["records_per_patient"] = None
         own_budget = ("budget", "delta", "budget_relation")
         budget = {key: getattr(self, key) for key in own_budget}
         places = {"out": str(self.folder), "run_folder": "", "ledger": str(self.folder / "ledger")}

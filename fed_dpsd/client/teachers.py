@@ -27,7 +27,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
-from fed_dpsd.privacy.training import Training, TrainingMechanism
+from fed_dpsd.privacy.training import Training, TrainingMechanism, places_of
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
@@ -58,11 +58,13 @@ class Teachers:
         training: how these teachers are trained.
         client: the client's number.
         records: the client's private records.
-        shard_ids: (len(records),) each record's lasting id, or its patient's.
+        shard_ids: (len(records),) each record's lasting id, or its patient's. A private training
+            whose unit is the patient goes by `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
 
     Raises:
-        UserError: teacher.path does not hold weights of this client's architecture.
+        UserError: teacher.path does not hold weights of this client's architecture, or a private
+            training bounds patients and the records name none.
     """
 
     def __init__(
@@ -80,6 +82,15 @@ class Teachers:
         self._noise: Noise = secret or Streams(config.teacher.seed)
         self._training = training if isinstance(training, TrainingMechanism) else None
         self._read = config.teacher.path and read_teacher(config, client)
+        self._by_patient = self._training is not None and self._training.unit == "patient"
+        if self._by_patient:
+            if records.patients is None:
+                raise UserError(
+                    "training.unit=patient: the records name no patients; give data.patient_column "
+                    "or data.records_per_patient=N in a simulation, files.patient_column in a "
+                    "hospital's site.yaml"
+                )
+            shard_ids = records.patients
         keys = assign_shards(shard_ids, config.teachers_per_client, config.teacher.seed)
         self._shards = [
             records.take(np.flatnonzero(keys == shard))
@@ -104,7 +115,7 @@ class Teachers:
         digests = []
         for shard, records in enumerate(self._shards):
             digest = hashlib.sha256(f"{self.settings} {shard}".encode())
-            _digest_records(records, digest.update)
+            self._digest_records(records, digest.update)
             digests.append(digest.hexdigest())
         return digests
 
@@ -113,7 +124,7 @@ class Teachers:
         """Return a digest of the records alone, in their shards, whatever is trained on them."""
         digest = hashlib.sha256()
         for records in self._shards:
-            _digest_records(records, digest.update)
+            self._digest_records(records, digest.update)
         return digest.hexdigest()
 
     @property
@@ -171,7 +182,10 @@ class Teachers:
         counts = []
         for digest, records in zip(self.digests, self._shards, strict=True):
             rng = self._noise.numpy("class counts", self._client, int(digest, 16))
-            counts.append(self._training.count(records.labels, num_classes, rng))
+            labels = records.labels
+            if self._by_patient:
+                labels = labels[self._places(records)]
+            counts.append(self._training.count(labels, num_classes, rng))
         return np.stack(counts)[:, None]
 
     def sensitive_weights(self) -> NDArray[np.float32]:
@@ -256,16 +270,28 @@ class Teachers:
         images = copies.reshape(-1, *records.images.shape[1:])
         model, take = learner(teacher, images, torch.device("cpu"), _safe_batch(teacher, images))
         inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+        if self._by_patient:
+            places = torch.from_numpy(self._places(records))
+            inputs = inputs[places].flatten(1, 2)
+            labels = labels[places].repeat_interleave(self._training.copies, dim=1)
         rng = self._noise.numpy(purpose, self._client, number)
         self._training.train(model, inputs, labels, rng)
         teacher.to(memory_format=torch.channels_last)
 
+    def _places(self, records: Split) -> NDArray[np.int64]:
+        """Return the (P, R) numbers of the records that stand for each patient of a shard."""
+        assert self._training
+        assert records.patients is not None
+        return places_of(records.patients, self._training.records_per_patient)
 
-def _digest_records(records: Split, update: Callable[[bytes], None]) -> None:
-    """Add a shard's images and labels to a digest."""
-    update(f"{records.images.shape}".encode())
-    update(np.ascontiguousarray(records.images).tobytes())
-    update(records.labels.tobytes())
+    def _digest_records(self, records: Split, update: Callable[[bytes], None]) -> None:
+        """Add a shard's images and labels to a digest, and its patients if teachers see them."""
+        update(f"{records.images.shape}".encode())
+        update(np.ascontiguousarray(records.images).tobytes())
+        update(records.labels.tobytes())
+        if self._by_patient:
+            assert records.patients is not None
+            update(records.patients.tobytes())
 
 
 def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:

@@ -127,6 +127,18 @@ def split(
     )
 
 
+def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Return a patient for each of a client's records: `size` records of one class, in their order.
+
+    The last patient of a class may have fewer. Other clients' records do not matter.
+    """
+    patients = np.empty_like(labels)
+    for label in np.unique(labels):
+        own = np.flatnonzero(labels == label)
+        patients[own] = (label << 32) + np.arange(len(own)) // size
+    return patients
+
+
 def _try_split(
     partition: Partition, labels: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:

@@ -48,7 +48,7 @@ class Records:
             +-7.94 is set to it.
         inner: (N, A, A) float64, the exact inner products of a record's copies, bias included.
             Where an input is not finite, they are so large that the record counts as zero.
-        labels: (N,).
+        labels: (N,), or (N, A) where copies have labels of their own.
     """
 
     inputs: torch.Tensor
@@ -57,7 +57,7 @@ class Records:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
-        """Round (N, A, D) inputs of about unit size to whole numbers, beside (N,) labels.
+        """Round (N, A, D) inputs of about unit size to whole numbers, beside their labels.
 
         Raises:
             ValueError: there are too many rows, or too many inputs in one.
@@ -102,7 +102,7 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     """
     copies, features = records.inputs.shape[1:]
     rows = records.inputs.flatten(0, 1)
-    residuals = _residuals(_logits(layer, rows), _each(records.labels, copies))
+    residuals = _residuals(_logits(layer, rows), _labels(records.labels, copies))
     residuals *= _each(_scale(residuals, records.inner, bound).float(), copies)
     residuals.trunc_()
     high = residuals.div(_HALF).round_()
@@ -115,6 +115,11 @@ def linear_sum(layer: nn.Linear, records: Records, bound: float) -> tuple[torch.
     first, second = total.chunk(2)
     weight = (first * _HALF + second) * (_RESIDUAL * _INPUT)
     return weight, residuals.sum(1, dtype=torch.float64) * _RESIDUAL
+
+
+def _labels(labels: torch.Tensor, copies: int) -> torch.Tensor:
+    """Return the (N * A,) labels of all copies, from (N,) labels of records or (N, A) of copies."""
+    return _each(labels, copies) if labels.ndim == 1 else labels.flatten()
 
 
 def _each(values: torch.Tensor, copies: int) -> torch.Tensor:
@@ -201,14 +206,14 @@ def single_gradients(
     Args:
         model: the model whose gradients Opacus forms, record by record.
         inputs: (B, A, ...).
-        labels: (B,).
+        labels: (B,), or (B, A) where copies have labels of their own.
 
     Returns:
         (B, ...) float32 of each parameter, and last the (B,) float64 L2 norms over all of them.
     """
     count, copies = inputs.shape[:2]
     logits = model(inputs.flatten(0, 1))
-    loss = nn.functional.cross_entropy(logits, labels.repeat_interleave(copies), reduction="sum")
+    loss = nn.functional.cross_entropy(logits, _labels(labels, copies), reduction="sum")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # as expected
         loss.backward()
@@ -244,7 +249,7 @@ def padded(
     missing = size - len(labels)
     return (
         torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])]),
-        torch.cat([labels, labels.new_zeros(missing)]),
+        torch.cat([labels, labels.new_zeros(missing, *labels.shape[1:])]),
     )
 
 

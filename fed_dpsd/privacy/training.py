@@ -6,8 +6,8 @@ Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algor
 import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,10 @@ SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are c
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
+# Images of a patient: their (N, A, A) inner products fill no more memory than 128 inputs would.
+MOST_PLACES = 64
+
+TrainedUnit = Literal["record", "patient"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,9 @@ class Plain:
 class TrainingMechanism(ABC):
     """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
 
+    With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
+    so R * A images; with `unit="record"` R is 1.
+
     Its event is that of a whole training, class counts included. It is charged once, before the
     first step. Whatever the teachers answer is post-processing.
     """
@@ -54,6 +61,8 @@ class TrainingMechanism(ABC):
     reason: ClassVar[str]
     noise_at: ClassVar[NoiseAt] = "client"
     copies: int
+    unit: TrainedUnit
+    records_per_patient: int
 
     @property
     @abstractmethod
@@ -74,7 +83,10 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
-        """Draw (K,) noisy class counts of one shard's (N,) labels; to be called once."""
+        """Draw (K,) noisy class counts of one shard's labels; to be called once.
+
+        The labels are (N,), or (P, R) of P patients.
+        """
 
     @abstractmethod
     def train(
@@ -84,7 +96,26 @@ class TrainingMechanism(ABC):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels."""
+        """Train a teacher in place on one shard's (N, A, ...) inputs and (N,) labels.
+
+        With patients as the unit, inputs are (P, R * A, ...) and labels (P, R * A).
+        """
+
+
+def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return the (P, R) numbers of the records that stand for each patient, R = `most`.
+
+    A patient's first R records are taken, in their order; fewer are repeated in turn to fill the R
+    places. At a hospital records are in the order of their files' hashes, in a simulation in that
+    of their numbers. So a patient's row depends on this patient's own records alone.
+
+    Args:
+        patients: (N,) the patient of each record.
+        most: R >= 1, a public constant.
+    """
+    order = np.argsort(patients, kind="stable")
+    _, first, count = np.unique(patients[order], return_index=True, return_counts=True)
+    return np.asarray(order[first[:, None] + np.arange(most) % count[:, None]])
 
 
 @dataclass(frozen=True)
@@ -102,16 +133,25 @@ class DPSGD(TrainingMechanism):
     normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
     a patient or a client: they may hold any number of records.
 
+    With `unit="patient"` patients take the place of records. A patient's gradient is the clipped
+    mean over at most `records_per_patient` of their records, and their part of the class counts is
+    the mean of these records' one-hot labels. So a patient has the events that a record has
+    otherwise. A record that is changed, added or removed changes its patient's part, so it has the
+    event of a replaced patient. Nothing is proven for a client.
+
     Args:
         noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
         sample_rate: q, in (0, 1].
         steps: of a training, >= 1.
-        max_grad_norm: bound of one record's gradient, > 0.
+        max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
         learning_rate: Adam's, > 0.
         copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
             2204.13650).
         count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
             1), > 0; None releases no counts.
+        unit: "record" or "patient": the unit that is sampled, and whose gradient is clipped.
+        records_per_patient: R >= 1, most records of a patient that are taken (`places_of`); R times
+            `copies` is at most 64. With `unit="record"` it is 1.
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -119,9 +159,6 @@ class DPSGD(TrainingMechanism):
 
     name: ClassVar[str] = "dp_sgd"
     calibrated_by: ClassVar[str] = "noise_multiplier"
-    reason: ClassVar[str] = (
-        "DP-SGD bounds one record; a patient's or client's number of records has no bound"
-    )
     noise_multiplier: float
     sample_rate: float
     steps: int
@@ -129,6 +166,8 @@ class DPSGD(TrainingMechanism):
     learning_rate: float
     copies: int = 1
     count_fraction: float | None = None
+    unit: TrainedUnit = "record"
+    records_per_patient: int = 1
 
     def __post_init__(self) -> None:
         for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_fraction"):
@@ -146,6 +185,46 @@ class DPSGD(TrainingMechanism):
             raise ValueError(f"copies={self.copies} must be between 1 and {MOST_COPIES}")
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate={self.sample_rate} must be above 0 and at most 1")
+        if self.unit not in ("record", "patient"):
+            raise ValueError(f"unit={self.unit!r} must be 'record' or 'patient'")
+        if self.records_per_patient < 1:
+            raise ValueError(f"records_per_patient={self.records_per_patient} must be >= 1")
+        if self.unit == "record" and self.records_per_patient > 1:
+            raise ValueError(
+                f"records_per_patient={self.records_per_patient} needs unit=patient: a training by "
+                "records takes every record"
+            )
+        if self.unit == "patient" and self.places > MOST_PLACES:
+            raise ValueError(
+                f"records_per_patient={self.records_per_patient} times copies={self.copies} must "
+                f"be at most {MOST_PLACES}"
+            )
+
+    def __repr__(self) -> str:
+        """Return the text of ledgers and digests; without patients it is that of version 0.1.
+
+        That version called `count_fraction` count_share.
+        """
+        later = ("unit", "records_per_patient") if self.unit == "record" else ()
+        former = {"count_fraction": "count_share"}
+        values = [
+            f"{former.get(f.name, f.name)}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name not in later
+        ]
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    @property
+    def reason(self) -> str:
+        """Return why nothing is proven for units larger than that of the training."""
+        if self.unit == "patient":
+            return "DP-SGD bounds one patient; a client's number of patients has no bound"
+        return "DP-SGD bounds one record; a patient's or client's number of records has no bound"
+
+    @property
+    def places(self) -> int:
+        """Return the number of images whose gradients are clipped together."""
+        return self.copies * self.records_per_patient
 
     @property
     def counts_classes(self) -> bool:
@@ -154,9 +233,10 @@ class DPSGD(TrainingMechanism):
 
     @property
     def count_noise(self) -> float:
-        """Return the noise standard deviation of each class count, in records; inf without counts.
+        """Return the noise standard deviation of each class count; inf without counts.
 
-        It grows with the noise of the steps, so that any epsilon can be reached.
+        It is in records or, where patients are the unit, in patients. It grows with the noise of
+        the steps, so that any epsilon can be reached.
         """
         if self.count_fraction is None:
             return math.inf
@@ -165,13 +245,14 @@ class DPSGD(TrainingMechanism):
         )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return `steps` sampled Gaussian mechanisms for a record, and one for its class's count.
+        """Return `steps` sampled Gaussian mechanisms, and one for the class counts.
 
-        Nothing is proven for a larger unit.
+        They are those of the training's own unit. A record that comes, goes or changes within a
+        patient replaces the patient. Nothing is proven for a unit larger than the training's.
         """
-        if unit != "record":
+        if not self._bounds(unit):
             return NonPrivateDpEvent()
-        replaced = relation == "replace_one"
+        replaced = self._replaces(unit, relation)
         step: DpEvent
         if self.sample_rate == 1:
             step = GaussianDpEvent(self.noise_multiplier / (2 if replaced else 1))
@@ -181,30 +262,49 @@ class DPSGD(TrainingMechanism):
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
         parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
         if self.counts_classes:
-            parts.append(self._counted(relation))
+            parts.append(self._counted(replaced))
         return ComposedDpEvent(parts)
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the Gaussian mechanism of a record's class counts; nothing for a larger unit."""
-        if unit != "record":
+        """Return the Gaussian mechanism of the class counts, with the finite precision of all."""
+        if not self._bounds(unit):
             return NonPrivateDpEvent()
-        return ComposedDpEvent([self._counted(relation), FinitePrecisionDpEvent(PRECISION_LOSS)])
+        counted = self._counted(self._replaces(unit, relation))
+        return ComposedDpEvent([counted, FinitePrecisionDpEvent(PRECISION_LOSS)])
 
-    def _counted(self, relation: Relation) -> DpEvent:
-        # Beyond this scale a count moves by at most a step of the lattice, not by a record.
-        scale = min(self.count_noise, 2.0**25)
-        return GaussianDpEvent(scale / math.sqrt(2 if relation == "replace_one" else 1))
+    def _bounds(self, unit: Unit) -> bool:
+        return unit != "client" and not (unit == "patient" and self.unit == "record")
+
+    def _replaces(self, unit: Unit, relation: Relation) -> bool:
+        """Return whether a change replaces a unit of the training: of a patient's record, it does.
+
+        A patient whose only record goes is one replaced by a gradient of zero.
+        """
+        return relation == "replace_one" or unit != self.unit
+
+    def _counted(self, replaced: bool) -> DpEvent:
+        # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
+        # patient's, in parts of 1 / R, by a step more for each part (docs/privacy.md, patients).
+        most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
+        return GaussianDpEvent(min(self.count_noise, most) / math.sqrt(2 if replaced else 1))
 
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
         """Count labels by class, (K,), and add noise.
 
+        Where patients are the unit, a label of (P, R) counts 1 / R. Noise is added to whole numbers
+        of such parts, whose sums are exact.
+
         Raises:
-            ValueError: no counts are released.
+            ValueError: no counts are released, or the labels are not of R records of each patient.
         """
         if not self.counts_classes:
             raise ValueError("count_fraction=None releases no class counts")
-        sensitive_counts = np.bincount(labels, minlength=num_classes).astype(np.float64)
-        return noisy_sum(sensitive_counts[None], self.count_noise, "gaussian", rng)
+        shape = (len(labels),) if self.unit == "record" else (len(labels), self.records_per_patient)
+        if labels.shape != shape:
+            raise ValueError(f"labels of shape {labels.shape} instead of {shape}")
+        parts = self.records_per_patient
+        sensitive_counts = np.bincount(labels.ravel(), minlength=num_classes).astype(np.float64)
+        return noisy_sum(sensitive_counts[None], self.count_noise * parts, "gaussian", rng) / parts
 
     def train(
         self,
@@ -215,16 +315,21 @@ class DPSGD(TrainingMechanism):
     ) -> None:
         """Take `steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
 
-        A record whose gradient is not finite counts as zero in the sum.
+        A record, or a patient, whose gradient is not finite counts as zero in the sum.
 
         Raises:
-            ValueError: the inputs hold another number of copies, or there are so many records,
-                parameters or steps that no bound here holds.
+            ValueError: the inputs hold another number of copies, the labels are not of the unit's
+                shape, or there are so many records, parameters or steps that no bound here holds.
             NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
                 record's gradient has no bound.
         """
-        if inputs.shape[1] != self.copies:
-            raise ValueError(f"{inputs.shape[1]} copies of each record instead of {self.copies}")
+        if inputs.shape[1] != self.places:
+            raise ValueError(
+                f"{inputs.shape[1]} copies of each {self.unit} instead of {self.places}"
+            )
+        shape = inputs.shape[:1] if self.unit == "record" else inputs.shape[:2]
+        if labels.shape != shape:
+            raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
         self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
         if isinstance(teacher, nn.Linear) and teacher.bias is not None:
             self._train_linear(teacher, inputs, labels, rng)
@@ -255,7 +360,7 @@ class DPSGD(TrainingMechanism):
         return torch.from_numpy(noisy * self.max_grad_norm).float()
 
     def _sample(self, count: int, rng: Rng) -> torch.Tensor:
-        """Draw the records of a step, each at `sample_rate` rounded down to a step of the draw."""
+        """Draw the units of a step, each at `sample_rate` rounded down to a step of the draw."""
         rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
         return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
 
@@ -285,7 +390,7 @@ class DPSGD(TrainingMechanism):
         labels: torch.Tensor,
         rng: Rng,
     ) -> None:
-        """Train on the gradient of each record, which Opacus forms."""
+        """Train on the gradient of each record, or patient, which Opacus forms."""
         from opacus import GradSampleModule  # takes seconds to import, and few runs need it
 
         # Opacus assumes that the weights of a convolution are contiguous.
@@ -296,7 +401,8 @@ class DPSGD(TrainingMechanism):
         size = sum(parameter.numel() for parameter in parameters)
         lattice.check_rows(len(labels))
         form = functools.partial(lattice.single_gradients, model)
-        records = RECORDS_AT_ONCE if lattice.places_agree(form, inputs, RECORDS_AT_ONCE) else 1
+        most = min(RECORDS_AT_ONCE, max(1, RECORDS_AT_ONCE * MOST_COPIES // self.places))
+        records = most if lattice.places_agree(form, inputs, most) else 1
         for _ in range(self.steps):
             totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
             for part in self._sample(len(labels), rng).split(records):
@@ -319,7 +425,7 @@ class ClassCounts(Clear):
     """
 
     name: ClassVar[str] = "class_counts"
-    reason: ClassVar[str] = "class counts bound one record only"
+    reason: ClassVar[str] = "class counts have no bound for larger units than their training"
     training: TrainingMechanism
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:

@@ -41,6 +41,7 @@ LAPLACE = NoisyVotes(10, 3.49, "laplace")
 LABEL = TopKRandomizedResponse(10, 0.7)
 WHOLE = DPSGD(4.4, 1.0, 10, 1.0, 0.02, count_fraction=1.0)
 SAMPLED = DPSGD(1.11, 0.1, 30, 1.0, 0.02)
+PATIENTS = dataclasses.replace(WHOLE, unit="patient", records_per_patient=3)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,7 @@ def _claims():
     """What is proven, by the code as it is: no mutation is there yet, and each proof is long."""
     for mechanism in (GRADIENT, VOTES, LAPLACE, LABEL):
         proof(mechanism)
-    for mechanism in (WHOLE, SAMPLED):
+    for mechanism in (WHOLE, SAMPLED, PATIENTS):
         advantage(uncounted(mechanism))
 
 
@@ -103,20 +104,25 @@ def contradicts(guesses, event, most=None):
     )
 
 
-def steps(mechanism, linear=True):
+def steps(mechanism, linear=True, trainings=TRAININGS):
     """An audit of the noisy sums of trainings."""
 
     def found(config):
         claim = uncounted(mechanism)
-        guesses = guess_steps(claim, claim, 50, linear, secrets(), TRAININGS)
-        return contradicts(guesses, claim.event("record", "add_remove"), advantage(claim))
+        guesses = guess_steps(claim, claim, 50, linear, secrets(), trainings)
+        return contradicts(guesses, claim.event(claim.unit, "add_remove"), advantage(claim))
 
     return found
 
 
-def counts(config):
+def counts(mechanism):
     """An audit of the class counts."""
-    return contradicts(guess_counts(WHOLE, 500, secrets(), 100), GaussianDpEvent(WHOLE.count_noise))
+
+    def found(config):
+        guesses = guess_counts(mechanism, 500, secrets(), 100)
+        return contradicts(guesses, GaussianDpEvent(mechanism.count_noise))
+
+    return found
 
 
 def charges(config):
@@ -288,6 +294,40 @@ def exact_counts(patch):
     )
 
 
+def records_clipped_alone(patch):
+    """A patient's records are clipped one by one and added: the noise is too small by their number.
+
+    A network's gradients are scaled to the bound each, and their sum is passed on as clipped.
+    """
+    linear_sum, single_gradients = lattice.linear_sum, lattice.single_gradients
+
+    def of_records(layer, records, bound):
+        inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
+        inputs = records.inputs.flatten(0, 1)[:, None]
+        return linear_sum(layer, lattice.Records(inputs, inner, records.labels.flatten()), bound)
+
+    def of_images(model, inputs, labels):
+        count = inputs.shape[:2]
+        labels = labels.view(count[0], -1).expand(count)
+        *parts, norms = single_gradients(model, inputs.flatten(0, 1)[:, None], labels.flatten())
+        scales = [(1 / norms).float().view(-1, *[1] * (part.ndim - 1)) for part in parts]
+        sums = [(p * s).unflatten(0, count).sum(1) for p, s in zip(parts, scales, strict=True)]
+        return [*sums, norms.new_zeros(len(inputs))]
+
+    patch.setattr(lattice, "linear_sum", of_records)
+    patch.setattr(lattice, "single_gradients", of_images)
+
+
+def every_record_counted(patch):
+    count = DPSGD.count
+
+    def of_records(self, labels, num_classes, rng):
+        one = dataclasses.replace(self, unit="record", records_per_patient=1)
+        return count(one, labels.ravel(), num_classes, rng)
+
+    patch.setattr(DPSGD, "count", of_records)
+
+
 MUTATIONS = [
     (truthful, answers(LABEL)),
     (lies_half_as_often, answers(LABEL)),
@@ -301,7 +341,7 @@ MUTATIONS = [
     (half_scale, answers(GRADIENT)),
     (half_scale, answers(VOTES)),
     (half_scale, steps(WHOLE)),
-    (half_scale, counts),
+    (half_scale, counts(WHOLE)),
     (rounded_to_zero, answers(GRADIENT)),
     (rounded_to_zero, answers(LAPLACE)),
     (rounded_to_zero, steps(WHOLE)),
@@ -319,11 +359,22 @@ MUTATIONS = [
     (no_noise_in_steps, steps(WHOLE, linear=False)),
     (half_the_noise_in_steps, steps(WHOLE)),
     (half_the_noise_in_steps, steps(SAMPLED)),
-    (exact_counts, counts),
+    (exact_counts, counts(WHOLE)),
+    (records_clipped_alone, steps(PATIENTS)),
+    (records_clipped_alone, steps(PATIENTS, linear=False, trainings=60)),
+    (half_the_noise_in_steps, steps(PATIENTS)),
+    (every_record_counted, counts(PATIENTS)),
 ]
 CHECKS = [
     *(answers(mechanism) for mechanism in (LABEL, GRADIENT, VOTES, LAPLACE)),
-    *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED), counts, charges),
+    *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED)),
+    *(
+        steps(PATIENTS),
+        steps(PATIENTS, linear=False, trainings=60),
+        counts(WHOLE),
+        counts(PATIENTS),
+        charges,
+    ),
 ]
 
 

@@ -1,0 +1,266 @@
+"""Trainings by patient at a client: shards, digests, counts, and what files and ledgers say."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.config import ConfigError, UserError
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.partition import made_up_patients
+from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.protocol import Answer, Refusal
+from fed_dpsd.simulation.clients import open_site
+from tests.hospitals import answer, ask, site_file
+
+PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=2")
+BY_PATIENT = (*PRIVATE, "training.unit=patient", "training.records_per_patient=3")
+MADE_UP = (*BY_PATIENT, "data.records_per_patient=3")
+
+
+@pytest.fixture
+def records(small):
+    config = small().config
+    split = load_data(config.data, config.cache).train.take(np.arange(60))
+    return Split(split.images, split.labels, np.arange(60) % 20)
+
+
+def make(experiment, records):
+    return Teachers(experiment.config, experiment.training, 0, records, np.arange(len(records)))
+
+
+def weights(teachers):
+    return [
+        np.concatenate([p.detach().numpy().ravel() for p in model.parameters()])
+        for model in teachers.models
+    ]
+
+
+# --- teachers ---
+
+
+def test_shards_are_by_patient_and_one_patient_changes_one_teacher(small, records):
+    """Whatever ids the site gives: the theorem needs each patient in one shard."""
+    experiment = small(*MADE_UP, "teachers_per_client=4", "privacy.noise_multiplier=1e-3")
+    before = make(experiment, records)
+    assert sum(len(set(shard.patients)) for shard in before._shards) == 20
+    images = records.images.copy()
+    images[records.patients == 7] = 255 - images[records.patients == 7]
+    after = make(experiment, replace(records, images=images))
+    changed = [(a != b).any() for a, b in zip(weights(before), weights(after), strict=True)]
+    own = [7 in shard.patients for shard in before._shards]
+    assert changed == own
+    assert sum(own) == 1
+
+
+def test_records_that_change_hands_get_other_noise(small, records):
+    """The same images and labels, in other patients: the same noise would show the difference."""
+    experiment = small(*MADE_UP, "training.count_fraction=1.0")
+    other = replace(records, patients=np.arange(60) // 3)
+    one, two = make(experiment, records), make(experiment, other)
+    assert one.digests != two.digests
+    assert one.records_digest != two.records_digest
+    by_record = small(*PRIVATE)
+    assert make(by_record, records).digests == make(by_record, other).digests
+
+
+def test_a_training_by_record_has_the_text_and_digests_that_it_had(small, records):
+    """The text is in every digest, and so in the seed of every noise."""
+    mechanism = small(*PRIVATE).mechanism
+    assert str(mechanism) == (
+        "DPSGD(noise_multiplier=14.3, sample_rate=1.0, steps=2, max_grad_norm=1.0, "
+        "learning_rate=0.02, copies=1, count_fraction=0.05)"
+    )
+    assert str(small(*MADE_UP).mechanism).endswith(", unit='patient', records_per_patient=3)")
+    named, unnamed = records, replace(records, patients=None)
+    by_record = small(*PRIVATE)
+    assert make(by_record, named).digests == make(by_record, unnamed).digests
+
+
+@pytest.mark.parametrize("model", ["cnn", "scattering"])
+@pytest.mark.parametrize("copies", [1, 2])
+def test_teachers_see_each_patients_records_and_their_copies(
+    small, records, model, copies, monkeypatch
+):
+    seen = []
+    monkeypatch.setattr(DPSGD, "train", lambda self, _, inputs, labels, rng: seen.append(labels))
+    settings = f"model={model}", "model.teacher_width=4", f"training.copies={copies}", "seed=21"
+    assert make(small(*MADE_UP, *settings), records).models
+    (labels,) = seen
+    expected = np.stack([records.labels[records.patients == number] for number in range(20)])
+    assert (labels.numpy() == expected.repeat(copies, axis=1)).all()
+    assert (labels[:, 0] != labels[:, -1]).any()  # a patient's labels may differ
+
+
+def test_class_counts_are_of_patients(small, records):
+    experiment = small(*MADE_UP, "privacy.noise_multiplier=1e-6", "training.count_fraction=1.0")
+    counts = make(experiment, records).class_counts[0, 0]
+    assert counts == pytest.approx(np.bincount(records.labels, minlength=10) / 3, abs=1e-4)
+    one = replace(records, patients=np.zeros(60, np.int64))
+    counts = make(experiment, one).class_counts[0, 0]
+    assert counts == pytest.approx(np.bincount(records.labels[:3], minlength=10) / 3, abs=1e-4)
+
+
+# --- patients that are missing, or made up ---
+
+
+def test_records_without_patients_are_an_error_before_anything_is_trained(small, records):
+    with pytest.raises(UserError, match=r"the records name no patients; give data.patient_column"):
+        make(small(*MADE_UP), replace(records, patients=None))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            BY_PATIENT,
+            r"training.unit=patient: .*data.patient_column, or data.records_per_patient=N",
+        ),
+        (
+            (*MADE_UP, "federation=deployment"),
+            "data.records_per_patient=3 makes patients up, which a deployment must not",
+        ),
+        (("data.records_per_patient=0",), "data.records_per_patient=0 must be >= 1"),
+        (
+            ("data.records_per_patient=2", "data.patient_column=who"),
+            "records_per_patient=2 makes patients up, and patient_column='who' names them",
+        ),
+    ],
+)
+def test_a_configuration_whose_patients_are_missing_is_refused(small, overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        small(*overrides)
+
+
+def test_made_up_patients_have_records_of_one_class_at_one_client(small, tmp_path):
+    labels = np.array([1, 0, 1, 1, 0, 1, 1])
+    patients = made_up_patients(labels, 2)
+    groups = sorted(np.flatnonzero(patients == each).tolist() for each in set(patients.tolist()))
+    assert groups == [[0, 2], [1, 4], [3, 5], [6]]
+    experiment = small(*MADE_UP)
+    site = open_site(experiment, 1, tmp_path)
+    (shard,) = site._teachers._shards
+    own = load_data(experiment.config.data, experiment.config.cache).train.take(
+        partitions(experiment)[1]
+    )
+    assert (shard.patients == made_up_patients(own.labels, 3)).all()
+    assert np.unique(shard.patients, return_counts=True)[1].max() == 3
+
+
+# --- calibration, card, ledger ---
+
+
+def test_the_target_is_spent_on_a_patient_and_the_card_says_who_patients_are(small):
+    experiment = small(*MADE_UP, "privacy.target_epsilon=2")
+    card = privacy_card(experiment, plan_of(experiment))
+    rows = {(row["unit"], row["relation"]): row for row in card["proven"]}
+    assert rows["patient", "add_remove"]["epsilon"] == pytest.approx(2, rel=1e-2)
+    replaced = rows["patient", "replace_one"]["epsilon"]
+    assert 2 < replaced == rows["record", "add_remove"]["epsilon"]
+    assert replaced == rows["record", "replace_one"]["epsilon"]
+    assert rows["client", "add_remove"]["epsilon"] == "inf"
+    note = "patients are made up: 3 records of one class each"
+    for (unit, _), row in rows.items():
+        assert (note in row["notes"]) == (unit == "patient")
+    assert "replaced by a record of the same patient" in rows["record", "replace_one"]["notes"]
+    assert card["reason"].endswith("a client's number of patients has no bound")
+    plain = small(*PRIVATE, "privacy.target_epsilon=2")
+    (row, *_) = privacy_card(plain, plan_of(plain))["proven"]
+    assert row["epsilon"] == pytest.approx(2, rel=1e-2)
+    assert not any("patient" in note for note in row["notes"])
+
+
+def with_patients(folder, **changes):
+    """A site's file whose records name their patients: twenty, of two records each."""
+    file = site_file(folder, **changes)
+    settings = yaml.safe_load(file.read_text())
+    settings["files"]["patient_column"] = "patient"
+    file.write_text(yaml.safe_dump(settings))
+    return hospitals.open_file(file)
+
+
+def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_path):
+    hospital = with_patients(tmp_path)
+    text = deployed(*BY_PATIENT).to_json()
+    assert isinstance(answer(hospital, text, ask()), Answer)
+    ledger = hospital.ledger
+    with ledger.transaction():
+        training, _ = ledger.entries()
+    assert "unit='patient', records_per_patient=3" in training.mechanism
+    costs = {
+        pair: epsilon(spent([training], *pair), 1e-5).epsilon for pair in UNITS_AND_RELATIONS[:4]
+    }
+    assert costs["record", "add_remove"] == costs["patient", "replace_one"]
+    middle = (costs["patient", "add_remove"] + costs["record", "add_remove"]) / 2
+    poor = with_patients(tmp_path / "poor", budget=middle)
+    refusal = answer(poor, text, ask())
+    assert isinstance(refusal, Refusal)
+    assert "budget is spent" in refusal.reason
+
+
+# --- what a hospital's file allows ---
+
+
+@pytest.mark.parametrize(
+    ("overrides", "known", "changes", "reason"),
+    [
+        (BY_PATIENT, False, {}, r"knows no patients; .*`patient_column: COLUMN` under `files:`"),
+        (
+            BY_PATIENT,
+            True,
+            {"units": ["record"]},
+            r"by record only; .*`units: \[record, patient\]`",
+        ),
+        (PRIVATE, True, {"units": ["patient"]}, r"by patient only; .*`units: \[patient, record\]`"),
+        (PRIVATE, True, {"units": []}, r"by none only; .*`units: \[record\]`"),
+        (
+            (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
+            *(True, {}, "training.records_per_patient is at most 16"),
+        ),
+        (
+            *(BY_PATIENT, True, {"limits": {"training.records_per_patient": 2}}),
+            "training.records_per_patient is at most 2",
+        ),
+    ],
+)
+def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
+    deployed, tmp_path, monkeypatch, overrides, known, changes, reason
+):
+    monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
+    folder = tmp_path / "hospital"
+    hospital = with_patients(folder, **changes) if known else hospitals.open_file(site_file(folder))
+    refusal = answer(hospital, deployed(*overrides).to_json(), ask())
+    assert isinstance(refusal, Refusal)
+    assert re.search(reason, refusal.reason)
+    ledger = hospital.ledger
+    with ledger.transaction():
+        assert not ledger.entries()
+
+
+def test_units_are_about_trainings_only(deployed, tmp_path):
+    """Noisy answers have no unit of their own: all units have a number there."""
+    hospital = with_patients(tmp_path, units=["patient"])
+    assert isinstance(
+        answer(hospital, deployed("training=plain", "answers=gradient").to_json(), ask()), Answer
+    )
+    with pytest.raises(ConfigError, match="units: 'client' is unknown; there are record, patient"):
+        with_patients(tmp_path, units=["client"])
+
+
+def test_a_message_cannot_make_a_hospitals_patients_up(deployed, tmp_path):
+    raw = json.loads(deployed(*BY_PATIENT).to_json())
+    raw["data"]["records_per_patient"] = 3
+    unknown = hospitals.open_file(site_file(tmp_path / "unknown"))
+    assert "knows no patients" in answer(unknown, json.dumps(raw), ask()).reason
+    experiment = with_patients(tmp_path / "known").experiment(json.dumps(raw), 16)
+    assert experiment.config.data.records_per_patient is None

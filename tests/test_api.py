@@ -114,7 +114,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
     assert run.summary["status"] == "completed"
     assert run.privacy.published == run.summary["privacy"]["epsilon_published"]
     assert run.privacy.epsilon("record", "replace_one").value == pytest.approx(1_920)
-    assert "proven 1,920.1 (record, replace_one, trust nobody" in str(run)
+    assert "proven 1,921 (record, add_remove), 1,921 (replace_one), trust nobody" in str(run)
     images = np.random.default_rng(0).integers(0, 256, (5, 1, 8, 8), dtype=np.uint8)
     predicted = run.student.predict(images)
     assert predicted.sum(axis=1) == pytest.approx(1, abs=1e-5)
@@ -217,7 +217,7 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
             {},
             "answers.k=1 must be between 2 and",
         ),
-        (("privcy.steps=1",), {}, "did you mean 'training.steps'"),
+        (("trainng.steps=1",), {}, "did you mean 'training.steps'"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, options, expected):

@@ -85,7 +85,9 @@ def test_plan_for_people_prints_no_bare_epsilon(fed_dpsd):
         assert "trust nobody, delta 1e-05" in line
         assert "inf" in line
     assert "epsilon published (no guarantee): inf" in out
-    assert "reason: probabilities leave the clients without noise" in out
+    (reason,) = [line for line in out if line.startswith("reason: ")]
+    assert "probabilities leave the clients without noise" in reason
+    assert "exact class counts leave the clients" in reason
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, training, answers, fi
     [
         (
             ("training=plain", "answers=probabilities", "privacy.target_epsilon=1"),
-            "has no noise to set",
+            "training=plain and answers=probabilities have no noise to set",
         ),
         (
             ("training=plain", "answers=gradient", "privacy.target_epsilon=0"),

@@ -255,15 +255,19 @@ def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
 # --- the figure ---
 
 
-@pytest.fixture
-def axes(table):
+@pytest.fixture(
+    params=[("dp_sgd probabilities", "probabilities"), ("dp_teacher", "non_private")],
+    ids=["names", "names of former versions"],
+)
+def axes(table, request):
     """The panel of labels at two epsilons, DP teachers, and answers in the clear."""
+    private, clear = request.param
     rows = [
         *({"student": s, "seed": n} for n, s in enumerate((0.2, 0.4))),
         {"record_add_remove": 1, "student": 0.1, "rounds": 1},
         {"mechanism": "label", "teachers_per_client": 50, "record_add_remove": 3, "student": 0.6},
-        {"mechanism": "dp_teacher", "record_add_remove": 0.5, "student": 0.8, "ensemble": ""},
-        {"mechanism": "non_private", "record_add_remove": "inf", "student": 0.97},
+        {"mechanism": private, "record_add_remove": 0.5, "student": 0.8, "ensemble": ""},
+        {"mechanism": clear, "record_add_remove": "inf", "student": 0.97},
     ]
     (panel,) = draw(read([table(*rows)])).axes
     return panel
@@ -277,7 +281,7 @@ def test_each_mechanism_and_number_of_teachers_is_a_series(axes):
     found = series(axes)
     assert set(found) == {
         *("label, 1 teacher per client", "label, 50 teachers per client"),
-        "dp_teacher, 1 teacher per client",
+        "dp_sgd probabilities, 1 teacher per client",
     }
     line, _, (bars,) = found["label, 1 teacher per client"]
     assert list(line.get_xdata()) == [1, 2]
@@ -287,7 +291,7 @@ def test_each_mechanism_and_number_of_teachers_is_a_series(axes):
     other = found["label, 50 teachers per client"][0]
     assert other.get_color() == line.get_color()
     assert (other.get_linestyle(), other.get_marker()) != (line.get_linestyle(), line.get_marker())
-    assert found["dp_teacher, 1 teacher per client"][0].get_color() != line.get_color()
+    assert found["dp_sgd probabilities, 1 teacher per client"][0].get_color() != line.get_color()
     assert axes.get_xscale() == "log"
 
 

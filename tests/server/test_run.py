@@ -115,7 +115,8 @@ def test_the_privacy_card_of_a_summary(small):
             ["a patient known at one client only"] if row["unit"] == "patient" else []
         )
     line = result_line(small(), summary)
-    assert "published 10 (label) · proven 1,920.1 (record, replace_one, trust nobody" in line
+    assert "published 10 (label) · proven 1,921 (record, add_remove), 1,921 (replace_one)" in line
+    assert ", trust nobody, delta 0: " in line
     assert line.endswith("no meaningful protection")
 
 

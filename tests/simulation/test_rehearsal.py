@@ -62,7 +62,7 @@ def asks(folder):
     return [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("overrides", [(), SUMS], ids=["dp_teacher", "sums"])
+@pytest.mark.parametrize("overrides", [(), SUMS], ids=["dp_sgd", "sums"])
 def test_a_run_over_hosts_ends_and_accounts_agree(rehearsal, overrides):
     folder = finish(rehearsal, *overrides)
     summary = json.loads((folder / "summary.json").read_text())

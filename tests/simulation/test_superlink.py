@@ -199,7 +199,8 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
     run = json.loads(listed[listed.index("{") :])["runs"][0]
     assert run["status"] == "finished:completed", done.stdout[-3000:]
     (result,) = [line for line in done.stdout.splitlines() if "result: student" in line]
-    assert "published inf (dp_teacher) · proven 6.58" in result
+    proven = "proven 2.99 (record, add_remove), 6.59 (replace_one), trust nobody, delta 1e-05"
+    assert f"published 10 (label) · {proven}" in result
     (folder,) = (tmp_path / "home" / "runs").iterdir()
     assert f"run folder: {folder}" in done.stdout
     scores = summary(folder)["accuracy"]
@@ -241,7 +242,7 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
         )
         assert done.returncode == 0, done.stderr
         assert "round 3/3" in done.stderr
-        assert "published 10 (label) · proven 1,920.1" in done.stderr
+        assert "published 10 (label) · proven 1,921 (record, add_remove)" in done.stderr
         found = summary(Path(done.stdout.splitlines()[-1]))
         assert found["engine"] == engine[0]
         hashes.add(found["student_sha256"])

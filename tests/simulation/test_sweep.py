@@ -20,7 +20,7 @@ from tests.conftest import SMALL
 
 TINY = (*SMALL, "rounds=1", "queries_per_round=32", "teacher.min_steps=1", "method.student_steps=1")
 TINY += ("method.final_student_steps=1",)
-SEEDS_AND_PRIVACY = (*TINY, "seed=0,1", "privacy=label,non_private")
+SEEDS_AND_PRIVACY = (*TINY, "seed=0,1", "answers=label,probabilities")
 
 
 def really(experiment, folder, progress=lambda line: None):
@@ -142,9 +142,9 @@ def test_a_sweep_leaves_run_folders_and_a_table_in_the_order_of_its_cells(tmp_pa
     found = rows(table)
     assert [(row["seed"], row["mechanism"]) for row in found] == [
         ("0", "label"),
-        ("0", "non_private"),
+        ("0", "probabilities"),
         ("1", "label"),
-        ("1", "non_private"),
+        ("1", "probabilities"),
     ]
     for cell, row in zip(cells, found, strict=True):
         assert row["key"] == cell.key
@@ -196,7 +196,7 @@ class Killed(BaseException):
 
 def test_a_sweep_that_died_twice_gives_the_table_of_one_that_did_not(tmp_path):
     """Once after a checkpoint, once while a run folder was made."""
-    overrides = (*TINY, "rounds=2", "seed=0,1", "privacy=label,gradient")
+    overrides = (*TINY, "rounds=2", "seed=0,1", "answers=label,gradient")
     whole, table = tmp_path / "whole.csv", tmp_path / "table.csv"
     go(sweeps.plan(overrides, tmp_path / "whole", tmp_path, print), whole, really)
 

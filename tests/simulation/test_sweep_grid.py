@@ -34,7 +34,7 @@ def test_a_grid_is_hydras_product_the_last_key_fastest():
         [
             "rounds=3",
             "seed=range(2)",
-            "privacy=choice(label,gradient)",
+            "answers=choice(label,gradient)",
             "model.teachers=[cnn],[mlp]",
         ]
     )
@@ -110,21 +110,24 @@ def test_a_group_chooses_among_grids_apart(experiments):
     """A grid whose keys hang on one mechanism is no grid of another."""
     experiments(
         "table",
-        "sweep: {trained: {privacy: dp_teacher, training.copies: '5'}, "
-        "answered: {privacy: 'votes,label'}, seed: '0,1', data: digits}",
+        "sweep: {trained: {training: dp_sgd, training.copies: '5'}, "
+        "answered: {training: plain, answers: 'votes,label'}, seed: '0,1', data: digits}",
     )
 
     def found(*overrides):
         found = cells(["experiment=table", "seed=7", *overrides])
-        return [(cell["privacy"], cell.get("training.copies")) for cell in found]
+        keys = "training", "answers", "training.copies"
+        return [tuple(cell.get(key) for key in keys) for cell in found]
 
-    assert found() == [("dp_teacher", "5"), ("votes", None), ("label", None)]
-    assert found("training=plain", "answers=label") == [("label", None)]
-    assert found("privacy=label,dp_teacher") == [("dp_teacher", "5"), ("label", None)]
-    with pytest.raises(
-        ConfigError, match="training=plain answers=gradient: no grid of experiment=table has that"
-    ):
-        found("training=plain", "answers=gradient")
+    trained = "dp_sgd", None, "5"
+    votes, label = ("plain", "votes", None), ("plain", "label", None)
+    assert found() == [trained, votes, label]
+    assert found("training=dp_sgd") == [trained]
+    assert found("training=plain") == [votes, label]
+    assert found("training=plain", "answers=label") == [label]
+    assert found("training=plain,dp_sgd") == [trained, votes, label]
+    with pytest.raises(ConfigError, match="training=fast: no grid of experiment=table has that"):
+        found("training=fast")
     assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
 
 

@@ -257,8 +257,8 @@ def proven(
 
 def _by_patient(experiment: Experiment) -> bool:
     """Return whether patients are the unit of a private training."""
-    mechanism = experiment.mechanism
-    return isinstance(mechanism, TrainingMechanism) and mechanism.unit == "patient"
+    training = experiment.training
+    return isinstance(training, TrainingMechanism) and training.unit == "patient"
 
 
 def _number(value: float) -> float | str:

@@ -366,8 +366,9 @@ def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:
 @functools.cache
 def _choices(group: str) -> dict[str, str]:
     """Return the names of a group of conf/, with the class of each."""
-    files = sorted((conf_folder() / group).glob("*.yaml"))
-    return {file.stem: read_yaml(file)["_target_"] for file in files}
+    files = {file.stem: read_yaml(file) for file in (conf_folder() / group).glob("*.yaml")}
+    # A method's file may set other groups' keys too; its own are below `method` then.
+    return {name: raw.get(group, raw)["_target_"] for name, raw in sorted(files.items())}
 
 
 def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -58,11 +58,15 @@ class TrainingMechanism(ABC):
 
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
-    reason: ClassVar[str]
     noise_at: ClassVar[NoiseAt] = "client"
     copies: int
     unit: TrainedUnit
     records_per_patient: int
+
+    @property
+    @abstractmethod
+    def reason(self) -> str:
+        """Return why nothing is proven for some units."""
 
     @property
     @abstractmethod

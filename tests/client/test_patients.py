@@ -51,7 +51,7 @@ def weights(teachers):
 
 def test_shards_are_by_patient_and_one_patient_changes_one_teacher(small, records):
     """Whatever ids the site gives: the theorem needs each patient in one shard."""
-    experiment = small(*MADE_UP, "teachers_per_client=4", "privacy.noise_multiplier=1e-3")
+    experiment = small(*MADE_UP, "teachers_per_client=4", "training.noise_multiplier=1e-3")
     before = make(experiment, records)
     assert sum(len(set(shard.patients)) for shard in before._shards) == 20
     images = records.images.copy()
@@ -76,12 +76,12 @@ def test_records_that_change_hands_get_other_noise(small, records):
 
 def test_a_training_by_record_has_the_text_and_digests_that_it_had(small, records):
     """The text is in every digest, and so in the seed of every noise."""
-    mechanism = small(*PRIVATE).mechanism
+    mechanism = small(*PRIVATE).training
     assert str(mechanism) == (
         "DPSGD(noise_multiplier=14.3, sample_rate=1.0, steps=2, max_grad_norm=1.0, "
-        "learning_rate=0.02, copies=1, count_fraction=0.05)"
+        "learning_rate=0.02, copies=1, count_share=0.05)"
     )
-    assert str(small(*MADE_UP).mechanism).endswith(", unit='patient', records_per_patient=3)")
+    assert str(small(*MADE_UP).training).endswith(", unit='patient', records_per_patient=3)")
     named, unnamed = records, replace(records, patients=None)
     by_record = small(*PRIVATE)
     assert make(by_record, named).digests == make(by_record, unnamed).digests
@@ -103,7 +103,7 @@ def test_teachers_see_each_patients_records_and_their_copies(
 
 
 def test_class_counts_are_of_patients(small, records):
-    experiment = small(*MADE_UP, "privacy.noise_multiplier=1e-6", "training.count_fraction=1.0")
+    experiment = small(*MADE_UP, "training.noise_multiplier=1e-6", "training.count_fraction=1.0")
     counts = make(experiment, records).class_counts[0, 0]
     assert counts == pytest.approx(np.bincount(records.labels, minlength=10) / 3, abs=1e-4)
     one = replace(records, patients=np.zeros(60, np.int64))
@@ -198,7 +198,7 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
         training, _ = ledger.entries()
     assert "unit='patient', records_per_patient=3" in training.mechanism
     costs = {
-        pair: epsilon(spent([training], *pair), 1e-5).epsilon for pair in UNITS_AND_RELATIONS[:4]
+        pair: epsilon(spent([training], *pair, "training"), 1e-5).epsilon for pair in UNITS_AND_RELATIONS[:4]
     }
     assert costs["record", "add_remove"] == costs["patient", "replace_one"]
     middle = (costs["patient", "add_remove"] + costs["record", "add_remove"]) / 2

@@ -103,9 +103,11 @@ def test_an_exception_in_an_app_is_exit_code_one_and_one_line(tmp_path, app):
     ignore = shutil.ignore_patterns(".git", "__pycache__", "runs", ".*_cache")
     shutil.copytree(ROOT, copy, ignore=ignore)
     path = copy / app / "__init__.py"
-    call = "    flower.serve(" if app == "server_app" else "    return flower.answer("
+    call = "    server.serve(" if app == "server_app" else "    return client.answer("
     raising = '    raise RuntimeError("broken on purpose")\n'
-    path.write_text(path.read_text().replace(call, raising + call))
+    before, _, after = path.read_text().partition(call)
+    assert after
+    path.write_text(f"{before}{raising}{call}{after}")
     run = small(tmp_path, "--engine", "flower", "--nodes", "1")
     code, folder, err = command(*run, checkout=copy)
     assert code == 1

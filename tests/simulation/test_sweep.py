@@ -67,7 +67,7 @@ def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_pa
             "rounds=0,1",
         )
     named = [problem.split(" must")[0] for problem in caught.value.problems]
-    assert sorted(named) == ["num_clients=0", "answers.k=1", "rounds=0"]
+    assert sorted(named) == ["answers.k=1", "num_clients=0", "rounds=0"]
     assert caught.value.problems[0].endswith(" (in num_clients=0 answers.k=1 rounds=0)")
     assert not (tmp_path / "sweep").exists()
 
@@ -179,7 +179,7 @@ def test_a_second_sweep_runs_nothing_and_gives_the_same_bytes(tmp_path):
 
     failed, said = go(plan(tmp_path, *SEEDS_AND_PRIVACY), table, never)
     assert not failed
-    assert said[0] == "finished already: seed=0 training=plain answers=label"
+    assert said[0] == "finished already: seed=0 answers=label"
     assert table.read_bytes() == before
     failed, _ = go(plan(tmp_path, *TINY, "seed=0,9"), tmp_path / "other.csv", never)
     assert list(failed) == ["seed=9"]  # seed 0 is a cell of both sweeps

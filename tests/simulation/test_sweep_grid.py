@@ -44,7 +44,7 @@ def test_a_grid_is_hydras_product_the_last_key_fastest():
         ("3", "0", "gradient", "[cnn]"),
     ]
     assert len(grid) == 8
-    assert all(list(cell) == ["rounds", "seed", "privacy", "model.teachers"] for cell in grid)
+    assert all(list(cell) == ["rounds", "seed", "answers", "model.teachers"] for cell in grid)
 
 
 def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
@@ -66,9 +66,15 @@ def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tm
 
 def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, tmp_path):
     experiments("curve", 'sweep: {seed: "0,1", experiment: "votes,labels"}')
-    experiments("votes", 'defaults: [{override /privacy: votes}]\nsweep: {seed: "5,6,7"}')
     experiments(
-        "labels", 'defaults: [{override /privacy: label}]\nrounds: 3\nsweep: {nonsense: "1,2"}'
+        "votes",
+        "defaults: [{override /training: plain}, {override /answers: votes}]\n"
+        'sweep: {seed: "5,6,7"}',
+    )
+    experiments(
+        "labels",
+        "defaults: [{override /training: plain}, {override /answers: label}]\nrounds: 3\n"
+        'sweep: {nonsense: "1,2"}',
     )
     planned = plan(tmp_path, "experiment=curve")
     found = [
@@ -82,15 +88,15 @@ def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, t
 def test_grids_apart_share_the_other_keys(experiments):
     experiments(
         "table",
-        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {privacy: label, rounds: "1"}, seed: "0,1"}',
+        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {answers: label, rounds: "1"}, seed: "0,1"}',
     )
     assert [tuple(cell.items())[1:] for cell in cells(["experiment=table", "rounds=9"])] == [
         (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
         (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
         (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
         (("method", "dpsd"), ("seed", "1"), ("rounds", "9")),
-        (("privacy", "label"), ("rounds", "9"), ("seed", "0")),
-        (("privacy", "label"), ("rounds", "9"), ("seed", "1")),
+        (("answers", "label"), ("rounds", "9"), ("seed", "0")),
+        (("answers", "label"), ("rounds", "9"), ("seed", "1")),
     ]
 
 

@@ -115,9 +115,15 @@ def test_asks_without_images_count_too(deployed, tmp_path):
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         Ask.without_images("answers", (1, 8, 8), 10)
     text = deployed(*COUNTS).to_json()
-    given = [answer(hospital, text, Ask.without_images("counts", (1, 8, 8), 10, n)) for n in (0, 1)]
-    assert all(isinstance(each, Answer) for each in given)
-    refused = answer(hospital, text, Ask.without_images("counts", (1, 8, 8), 10, 2))
+    asked = [Ask.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
+    assert isinstance(answer(hospital, text, asked[0]), Answer)
+    unplanned = answer(hospital, text, asked[1])
+    assert (
+        unplanned.reason == "unplanned: this run would cost the client 2 releases of class_counts"
+    )
+    asked = [replace(each, acknowledged={"class_counts": 3}) for each in asked]
+    assert isinstance(answer(hospital, text, asked[1]), Answer)
+    refused = answer(hospital, text, asked[2])
     assert refused.reason == "the client has answered as many queries as it ever will"
     assert charges(hospital) == ["training", "counts", "counts"]
 

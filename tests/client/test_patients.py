@@ -198,7 +198,8 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
         training, _ = ledger.entries()
     assert "unit='patient', records_per_patient=3" in training.mechanism
     costs = {
-        pair: epsilon(spent([training], *pair, "training"), 1e-5).epsilon for pair in UNITS_AND_RELATIONS[:4]
+        pair: epsilon(spent([training], *pair, "training"), 1e-5).epsilon
+        for pair in UNITS_AND_RELATIONS[:4]
     }
     assert costs["record", "add_remove"] == costs["patient", "replace_one"]
     middle = (costs["patient", "add_remove"] + costs["record", "add_remove"]) / 2

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.entry import spent
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
@@ -92,30 +92,6 @@ def test_the_servers_teachers_are_the_clients_own(small, tmp_path, settings):
     own = torch.stack([model.eval()(batch) for model in models]).mean(0)
     assert torch.allclose(finished[0].student(batch), own, atol=1e-6)
     assert not torch.allclose(models[0](batch), own, atol=1e-2)
-
-
-@pytest.mark.parametrize("answers", ["label", "gradient", "votes", "probabilities"])
-@pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
-def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, answers):
-    """The control: a private training covers them, whatever answers would be."""
-    settings = f"method={method}", f"answers={answers}", "teacher.same_start=true"
-    plain = small(*settings, "training=plain")
-    card = privacy_card(plain, plan_of(plain))
-    assert {(row["basis"], row["epsilon"]) for row in card["proven"]} == {("answers", "inf")}
-    assert all(row["beside"] is None for row in card["proven"])
-    assert "the teachers' own weights leave the clients" in card["reason"]
-    assert card["epsilon_published"] == "inf"
-    private = small(*settings, *PRIVATE[:1])
-    (once,) = plan_of(private).bases["training"]
-    trainings = private.config.rounds if method == "fedavg" else 1
-    assert (once.mechanism, once.asks) == (private.training, trainings)
-    card = privacy_card(private, plan_of(private))
-    for row in card["proven"]:
-        claim = prove([once], 1e-5, row["unit"], row["relation"]).value
-        assert float(row["epsilon"]) == claim
-        assert (claim < math.inf) == (row["unit"] == "record")
-        other = row["beside"] if row["basis"] == "training" else row
-        assert (other["epsilon"], other["basis"]) == ("inf", "answers") or claim == math.inf
 
 
 def test_weights_of_another_length_name_the_client(small, tmp_path):
@@ -259,9 +235,7 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     """Two rounds cost what two trainings do; without a private training there is no such method."""
     experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
     federation, _ = finish(experiment, tmp_path)
-    plan = experiment.method.plan(
-        World.of(experiment.config, experiment.training, experiment.answers)
-    )
+    plan = plan_of(experiment)
     one = experiment.training.event("record", "add_remove")
     for site in federation._sites.values():
         trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]

@@ -58,14 +58,7 @@ def rows(table, beside=""):
 
 def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        plan(
-            tmp_path,
-            "training=plain",
-            "answers=label",
-            "num_clients=0,2",
-            "answers.k=1,2",
-            "rounds=0,1",
-        )
+        plan(tmp_path, "answers=label", "num_clients=0,2", "answers.k=1,2", "rounds=0,1")
     named = [problem.split(" must")[0] for problem in caught.value.problems]
     assert sorted(named) == ["answers.k=1", "num_clients=0", "rounds=0"]
     assert caught.value.problems[0].endswith(" (in num_clients=0 answers.k=1 rounds=0)")
@@ -74,13 +67,8 @@ def test_every_problem_of_every_cell_comes_at_once_and_nothing_is_written(tmp_pa
 
 def test_equal_cells_run_once_and_are_named(tmp_path):
     said = []
-    cells = plan(
-        tmp_path,
-        "training=plain",
-        "answers=label",
-        "answers.epsilon_per_answer=1,1.0,2",
-        say=said.append,
-    )
+    overrides = "training=plain", "answers.epsilon_per_answer=1,1.0,2"
+    cells = plan(tmp_path, *overrides, say=said.append)
     assert [cell.experiment.answers.epsilon_per_answer for cell in cells] == [1, 2]
     assert said[2] == (
         "answers.epsilon_per_answer=1.0 is the same configuration as "
@@ -123,9 +111,8 @@ def test_a_key_hangs_on_every_setting_and_on_no_place(tmp_path):
 
 def test_the_key_is_the_same_in_another_place_and_the_noise_counts(tmp_path):
     def key(*overrides):
-        return sweeps.cell_key(
-            set_up(compose(["training=plain", "answers=gradient", *overrides]), tmp_path)
-        )
+        settings = "training=plain", "answers=gradient", *overrides
+        return sweeps.cell_key(set_up(compose(settings), tmp_path))
 
     assert key() == key(f"out={tmp_path}/there", "cache=c", "ledger=l", f"data.path={tmp_path}")
     assert key("privacy.target_epsilon=1") != key("privacy.target_epsilon=2")

@@ -25,6 +25,13 @@ _CHOICES = {
     "dp_teacher": "training=dp_sgd answers=probabilities",
 }
 _COMMON = {"delta", "epsilon_stated", "budget", "budget_relation", "target_epsilon"}
+_TRAINING = "sample_rate", "steps", "max_grad_norm", "learning_rate", "copies", "noise_multiplier"
+_ANSWERS = "epsilon_per_answer", "k", "threshold", "noise_at", "quorum", "noise_law", "bound"
+_ANSWERS += "stability", "mask", "normalise", "noise_multiplier"
+_MOVED = {
+    "training": {**{key: key for key in _TRAINING}, "count_share": "count_fraction"},
+    "answers": {key: key for key in _ANSWERS},
+}
 _PLAIN = {"_target_": f"{_PRIVACY}training.Plain"}
 _PROBABILITIES = {"_target_": f"{_PRIVACY}mechanism.Probabilities"}
 
@@ -69,10 +76,10 @@ def former_privacy(override: str) -> str | None:
             f"answer; write {new}"
         )
     group, _, name = key.partition(".")
-    if group == "privacy" and name and name not in _COMMON:
-        name = "count_fraction" if name == "count_share" else name
-        return f"{override}: write training.{name} or answers.{name}, for the choice that has it"
-    return None
+    if group != "privacy":
+        return None
+    new = [f"{choice}.{keys[name]}" for choice, keys in _MOVED.items() if name in keys]
+    return f"{override}: write {' or '.join(new)}" if new else None
 
 
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:

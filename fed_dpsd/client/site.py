@@ -16,7 +16,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Method
-from fed_dpsd.privacy.mechanism import Mechanism, Shared, Weights
+from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
@@ -129,8 +129,9 @@ class Site:
         mechanism: Mechanism = self.answers
         if ask.kind in ("weights", "train"):
             mechanism = Weights()
-        elif ask.kind == "counts" and isinstance(self.training, TrainingMechanism):
-            mechanism = ClassCounts(self.training)
+        elif ask.kind == "counts":
+            private = isinstance(self.training, TrainingMechanism)
+            mechanism = ClassCounts(self.training) if private else ExactCounts()
         training = self._covering(ask)
         digest = self._digest(mechanism, ask)
         with self.ledger.transaction():
@@ -245,6 +246,7 @@ class Site:
         """Return the key under which an answer is stored and charged; it also seeds the noise."""
         method = json.dumps(former_method(self.config.method), sort_keys=True)
         content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
+        content += f" {covering}" if (covering := self._covering(ask)) else ""
         if self.summing:
             content += f" {self.summing.tag(ask.digest())}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run

@@ -7,26 +7,29 @@ from numpy.typing import NDArray
 
 from fed_dpsd.methods.method import Federation, Site, World, answers_and_refusals
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import ExactCounts, Probabilities
+from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError
 
 MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
 
 
-def counts_stage(world: World) -> tuple[Stage, ...]:
+def counts_stage(world: World, clear: bool) -> tuple[Stage, ...]:
     """Return the stage of a release of class counts; none where nothing has paid for them.
 
-    They are paid for by a private training, or leave exactly where probabilities do too.
+    They are paid for by a private training, or leave exactly where all else does too.
+
+    Args:
+        world: the public side of the experiment.
+        clear: whether what else leaves has no noise of its own.
     """
+    counted: Charged | None = ExactCounts() if clear else None
     if isinstance(world.training, TrainingMechanism):
         counted = ClassCounts(world.training) if world.training.counts_classes else None
-    else:
-        counted = ExactCounts() if isinstance(world.answers, Probabilities) else None
     return (Stage(counted, 1, 0),) if counted else ()
 
 
-def release_class_counts(ask: Ask, site: Site) -> Answer:
+def release_class_counts(ask: Ask, site: Site, clear: bool) -> Answer:
     """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
 
     Raises:
@@ -35,19 +38,17 @@ def release_class_counts(ask: Ask, site: Site) -> Answer:
     site.pay_for_training()
     if isinstance(site.training, TrainingMechanism):
         return site.release(ClassCounts(site.training), site.class_counts(), ask)
-    if not isinstance(site.answers, Probabilities):
+    if not clear:
         raise ProtocolError("this client's mechanism releases no class counts")
     return site.release(ExactCounts(), site.sensitive_class_counts(), ask)
 
 
 def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
-    """Return each client's part of the records of each class, (K,) in [0, 1], from class counts.
+    """Ask for class counts; return each client's part of the records of each class, (K,) in [0, 1].
 
-    A class without any record counts as split equally among the clients. The result is empty where
-    the mechanism releases no counts, or no client answers.
+    The plan must hold the counts. A class without any record counts as split equally among the
+    clients. The result is empty where no client answers.
     """
-    if not counts_stage(world):
-        return {}
     answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
     counts = {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
     total = sum(counts.values(), np.zeros(world.num_classes))

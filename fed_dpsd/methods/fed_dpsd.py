@@ -44,7 +44,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Additive
+from fed_dpsd.privacy.mechanism import Additive, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
 from fed_dpsd.streams import Streams
@@ -106,14 +106,15 @@ class FedDPSD:
     def counts(self, world: World) -> tuple[Stage, ...]:
         """Return the stage of class counts, by which answers that are seen one by one weigh."""
         seen = world.answers.noise_at == "client"
-        return counts_stage(world) if self.class_counts and seen else ()
+        clear = isinstance(world.answers, Probabilities)
+        return counts_stage(world, clear) if self.class_counts and seen else ()
 
     # --- client ------------------------------------------------------------------------------
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release each teacher's answer to every query by the site's mechanism (Fed-FlexPer)."""
         if ask.kind == "counts" and self.class_counts:
-            return release_class_counts(ask, site)
+            return release_class_counts(ask, site, isinstance(site.answers, Probabilities))
         if ask.kind != "answers":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         site.pay_for_training()

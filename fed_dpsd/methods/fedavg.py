@@ -55,7 +55,7 @@ class FedAVG(WhiteBox):
 
     def plan(self, world: World) -> Plan:
         """Return a training and a stage of weights for each round, and class counts if paid for."""
-        counts = counts_stage(world) if self.weighted else ()
+        counts = counts_stage(world, clear=True) if self.weighted else ()
         return Plan(world.training, (*counts, *(WEIGHTS,) * world.rounds), world.rounds)
 
     # --- client ------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class FedAVG(WhiteBox):
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the weights after a local training (ClientUpdate), or once the class counts."""
         if ask.kind == "counts" and self.weighted:
-            return release_class_counts(ask, site)
+            return release_class_counts(ask, site, clear=True)
         if ask.kind == "train":
             return site.release(Weights(), site.retrain(ask, self.local_epochs), ask)
         return super().client(ask, site)
@@ -102,7 +102,7 @@ class FedAVG(WhiteBox):
 
     def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
         """Return each client's number of records, >= 0; empty where all clients weigh the same."""
-        if not (self.weighted and counts_stage(world)):
+        if not self.plan(world).counts:
             return {}
         answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
         return {

@@ -25,13 +25,12 @@ class Local:
 
     def plan(self, world: World) -> Plan:
         """Return the class counts of a private training; otherwise nothing leaves."""
-        private = isinstance(world.training, TrainingMechanism)
-        return Plan(world.training, counts_stage(world) if private else ())
+        return Plan(world.training, counts_stage(world, clear=False))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the class counts of a private training, and nothing else."""
         if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
-            return release_class_counts(ask, site)
+            return release_class_counts(ask, site, clear=False)
         raise ProtocolError("method Local answers nothing")
 
     def server(

@@ -158,13 +158,12 @@ class WhiteBox(ABC):
 
     def plan(self, world: World) -> Plan:
         """Return the stage of weights, with class counts where a private training releases them."""
-        private = isinstance(world.training, TrainingMechanism)
-        return Plan(world.training, (*(counts_stage(world) if private else ()), WEIGHTS))
+        return Plan(world.training, (*counts_stage(world, clear=False), WEIGHTS))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the weights, or the class counts of a private training."""
         if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
-            return release_class_counts(ask, site)
+            return release_class_counts(ask, site, clear=False)
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         return release_weights(ask, site)

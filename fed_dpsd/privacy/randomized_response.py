@@ -105,7 +105,7 @@ class TopKRandomizedResponse:
     @property
     def truthful(self) -> bool:
         """Return whether teachers never lie: nothing is proven of their answers then."""
-        return math.isinf(self.epsilon_per_answer)
+        return self.epsilon_per_answer == math.inf
 
     def members(self, predictions: Values) -> NDArray[np.bool_]:
         """Return the (B, K) mask of I, from the public predictions."""

@@ -1,11 +1,16 @@
-"""Weights that leave: what is proven of them, whatever noise answers would have."""
+"""Weights that leave: what is charged and proven, whatever noise answers would have."""
 
 import math
 
 import pytest
+from dp_accounting import SelfComposedDpEvent
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.config import ConfigError
+from fed_dpsd.privacy.accounting import epsilon, prove
+from tests.ledgers import entries_of
+from tests.methods.test_white_box import CLEAR, PRIVATE, finish
 
 
 @pytest.mark.parametrize("answers", ["label", "gradient", "votes", "probabilities"])
@@ -30,3 +35,25 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, 
         assert (claim < math.inf) == (row["unit"] == "record")
         other = row["beside"] if row["basis"] == "training" else row
         assert (other["epsilon"], other["basis"]) == ("inf", "answers") or claim == math.inf
+
+
+def test_every_private_round_is_charged_and_proven(small, tmp_path):
+    """Two rounds cost what two trainings do; without a private training there is no such method."""
+    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
+    federation, _ = finish(experiment, tmp_path)
+    plan = plan_of(experiment)
+    one = experiment.training.event("record", "add_remove")
+    for site in federation._sites.values():
+        trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
+        assert [e.event("record", "add_remove", "training") for e in trainings] == [
+            SelfComposedDpEvent(one, 1)
+        ] * 2
+        rest = [e for e in entries_of(site.ledger) if e.kind != "training"]
+        assert {e.training for e in rest} == {e.digest for e in trainings}
+        whole = spent(entries_of(site.ledger), "record", "add_remove", "training")
+        assert epsilon(whole, 1e-5) == epsilon(SelfComposedDpEvent(one, 2), 1e-5)
+    twice = prove(plan.bases["training"], 1e-5, "record", "add_remove").value
+    assert epsilon(one, 1e-5).epsilon < twice < math.inf
+    assert twice == epsilon(SelfComposedDpEvent(one, 2), 1e-5).epsilon
+    with pytest.raises(ConfigError, match="training=plain: method DPFedAVG needs training=dp_sgd"):
+        small(*CLEAR, "method=dp_fedavg")

@@ -6,14 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from dp_accounting import SelfComposedDpEvent
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import ConfigError
@@ -29,7 +26,7 @@ from fed_dpsd.methods.white_box import (
 )
 from fed_dpsd.models import to_vector
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -229,28 +226,6 @@ def test_weights_that_no_average_has_a_meaning_for_are_an_error(small, settings)
 def test_vectors_of_several_lengths_cannot_be_averaged():
     with pytest.raises(ProtocolError, match="needs one architecture; use model.teachers="):
         average([torch.zeros(3), torch.zeros(4)], [1.0, 1.0])
-
-
-def test_every_private_round_is_charged_and_proven(small, tmp_path):
-    """Two rounds cost what two trainings do; without a private training there is no such method."""
-    experiment = small(*PRIVATE, "method=dp_fedavg", "rounds=2")
-    federation, _ = finish(experiment, tmp_path)
-    plan = plan_of(experiment)
-    one = experiment.training.event("record", "add_remove")
-    for site in federation._sites.values():
-        trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
-        assert [e.event("record", "add_remove", "training") for e in trainings] == [
-            SelfComposedDpEvent(one, 1)
-        ] * 2
-        rest = [e for e in entries_of(site.ledger) if e.kind != "training"]
-        assert {e.training for e in rest} == {e.digest for e in trainings}
-        whole = spent(entries_of(site.ledger), "record", "add_remove", "training")
-        assert epsilon(whole, 1e-5) == epsilon(SelfComposedDpEvent(one, 2), 1e-5)
-    twice = prove(plan.bases["training"], 1e-5, "record", "add_remove").value
-    assert epsilon(one, 1e-5).epsilon < twice < math.inf
-    assert twice == epsilon(SelfComposedDpEvent(one, 2), 1e-5).epsilon
-    with pytest.raises(ConfigError, match="training=plain: method DPFedAVG needs training=dp_sgd"):
-        small(*CLEAR, "method=dp_fedavg")
 
 
 def test_over_budget_clients_train_no_further_and_the_run_keeps_what_it_has(small, tmp_path):

@@ -60,6 +60,7 @@ def _two_axes(privacy: Mapping[str, Any]) -> dict[str, Any]:
     name = own["_target_"].rpartition(".")[2]
     training, answers = _PLAIN, own
     if name == "DPSGD":
+        own["_target_"] = f"{_PRIVACY}dp_sgd.DPSGD"
         training, answers = own, _PROBABILITIES
     elif name == "NonPrivate":
         answers = _PROBABILITIES

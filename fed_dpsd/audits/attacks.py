@@ -25,12 +25,12 @@ from fed_dpsd.config import Config, UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.models.inference import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.laws import gaussian_mu
 from fed_dpsd.privacy.mechanism import Charged, Epsilon, Mechanism, Relation, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
 
 Say = Callable[[str], None]
 

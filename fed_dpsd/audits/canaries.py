@@ -19,9 +19,9 @@ from torch import nn
 
 from fed_dpsd.audits.one_run import Guesses
 from fed_dpsd.privacy import laws
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.lattice import LARGEST_INPUT
 from fed_dpsd.privacy.noise import Rng, SecretStreams
-from fed_dpsd.privacy.training import DPSGD
 
 LOUD = 1e3  # a canary's feature for a network, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay as they are

@@ -62,8 +62,7 @@ class Epsilon:
         if math.isinf(self.value):
             return "inf"
         places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
-        rounded = math.ceil(self.value * 10**places - 1e-9) / 10**places
-        number = f"{rounded:,.{places}f}"
+        number = f"{math.ceil(self.value * 10**places - 1e-9) / 10**places:,.{places}f}"
         return number.rstrip("0").rstrip(".") if places else number
 
     def __str__(self) -> str:

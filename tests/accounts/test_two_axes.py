@@ -19,9 +19,10 @@ from fed_dpsd.config import ConfigError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD, ClassCounts
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder

@@ -133,7 +133,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
         (("answers",), None),
         (("training", "_target_"), None),
         (("training", "_target_"), "fed_dpsd.privacy.gaussian.NormalizedGradient"),
-        (("answers", "_target_"), "fed_dpsd.privacy.training.DPSGD"),
+        (("answers", "_target_"), "fed_dpsd.privacy.dp_sgd.DPSGD"),
         (("training",), []),
         (("privacy",), None),
         (("teacher", "epochs"), float("nan")),

@@ -17,8 +17,8 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.protocol import Answer, Refusal
 from fed_dpsd.simulation.clients import open_site
 from tests.hospitals import answer, ask, site_file

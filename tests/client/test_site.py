@@ -19,9 +19,9 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site
 

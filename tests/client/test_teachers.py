@@ -12,7 +12,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.models import write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.simulation.local import LocalFederation
 
 

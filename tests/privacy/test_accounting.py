@@ -27,6 +27,7 @@ from fed_dpsd.privacy.accounting import (
     prove,
     within_budget,
 )
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.events import (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
@@ -40,7 +41,7 @@ from fed_dpsd.privacy.mechanism import (
     Weights,
 )
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD, Plain
+from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
 

@@ -14,10 +14,10 @@ from fed_dpsd.privacy.accounting import (
     unchanged_epsilon,
     within_budget,
 )
+from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
-from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.test_accounting import DELTA, EVENTS, dp_sgd, response, times
 

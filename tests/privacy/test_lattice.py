@@ -14,7 +14,7 @@ from torch import nn
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.privacy import lattice, training
-from fed_dpsd.privacy.training import DPSGD
+from fed_dpsd.privacy.dp_sgd import DPSGD
 
 BOUND = 1.0
 

@@ -25,11 +25,12 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.laws import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD, Plain
+from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
 

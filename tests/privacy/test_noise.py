@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from fed_dpsd.privacy import noise
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, noisy_sum, snap
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 
 LEVEL = 1e-6  # each test below fails by chance with at most about this probability; seeds are fixed

@@ -26,9 +26,10 @@ from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.dp_sgd import DPSGD, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.noise import lattice_spacing
-from fed_dpsd.privacy.training import DPSGD, PRECISION_LOSS, places_of
+from fed_dpsd.privacy.training import places_of
 from tests.privacy.ideals import ideal
 
 R = 4  # records of a patient

@@ -9,10 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
 from fed_dpsd.privacy.noise import SecureGenerator, lattice_spacing, noisy_sum
-from fed_dpsd.privacy.training import DPSGD
 from fed_dpsd.privacy.votes import NoisyVotes
 
 ASKED = np.full((1, 7), 1 / 7, np.float32)

@@ -18,9 +18,9 @@ from scipy.optimize import brentq
 from torch import nn
 
 from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.privacy.training import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from tests.privacy.ideals import ideal
 
 
@@ -121,7 +121,7 @@ def test_large_batches_are_taken_in_parts_to_the_same_step(monkeypatch):
     images = torch.rand((40, 1, 1, 30), generator=torch.Generator().manual_seed(0))
     mechanism = dp_sgd(sample_rate=0.9)
     whole = trained(mechanism, images, 3, features=30)
-    monkeypatch.setattr("fed_dpsd.privacy.training.RECORDS_AT_ONCE", 7)
+    monkeypatch.setattr("fed_dpsd.privacy.dp_sgd.RECORDS_AT_ONCE", 7)
     assert trained(mechanism, images, 3, features=30) == pytest.approx(whole, abs=1e-5)
 
 

@@ -1,0 +1,334 @@
+"""Teachers trained with DP-SGD, so that answers cost nothing.
+
+Abadi et al.: "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1.
+"""
+
+import functools
+import math
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+import torch
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.privacy import lattice
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
+from fed_dpsd.privacy.mechanism import Relation, Unit
+from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng, noisy_sum
+from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
+
+SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are cut off to it
+# The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
+PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
+RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
+MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
+# Images of a patient: their (N, A, A) inner products fill no more memory than 128 inputs would.
+MOST_PLACES = 64
+
+
+@dataclass(frozen=True)
+class DPSGD(TrainingMechanism):
+    """DP-SGD with Poisson sampling: clipped gradients of a random part of the records, plus noise.
+
+    Guarantee: a record's gradient, the clipped mean over its copies, has L2 norm at most
+    `max_grad_norm` in the sum of each step. A record takes part in a step with probability
+    `sample_rate`, whatever the others do. N(0, noise_multiplier^2 max_grad_norm^2) is added to each
+    coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at rate 1
+    they are plain ones. The class counts are one more: a record that is added or removed moves one
+    count by 1, a replaced one moves two. Nothing else reads the records. Rate and steps are
+    constants of the configuration (a step without records is taken too). No count divides the sum
+    (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
+    normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
+    a patient or a client: they may hold any number of records.
+
+    With `unit="patient"` patients take the place of records. A patient's gradient is the clipped
+    mean over at most `records_per_patient` of their records, and their part of the class counts is
+    the mean of these records' one-hot labels. So a patient has the events that a record has
+    otherwise. A record that is changed, added or removed changes its patient's part, so it has the
+    event of a replaced patient. Nothing is proven for a client.
+
+    Args:
+        noise_multiplier: sigma, noise standard deviation divided by `max_grad_norm`, > 0.
+        sample_rate: q, in (0, 1].
+        steps: of a training, >= 1.
+        max_grad_norm: bound of one record's, or one patient's, gradient, > 0.
+        learning_rate: Adam's, > 0.
+        copies: of each record's image, A in 1..9: augmentation multiplicity (De et al., arXiv
+            2204.13650).
+        count_fraction: mu^2 of the class counts as a fraction of mu^2 of the steps (exact at rate
+            1), > 0; None releases no counts.
+        unit: "record" or "patient": the unit that is sampled, and whose gradient is clipped.
+        records_per_patient: R >= 1, most records of a patient that are taken (`places_of`); R times
+            `copies` is at most 64. With `unit="record"` it is 1.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "dp_sgd"
+    calibrated_by: ClassVar[str] = "noise_multiplier"
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    max_grad_norm: float
+    learning_rate: float
+    copies: int = 1
+    count_fraction: float | None = None
+    unit: TrainedUnit = "record"
+    records_per_patient: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("noise_multiplier", "max_grad_norm", "learning_rate", "count_fraction"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{field}={value} must be a finite number > 0")
+        if not 1e-6 <= self.max_grad_norm <= 1e6:
+            raise ValueError(
+                f"max_grad_norm={self.max_grad_norm} must be between 1e-6 and 1e6: gradients are "
+                "float32, which rounds others away"
+            )
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps} must be >= 1")
+        if not 1 <= self.copies <= MOST_COPIES:
+            raise ValueError(f"copies={self.copies} must be between 1 and {MOST_COPIES}")
+        if not 0 < self.sample_rate <= 1:
+            raise ValueError(f"sample_rate={self.sample_rate} must be above 0 and at most 1")
+        if self.unit not in ("record", "patient"):
+            raise ValueError(f"unit={self.unit!r} must be 'record' or 'patient'")
+        if self.records_per_patient < 1:
+            raise ValueError(f"records_per_patient={self.records_per_patient} must be >= 1")
+        if self.unit == "record" and self.records_per_patient > 1:
+            raise ValueError(
+                f"records_per_patient={self.records_per_patient} needs unit=patient: a training by "
+                "records takes every record"
+            )
+        if self.unit == "patient" and self.places > MOST_PLACES:
+            raise ValueError(
+                f"records_per_patient={self.records_per_patient} times copies={self.copies} must "
+                f"be at most {MOST_PLACES}"
+            )
+
+    def __repr__(self) -> str:
+        """Return the text of ledgers and digests; without patients it is that of version 0.1.
+
+        That version called `count_fraction` count_share.
+        """
+        later = ("unit", "records_per_patient") if self.unit == "record" else ()
+        former = {"count_fraction": "count_share"}
+        values = [
+            f"{former.get(f.name, f.name)}={getattr(self, f.name)!r}"
+            for f in fields(self)
+            if f.name not in later
+        ]
+        return f"{type(self).__qualname__}({', '.join(values)})"
+
+    @property
+    def reason(self) -> str:
+        """Return why nothing is proven for units larger than that of the training."""
+        if self.unit == "patient":
+            return "DP-SGD bounds one patient; a client's number of patients has no bound"
+        return "DP-SGD bounds one record; a patient's or client's number of records has no bound"
+
+    @property
+    def places(self) -> int:
+        """Return the number of images whose gradients are clipped together."""
+        return self.copies * self.records_per_patient
+
+    @property
+    def counts_classes(self) -> bool:
+        """Return whether `count_fraction` is set."""
+        return self.count_fraction is not None
+
+    @property
+    def count_noise(self) -> float:
+        """Return the noise standard deviation of each class count; inf without counts.
+
+        It is in records or, where patients are the unit, in patients. It grows with the noise of
+        the steps, so that any epsilon can be reached.
+        """
+        if self.count_fraction is None:
+            return math.inf
+        return (
+            self.noise_multiplier / self.sample_rate / math.sqrt(self.steps * self.count_fraction)
+        )
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return `steps` sampled Gaussian mechanisms, and one for the class counts.
+
+        They are those of the training's own unit. A record that comes, goes or changes within a
+        patient replaces the patient. Nothing is proven for a unit larger than the training's.
+        """
+        if not self._bounds(unit):
+            return NonPrivateDpEvent()
+        replaced = self._replaces(unit, relation)
+        step: DpEvent
+        if self.sample_rate == 1:
+            step = GaussianDpEvent(self.noise_multiplier / (2 if replaced else 1))
+        elif replaced:
+            step = ReplacedInSampleDpEvent(self.sample_rate, self.noise_multiplier)
+        else:
+            step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
+        parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
+        if self.counts_classes:
+            parts.append(self._counted(replaced))
+        return ComposedDpEvent(parts)
+
+    def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the Gaussian mechanism of the class counts, with the finite precision of all."""
+        if not self._bounds(unit):
+            return NonPrivateDpEvent()
+        counted = self._counted(self._replaces(unit, relation))
+        return ComposedDpEvent([counted, FinitePrecisionDpEvent(PRECISION_LOSS)])
+
+    def _bounds(self, unit: Unit) -> bool:
+        return unit != "client" and not (unit == "patient" and self.unit == "record")
+
+    def _replaces(self, unit: Unit, relation: Relation) -> bool:
+        """Return whether a change replaces a unit of the training: of a patient's record, it does.
+
+        A patient whose only record goes is one replaced by a gradient of zero.
+        """
+        return relation == "replace_one" or unit != self.unit
+
+    def _counted(self, replaced: bool) -> DpEvent:
+        # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
+        # patient's, in parts of 1 / R, by a step more for each part (docs/privacy.md, patients).
+        most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
+        return GaussianDpEvent(min(self.count_noise, most) / math.sqrt(2 if replaced else 1))
+
+    def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
+        """Count labels by class, (K,), and add noise.
+
+        Where patients are the unit, a label of (P, R) counts 1 / R. Noise is added to whole numbers
+        of such parts, whose sums are exact.
+
+        Raises:
+            ValueError: no counts are released, or the labels are not of R records of each patient.
+        """
+        if not self.counts_classes:
+            raise ValueError("count_fraction=None releases no class counts")
+        shape = (len(labels),) if self.unit == "record" else (len(labels), self.records_per_patient)
+        if labels.shape != shape:
+            raise ValueError(f"labels of shape {labels.shape} instead of {shape}")
+        parts = self.records_per_patient
+        sensitive_counts = np.bincount(labels.ravel(), minlength=num_classes).astype(np.float64)
+        return noisy_sum(sensitive_counts[None], self.count_noise * parts, "gaussian", rng) / parts
+
+    def train(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Take `steps` steps of Adam on noisy sums; sampling and noise follow `rng`.
+
+        A record, or a patient, whose gradient is not finite counts as zero in the sum.
+
+        Raises:
+            ValueError: the inputs hold another number of copies, the labels are not of the unit's
+                shape, or there are so many records, parameters or steps that no bound here holds.
+            NotImplementedError: a layer (batch normalisation) mixes the records of a batch, so one
+                record's gradient has no bound.
+        """
+        if inputs.shape[1] != self.places:
+            raise ValueError(
+                f"{inputs.shape[1]} copies of each {self.unit} instead of {self.places}"
+            )
+        shape = inputs.shape[:1] if self.unit == "record" else inputs.shape[:2]
+        if labels.shape != shape:
+            raise ValueError(f"labels of shape {tuple(labels.shape)} instead of {tuple(shape)}")
+        self._check_size(sum(parameter.numel() for parameter in teacher.parameters()))
+        if isinstance(teacher, nn.Linear) and teacher.bias is not None:
+            self._train_linear(teacher, inputs, labels, rng)
+        else:
+            self._train_network(teacher, inputs, labels, rng)
+
+    def _check_size(self, size: int) -> None:
+        """Raise ValueError where the event does not cover the noise of `size` parameters."""
+        if self.steps * (size + 1_600) > MOST_DRAWS:
+            raise ValueError(
+                f"{self.steps:,} steps of {size:,} parameters draw more than {MOST_DRAWS:,} "
+                "numbers; take fewer steps or a smaller teacher"
+            )
+        if SPACING * self.noise_multiplier * math.sqrt(size) > 0.5:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} is too large for {size:,} parameters, "
+                "whose sums its lattice would cut off; take less noise or a smaller teacher"
+            )
+
+    def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
+        """Add noise to a part of a sum of `size` numbers, in units of `max_grad_norm`.
+
+        The noise is of float64: torch's float32 normals end at 5.77 sigma. The result is float32.
+        """
+        # Cutting the sum off to the lattice may move it further, so the noise is larger.
+        stddev = self.noise_multiplier / (1 - SPACING * self.noise_multiplier * math.sqrt(size))
+        noisy = noisy_sum(total.numpy()[None], stddev, "gaussian", rng)
+        return torch.from_numpy(noisy * self.max_grad_norm).float()
+
+    def _sample(self, count: int, rng: Rng) -> torch.Tensor:
+        """Draw the units of a step, each at `sample_rate` rounded down to a step of the draw."""
+        rate = math.floor(self.sample_rate / UNIFORM_STEP) * UNIFORM_STEP
+        return torch.from_numpy(rng.random(count) < rate).nonzero()[:, 0]
+
+    def _train_linear(
+        self,
+        layer: nn.Linear,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Train on residuals and inputs, from which a record's norm is known at once."""
+        optimiser = torch.optim.Adam(layer.parameters(), self.learning_rate)
+        size = layer.weight.numel() + layer.bias.numel()
+        records = lattice.Records.of(inputs, labels)
+        for _ in range(self.steps):
+            chosen = records.take(self._sample(len(labels), rng))
+            with torch.no_grad():
+                weight, bias = lattice.linear_sum(layer, chosen, self.max_grad_norm)
+            layer.weight.grad = self._noisy(weight, size, rng)
+            layer.bias.grad = self._noisy(bias, size, rng)
+            optimiser.step()
+
+    def _train_network(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Train on the gradient of each record, or patient, which Opacus forms."""
+        from opacus import GradSampleModule  # takes seconds to import, and few runs need it
+
+        # Opacus assumes that the weights of a convolution are contiguous.
+        teacher.to(memory_format=torch.contiguous_format)
+        model = GradSampleModule(teacher.train(), loss_reduction="sum")
+        parameters = list(model.parameters())
+        optimiser = torch.optim.Adam(parameters, self.learning_rate)
+        size = sum(parameter.numel() for parameter in parameters)
+        lattice.check_rows(len(labels))
+        form = functools.partial(lattice.single_gradients, model)
+        most = min(RECORDS_AT_ONCE, max(1, RECORDS_AT_ONCE * MOST_COPIES // self.places))
+        records = most if lattice.places_agree(form, inputs, most) else 1
+        for _ in range(self.steps):
+            totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+            for part in self._sample(len(labels), rng).split(records):
+                formed = form(*lattice.padded(inputs[part], labels[part], records))
+                gradients = lattice.clipped(formed, self.max_grad_norm)
+                for total, each in zip(totals, gradients, strict=True):
+                    total += each[: len(part)].sum(0, dtype=torch.float64)
+            for parameter, total in zip(parameters, totals, strict=True):
+                parameter.grad = self._noisy(total * lattice.UNIT, size, rng)
+            optimiser.step()
+        model.to_standard_module()

@@ -65,12 +65,15 @@ def composed(*overrides):
 
 
 def small_for(overrides):
-    """SMALL, without what the method that `overrides` name has no key for."""
+    """SMALL, without what the method that `overrides` name has no key for, or sets itself."""
     named = [override for override in overrides if override.startswith("method=")]
-    keys = composed(*named)["method"] if named else None
+    whole = composed(*named)
+    keys = whole["method"] if named else None
+    alone = whole["num_clients"] == 1
     return [
         setting
         for setting in SMALL
+        if not (alone and setting.startswith("num_clients="))
         if keys is None
         or setting.partition("=")[0].removeprefix("method.") in keys
         or not setting.startswith("method.")

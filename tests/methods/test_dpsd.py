@@ -40,7 +40,7 @@ def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
 
 def test_it_needs_one_client(small):
     with pytest.raises(ConfigError, match="num_clients=2: method DPSD needs num_clients=1"):
-        small("method=dpsd")
+        small("method=dpsd", "num_clients=2")
 
 
 @pytest.mark.parametrize("answers", ["label", "gradient", "probabilities"])

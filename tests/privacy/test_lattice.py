@@ -13,7 +13,7 @@ from torch import nn
 
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
-from fed_dpsd.privacy import lattice, training
+from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 
 BOUND = 1.0
@@ -237,7 +237,7 @@ def seen_sums(monkeypatch, mechanism, build, inputs, labels):
 def test_a_record_moves_the_sum_of_a_network_by_its_own_part(monkeypatch, name, copies):
     """A record more moves all that follow to other places, and begins another part of the batch."""
     generator = torch.Generator().manual_seed(1)
-    inputs = torch.rand((training.RECORDS_AT_ONCE + 1, copies, 1, 8, 8), generator=generator)
+    inputs = torch.rand((dp_sgd.RECORDS_AT_ONCE + 1, copies, 1, 8, 8), generator=generator)
     labels = torch.arange(len(inputs)) % 10
     build = functools.partial(CLASSIFIERS[name], (1, 8, 8), 10, 4)
     mechanism = DPSGD(1.0, 1.0, 1, 1e-2, 0.1, copies)

@@ -13,7 +13,6 @@ from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition
 from fed_dpsd.privacy.mechanism import Epsilon, weakest
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.storage import client_name, write_json
 
 MEANINGFUL_EPSILON = 10.0
@@ -40,7 +39,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             "vote": None,
             "answered_vote": None,
             "evaluated_on": None,
-            "covered_by_epsilon": isinstance(experiment.training, TrainingMechanism),
+            "covered_by_epsilon": False,
         },
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "confusion": None,
@@ -89,7 +88,12 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
     records = largest_partition(experiment)
-    summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes, records)
+    card = privacy_card(experiment, plan, ledgers, charged, notes, records)
+    summary["privacy"] = card
+    # Scores of a record's own teachers are as private as their training, not as its answers.
+    of_records = [row for row in card["proven"] if row["unit"] == "record"]
+    trained = all(row["basis"] == "training" for row in of_records)
+    summary["accuracy"]["covered_by_epsilon"] = trained
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:

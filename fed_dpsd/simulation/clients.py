@@ -1,6 +1,5 @@
 """Simulated clients: their records are partitions of a public data set."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from fed_dpsd.accounts.account import Account
@@ -9,7 +8,7 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
-from fed_dpsd.data.partition import made_up_patients
+from fed_dpsd.data.partition import with_patients
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
@@ -30,9 +29,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
     """Return a simulated client's site."""
     config, indices = experiment.config, partitions(experiment)[client]
     data = load_data(config.data, config.cache)
-    records = data.train.take(indices)
-    if (size := config.data.records_per_patient) is not None:
-        records = replace(records, patients=made_up_patients(records.labels, size))
+    records = with_patients(data.train.take(indices), config.data.records_per_patient)
     ledger = ledger_of(experiment, client, run_folder)
     party = simulated_party(experiment, client, run_folder)
     return Site(

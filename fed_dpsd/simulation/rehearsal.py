@@ -23,6 +23,7 @@ from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.config import UserError, compose
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.partition import with_patients
 from fed_dpsd.experiment import load_data, partitions, set_up
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
@@ -63,7 +64,8 @@ def can_make_hosts() -> bool:
 class Rehearsal:
     """A federation of hospitals on this machine; `stop` ends everything that it started.
 
-    Each hospital has the records that the client of its number has in a simulation.
+    Each hospital has the records that the client of its number has in a simulation, and its files
+    name their patients where the data does, or where `data.records_per_patient` makes some up.
 
     Args:
         folder: an empty folder; hospital J's is folder/hospitalJ, and runs are in folder/runs.
@@ -78,7 +80,12 @@ class Rehearsal:
     def __init__(
         self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
     ) -> None:
-        self._overrides = ["federation=deployment", f"out={folder / 'runs'}", *overrides]
+        # Patients are made up here, in the hospitals' files; a deployment knows only real ones.
+        made_up = compose(overrides)["data"]["records_per_patient"]
+        self._overrides = [
+            *("federation=deployment", f"out={folder / 'runs'}"),
+            *(*overrides, "data.records_per_patient=null"),
+        ]
         self.experiment = set_up(compose(self._overrides), Path.cwd())
         config = self.experiment.config
         if config.data.path is not None:
@@ -91,7 +98,7 @@ class Rehearsal:
         folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
         for number, indices in enumerate(partitions(self.experiment)):
-            self._write_site(number, train.take(indices), settings)
+            self._write_site(number, with_patients(train.take(indices), made_up), settings)
         keys = [
             public_key(exchange_key(secret_of(self.hospital(n).folder / "secret"))).hex()
             for n in self.hospitals
@@ -126,13 +133,16 @@ class Rehearsal:
         images = (
             split.images[:, 0] if split.images.shape[1] == 1 else split.images.transpose(0, 2, 3, 1)
         )
-        np.savez(path.parent / "records.npz", image=images, label=split.labels)
+        arrays = {"image": images, "label": split.labels}
+        if split.patients is not None:
+            arrays["patient"] = split.patients
+        np.savez(path.parent / "records.npz", **arrays)
         files = {
             "path": "records.npz",
             "classes": {str(label): label for label in range(num_classes)},
             "image_column": "image",
             "label_column": "label",
-            "patient_column": None,
+            "patient_column": None if split.patients is None else "patient",
             "skip_unreadable": False,
         }
         facts = {

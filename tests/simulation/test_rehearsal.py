@@ -14,6 +14,8 @@ import psutil
 import pytest
 import yaml
 
+from fed_dpsd.accounts.entry import spent
+from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.simulation.faults import COMPLETED, endure, reconcile
 from fed_dpsd.simulation.rehearsal import PORT, Rehearsal, can_make_hosts
 from fed_dpsd.storage import app_folder
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.slow
 SMALL = (
     *("data=digits", "num_clients=3", "rounds=2", "queries_per_round=128"),
     *("method.final_student_steps=50", "federation.min_clients=3", "federation.retry_seconds=20"),
+    "data.records_per_patient=2",  # made-up patients, whom the hospitals' files name
 )
 SUMS = (
     *("training=plain", "answers=gradient", "answers.noise_at=distributed"),
@@ -60,6 +63,40 @@ def finish(rehearsal, *overrides):
 
 def asks(folder):
     return [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
+
+
+def claims(card):
+    """The epsilon of each unit and relation, and the proof that it rests on."""
+    return {(row["unit"], row["relation"]): (row["basis"], row["epsilon"]) for row in card["proven"]}
+
+
+def in_ledgers(rehearsal, basis, unit, relation):
+    """The epsilon of the hospital that was charged most, from the ledgers alone."""
+    found = []
+    for number in rehearsal.hospitals:
+        with (ledger := rehearsal.hospital(number).ledger).transaction():
+            event = spent(ledger.entries(), unit, relation, basis)
+        found.append(epsilon(event, rehearsal.experiment.config.privacy.delta).epsilon)
+    return max(found)
+
+
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
+    rehearsal.forget()
+    taken = f"training.records_per_patient={2 if unit == 'patient' else 1}"
+    axes = "training=dp_sgd", "answers=label"
+    folder = finish(rehearsal, *axes, f"training.unit={unit}", taken)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert all(line["answered"] == [0, 1, 2] for line in asks(folder))
+    assert not reconcile(rehearsal, folder)
+    found = claims(summary["privacy"])
+    for (protected, relation), (basis, claimed) in found.items():
+        charged = in_ledgers(rehearsal, basis, protected, relation)
+        assert float(claimed) == pytest.approx(charged, rel=1e-9)
+    basis, claimed = found[unit, "add_remove"]
+    assert basis == "training" and claimed < 3.1
+    if unit == "record":  # it promises patients nothing, and neither do class counts
+        assert found["patient", "add_remove"][1] == "inf"
 
 
 @pytest.mark.parametrize("overrides", [(), SUMS], ids=["dp_sgd", "sums"])

@@ -96,7 +96,8 @@ class PlannedRun:
         lines = [f"training: {self.experiment.training}", f"answers: {self.experiment.answers}"]
         if settings.target_epsilon is not None:
             mechanism = getattr(self.experiment, axis)
-            target = f"privacy.target_epsilon={settings.target_epsilon:g} (record, add_remove)"
+            unit = getattr(mechanism, "unit", "record")
+            target = f"privacy.target_epsilon={settings.target_epsilon:g} ({unit}, add_remove)"
             value = getattr(mechanism, mechanism.calibrated_by)
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
         lines.append(f"queries per client: {self.queries_per_client:,}")

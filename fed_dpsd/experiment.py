@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,9 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
     method = _bind_class(binder, "fed_dpsd.methods", raw["method"], "method", {})
-    public = {"num_classes": data.get("num_classes"), "shards": _shards(raw, data)}
+    public = {"num_classes": data.get("num_classes")}
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
+    public["shards"] = _shards(raw, data, training)
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
@@ -151,11 +153,15 @@ def _noiseless(answers: Mechanism) -> bool:
     return answers.calibrated_by is not None and without
 
 
-def _shards(raw: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of privacy.mechanism.Shards: teachers at a client, and the unit of shards."""
+def _shards(
+    raw: Mapping[str, Any], data: Mapping[str, Any], training: Training | None
+) -> dict[str, Any]:
+    """Return the keys of privacy.mechanism.Shards, from what is public."""
     known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
     by = "patient" if known or raw["training"].get("unit") == "patient" else "record"
-    return {"teachers": raw["teachers_per_client"], "by": by}
+    # A private training trains a teacher on no records too; one from a file is there before them.
+    silent = not isinstance(training, TrainingMechanism) and raw["teacher"].get("path") is None
+    return {"teachers": raw["teachers_per_client"], "by": by, "silent": silent}
 
 
 def _patient_problems(config: Config, training: Training | None) -> list[str]:
@@ -318,6 +324,20 @@ def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
     """Return every simulated client's indices into the training split, computed once a process."""
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
+
+
+def scattered_patients(experiment: Experiment) -> int:
+    """Return how many patients of a simulation's data set have records at more than one client."""
+    config = experiment.config
+    if not config.federation.simulation or config.data.patient_column is None:
+        return 0
+    try:
+        patients = load_data(config.data, config.cache).train.patients
+        at_clients = [set(patients[indices]) for indices in partitions(experiment)]
+    except UserError:  # the same error has ended the run already
+        return 0
+    seen = Counter(patient for known in at_clients for patient in known)
+    return sum(clients > 1 for clients in seen.values())
 
 
 def largest_partition(experiment: Experiment) -> int | None:

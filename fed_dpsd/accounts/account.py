@@ -90,7 +90,7 @@ class Account:
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
         self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
-        charged = [stage.mechanism for stages in plan.bases.values() for stage in stages]
+        charged = [stage.mechanism for stage in plan.charged]
         self._names = {str(mechanism): mechanism.name for mechanism in charged}
 
     def hear(self, ask: Ask, client: int) -> None:

@@ -39,6 +39,7 @@ SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
+SCATTERED_NOTE = "{} patients have records at several clients, and pay at each of them"
 MADE_UP_NOTE = "patients are made up: {} records of one class each"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
@@ -80,7 +81,8 @@ class PrivacyCard:
         for row in self.content["proven"]:
             line, beside = str(Epsilon.from_json(row)), row.get("beside")
             if beside:
-                line += f" by the {row['basis']}; by the {beside['basis']} {beside['epsilon']}"
+                other = f"{beside['epsilon']} (trust {beside['trust']})"
+                line += f" by the {row['basis']}; by the {beside['basis']} {other}"
             lines.append(line)
         return tuple(lines)
 
@@ -229,7 +231,7 @@ def proven(
 ) -> Epsilon:
     """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
-    if not plan.stages:
+    if not any(plan.bases.values()):
         return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
     notes.append(TUNING_NOTE)
@@ -241,8 +243,8 @@ def proven(
         notes.append(TIME_NOTE)
     if unit == "patient":
         notes.append(PATIENT_NOTE)
-        if config.data.records_per_patient is not None:
-            notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
+    if config.data.records_per_patient is not None:  # whom a record's shard and part depend on
+        notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
     if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
         notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
@@ -282,23 +284,32 @@ def ledger_files(path: Path) -> list[Path]:
     raise UserError(f"{path} holds no ledger; give a client_*.sqlite, its folder, or a run folder")
 
 
-def account(entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation) -> Epsilon:
-    """Return the smallest epsilon that a ledger's charges prove together.
+def account(
+    entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation
+) -> dict[Basis, Epsilon]:
+    """Return the epsilons that a ledger's charges prove together, the smallest first.
 
-    Their settings are taken as chosen in advance.
+    Their settings are taken as chosen in advance. A budget bounds the one by the training.
     """
     queries = sum(entry.queries for entry in entries)
-    notes = ("over the ledger's life", "settings chosen in advance")
-    proofs = []
+    notes = ["over the ledger's life", "settings chosen in advance"]
+    if unit == "patient":
+        notes.append(PATIENT_NOTE)
+    if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):
+        notes.append(SAME_PATIENT_NOTE)
+    proofs: dict[Basis, Epsilon] = {}
     for basis in get_args(Basis):
         bound = epsilon(spent(entries, unit, relation, basis), delta)
         trust = weakest(
             entry.trust for entry in entries if not (basis == "training" and entry.training)
         )
-        proofs.append(
-            Epsilon(
-                *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
-                notes,
-            )
+        proofs[basis] = Epsilon(
+            *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
+            tuple(notes),
         )
-    return min(proofs, key=lambda proof: proof.value)
+    return dict(sorted(proofs.items(), key=lambda proof: proof[1].value))
+
+
+def _of_patients(entry: Entry) -> bool:
+    """Return whether an entry is a private training whose unit is the patient."""
+    return entry.kind == "training" and "unit='patient'" in entry.mechanism

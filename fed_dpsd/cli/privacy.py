@@ -1,9 +1,10 @@
 """The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on both claims."""
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +16,7 @@ from fed_dpsd.audits.attacks import attacks
 from fed_dpsd.cli.console import AsJson, Overrides, say
 from fed_dpsd.config import UserError, compose
 from fed_dpsd.experiment import set_up
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Epsilon
 
 app = typer.Typer(
     no_args_is_help=True, help="Planned and charged privacy costs, and attacks on the claims."
@@ -99,7 +100,7 @@ def ledger(
         listed = {
             str(file): {
                 "entries": [json.loads(entry.to_json()) for entry in entries],
-                "spent": [epsilon.to_json() for epsilon in totals[file]],
+                "spent": [_json(proofs) for proofs in totals[file]],
             }
             for file, entries in accounts.items()
         }
@@ -110,12 +111,30 @@ def ledger(
         out.print(str(file), markup=False, soft_wrap=True)
         for number, entry in enumerate(entries, start=1):
             ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
-            so_far = account(entries[:number], delta, "record", "add_remove")
+            so_far = _text(account(entries[:number], delta, "record", "add_remove"))
             out.print(
                 f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
                 f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
                 markup=False,
                 soft_wrap=True,
             )
-        for epsilon in totals[file]:
-            out.print(f"spent: {epsilon}; {', '.join(epsilon.notes)}", soft_wrap=True)
+        for proofs in totals[file]:
+            notes = ", ".join(next(iter(proofs.values())).notes)
+            out.print(f"spent: {_text(proofs)}; {notes}", soft_wrap=True)
+        used = totals[file][0]["training"].number(5)
+        out.print(f"a budget counts {used} (record, add_remove), by the training", soft_wrap=True)
+
+
+def _json(proofs: Mapping[Basis, Epsilon]) -> dict[str, Any]:
+    """Return the smaller of two proven epsilons as on a card, with the other beside it."""
+    (basis, claim), (other, rest) = proofs.items()
+    kept = {key: value for key, value in rest.to_json().items() if key in ("trust", "epsilon")}
+    return claim.to_json() | {"basis": basis, "beside": {"basis": other} | kept}
+
+
+def _text(proofs: Mapping[Basis, Epsilon]) -> str:
+    """Return the smaller of two proven epsilons with the basis of its proof, and the other."""
+    (basis, claim), (other, rest) = proofs.items()
+    if claim.value == rest.value:  # no training is private
+        return str(claim)
+    return f"{claim} by the {basis}; by the {other} {rest.number(5)} (trust {rest.trust})"

@@ -25,7 +25,8 @@ class Local:
 
     def plan(self, world: World) -> Plan:
         """Return the class counts of a private training; otherwise nothing leaves."""
-        return Plan(world.training, counts_stage(world, clear=False))
+        counts = counts_stage(world, clear=False)
+        return Plan(world.training, counts, ends_with_teachers=True)
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Release the class counts of a private training, and nothing else."""

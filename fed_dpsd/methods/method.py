@@ -90,23 +90,32 @@ class Plan:
         training: how the teachers are trained.
         stages: what leaves, in order: class counts, weights, answers.
         trainings: number of trainings in the run, >= 1.
+        ends_with_teachers: whether the teachers themselves are the result, each at its client.
     """
 
     training: Training
     stages: tuple[Stage, ...]
     trainings: int = 1
+    ends_with_teachers: bool = False
 
     @property
     def bases(self) -> dict[Basis, tuple[Stage, ...]]:
         """Return the stages that cost something, for each basis of a proof.
 
         A private training covers all that leaves, as post-processing. What leaves costs by its own
-        noise whatever the teachers are.
+        noise whatever the teachers are; that proves nothing where these are the result.
         """
-        bases: dict[Basis, tuple[Stage, ...]] = {"answers": self.stages}
-        if isinstance(self.training, TrainingMechanism):
-            bases["training"] = (Stage(self.training, self.trainings, 0),)
-        return bases
+        if not isinstance(self.training, TrainingMechanism):
+            return {"answers": self.stages}
+        trained = (Stage(self.training, self.trainings, 0),)
+        if self.ends_with_teachers:
+            return {"training": trained}
+        return {"answers": self.stages, "training": trained}
+
+    @property
+    def charged(self) -> tuple[Stage, ...]:
+        """Return all stages that a ledger holds, whatever a proof rests on."""
+        return (*self.stages, *self.bases.get("training", ()))
 
     @property
     def counts(self) -> bool:
@@ -122,7 +131,7 @@ class Plan:
     def releases(self) -> Counter[str]:
         """Return the number of releases that a client is charged for, by name."""
         totals = Counter[str]()
-        for stage in (*self.stages, *self.bases.get("training", ())):
+        for stage in self.charged:
             totals[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
         return totals
 

@@ -22,7 +22,6 @@ from fed_dpsd.privacy.mechanism import (
     check_noise_at,
     check_size,
     top_k,
-    vanishes,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 
@@ -38,9 +37,10 @@ class NormalizedGradient:
     record replaces one teacher's bounded answer, so a sum moves by at most 2 * bound in L2 norm.
     N adaptive releases are N Gaussian mechanisms of noise multiplier noise_multiplier / 2. The
     bound cancels. A client's n teachers change together, so its sum moves by n * bound (the client
-    answers zero) or 2 * n * bound. The papers' sensitivity 2 * bound * sqrt(K) is loose. Norms are
-    computed in float64 with room for its roundings. Sums are exact: each value is cut off towards
-    zero to the lattice of the noise, and n values are less than 2^53 steps of it.
+    answers zero) or 2 * n * bound (it answers anything). The papers' sensitivity of
+    2 * bound * sqrt(K) is loose. Norms are computed in float64 with room for its roundings. Sums
+    are exact: each value is cut off towards zero to the lattice of the noise, and n values are less
+    than 2^53 steps of it.
 
     A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole ask
     (`normalise="batch"`: all its rows together have norm below `bound`). The papers print an
@@ -176,8 +176,9 @@ class NormalizedGradient:
         return asks * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
-        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per removed one."""
-        return self.shards.changed(unit) * self.bound * (1 if vanishes(unit, relation) else 2)
+        """Return a sum's L2 change: 2 * bound per replaced teacher, bound per vanished one."""
+        bounds = 1 if self.shards.vanish(unit, relation) else 2
+        return self.shards.changed(unit) * self.bound * bounds
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one Gaussian mechanism, its noise divided by the sensitivity (bound cancels)."""

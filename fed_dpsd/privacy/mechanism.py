@@ -5,7 +5,7 @@ One frozen object holds the noise and the event derived from it, so they cannot 
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
@@ -104,6 +104,8 @@ class Shards:
         teachers: n >= 1, a public constant.
         by: the id whose keyed hash decides the shard. By "record" a patient's records may lie in
             all n shards; by "patient" they lie in one.
+        silent: whether a teacher without records answers zero. One that is trained privately is
+            trained on none too, and one that was read from a file answers whatever it is.
 
     Raises:
         ValueError: there is no teacher.
@@ -111,6 +113,7 @@ class Shards:
 
     teachers: int = 1
     by: Literal["record", "patient"] = "record"
+    silent: bool = field(default=True, repr=False)  # no part of the texts that digests hold
 
     def __post_init__(self) -> None:
         if self.teachers < 1:
@@ -122,6 +125,13 @@ class Shards:
         """Return the number of a client's teachers that one change of `unit` may change."""
         one = unit == "record" or (unit == "patient" and self.by == "patient")
         return 1 if one else self.teachers
+
+    def vanish(self, unit: Unit, relation: Relation) -> bool:
+        """Return whether a change turns values into zero, as the removal of a client may.
+
+        A client without records still answers. A teacher that loses some is trained on the rest.
+        """
+        return self.silent and unit == "client" and relation == "add_remove"
 
 
 ONE_TEACHER = Shards()
@@ -163,15 +173,6 @@ class Quorum:
                 f"threshold={self.threshold} must be above half of num_clients={num_clients} "
                 f"and colluding={self.colluding} together, and at most num_clients"
             )
-
-
-def vanishes(unit: Unit, relation: Relation) -> bool:
-    """Return whether a change turns values into zero: only the removal of a client does.
-
-    A client without records still answers: zero, with its noise. A teacher that loses a record or a
-    patient is trained on the rest.
-    """
-    return unit == "client" and relation == "add_remove"
 
 
 class Charged(Protocol):

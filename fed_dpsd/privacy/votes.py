@@ -31,7 +31,6 @@ from fed_dpsd.privacy.mechanism import (
     check_noise,
     check_noise_at,
     one_class_changed,
-    vanishes,
 )
 from fed_dpsd.privacy.noise import (
     FARTHEST,
@@ -140,7 +139,7 @@ class NoisyVotes:
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         moved = self.shards.changed(unit)  # votes that leave a count, and as many that join one
-        counts = 1 if vanishes(unit, relation) else 2
+        counts = 1 if self.shards.vanish(unit, relation) else 2
         if self.noise_law == "gaussian":
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
             precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)

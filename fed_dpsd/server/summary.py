@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, plan_of, privacy_card
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
-from fed_dpsd.experiment import Experiment, largest_partition
+from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
 from fed_dpsd.privacy.mechanism import Epsilon, weakest
 from fed_dpsd.storage import client_name, write_json
 
@@ -87,6 +87,8 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         charged, notes = Counter({str(error): 1}), (str(error),)
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
+    if scattered := scattered_patients(experiment):
+        notes = (*notes, SCATTERED_NOTE.format(scattered))
     records = largest_partition(experiment)
     card = privacy_card(experiment, plan, ledgers, charged, notes, records)
     summary["privacy"] = card

@@ -25,7 +25,7 @@ import torch
 from fed_dpsd.accounts.card import mechanism_of
 from fed_dpsd.config import ConfigError, UserError, compose, one_line
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
@@ -270,7 +270,10 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 
 
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
-    """Return a finished cell's overrides and results; `delta`, `trust` of (record, add_remove)."""
+    """Return a finished cell's overrides and results.
+
+    Its trust is what its proven epsilons need together, and its caveats are those of any of them.
+    """
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
     versions = json.loads((cell.folder / "versions.json").read_text())
@@ -292,9 +295,11 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "epsilon_published": summary["privacy"]["epsilon_published"],
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": proven["record", "add_remove"]["delta"],
-        "trust": proven["record", "add_remove"]["trust"],
+        "trust": weakest(row["trust"] for row in proven.values()),
         "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
-        "caveats": "; ".join(proven["record", "add_remove"]["notes"]),
+        "caveats": "; ".join(
+            dict.fromkeys(note for row in proven.values() for note in row["notes"])
+        ),
         "queries_per_client": summary["queries"]["answered_per_client"],
         **{name: summary["queries"].get(name) for name in (*ANSWERS, *TRAVELLED)},
         "seconds": round(summary["seconds"]["total"], 1),

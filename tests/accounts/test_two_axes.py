@@ -1,8 +1,10 @@
 """Two axes: what is proven by the training, what by the answers, and which charges make it true."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
@@ -133,7 +136,8 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
         covered = {entry.training for entry in entries} - {""}
         assert covered <= {entry.digest for entry in entries if entry.kind == "training"}
         if budget is not None:
-            assert account(entries, 1e-5, "record", "add_remove").value <= budget
+            proofs = account(entries, 1e-5, "record", "add_remove")
+            assert proofs["training"].value <= budget
 
 
 # --- the smaller of two true statements, only if nothing else leaves ---
@@ -224,6 +228,72 @@ def test_a_budget_charges_the_training_and_not_what_it_covers():
     )
     with pytest.raises(BudgetSpent, match="budget is spent"):
         paid(MemoryLedger(), 2.0, training, 1)
+
+
+def test_a_ledger_of_private_and_plain_runs_by_hand():
+    """Numbers by Gaussian DP alone: mu^2 of a training, of answers that it covers, and of others.
+
+    A proof that takes the cheaper of the two for each entry would have the smallest of the three.
+    """
+    training, ledger = DPSGD(14.3, 1.0, 100, 1.0, 0.02), MemoryLedger()  # releases no counts
+    covered = NormalizedGradient(10, 40.0)
+    plain = NormalizedGradient(10, 200.0)
+    plan = Plan(training, (Stage(covered, 300, 1), Stage(plain, 3000, 1)))
+    config = dataclasses.make_dataclass("Settings", ["budget", "delta", "budget_relation"])
+    own = Account(ledger, config(3.5, 1e-5, "add_remove"), plan, "run")
+    admitted = 0
+    with ledger.transaction():
+        own.pay(training, "training", "training")
+        for number in range(300):
+            own.pay(covered, f"covered {number}", "answers", asked(number), "training")
+        with contextlib.suppress(BudgetSpent):
+            for number in range(3000):
+                own.pay(plain, f"plain {number}", "answers", asked(number))
+                admitted += 1
+        entries = ledger.entries()
+    trained, answered, others = 100 / 14.3**2, 300 * (2 / 40) ** 2, admitted * (2 / 200) ** 2
+    proofs = account(entries, 1e-5, "record", "add_remove")
+    by_training, by_answers = proofs["training"].value, proofs["answers"].value
+    assert by_training == pytest.approx(gaussian_epsilon(trained + others), rel=1e-3)
+    assert by_answers == pytest.approx(gaussian_epsilon(answered + others), rel=1e-3)
+    assert gaussian_epsilon(others) < 0.7 * min(by_training, by_answers)
+    # A budget counts the training and the plain answers, and stops where these reach it.
+    assert 100 < admitted < 3000
+    assert 0.8 * 3.5 < by_training <= 3.5
+    assert [proof.trust for proof in proofs.values()] == ["nobody", "nobody"]
+
+
+def test_a_ledgers_trust_is_what_its_answers_need():
+    """Answers whose noise the server added need its honesty, unless the training covers them."""
+    training, ledger = DPSGD(14.3, 1.0, 100, 1.0, 0.02), MemoryLedger()
+    answers = NormalizedGradient(10, 1000.0, noise_at="server")
+    plan = Plan(training, (Stage(answers, 1, 1),))
+    config = dataclasses.make_dataclass("Settings", ["budget", "delta", "budget_relation"])
+    own = Account(ledger, config(None, 1e-5, "add_remove"), plan, "run")
+    with ledger.transaction():
+        own.pay(training, "training", "training")
+        own.pay(answers, "answer", "answers", asked(0), "training")
+        proofs = account(ledger.entries(), 1e-5, "record", "add_remove")
+    assert {basis: proof.trust for basis, proof in proofs.items()} == {
+        "answers": "server",
+        "training": "nobody",
+    }
+    assert list(proofs) == ["answers", "training"]  # the smaller first
+
+
+def asked(number):
+    return Ask(number, np.zeros((1, 1, 8, 8), np.uint8), np.full((1, 10), 0.1, np.float32))
+
+
+def gaussian_epsilon(mu_squared):
+    """Solve delta(eps) = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu) for 1e-5."""
+    mu, normal = math.sqrt(mu_squared), statistics.NormalDist()
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        eps = (low + high) / 2
+        left = normal.cdf(mu / 2 - eps / mu) - math.exp(eps) * normal.cdf(-mu / 2 - eps / mu)
+        low, high = (eps, high) if left > 1e-5 else (low, eps)
+    return high
 
 
 def test_an_answer_needs_its_training_on_the_ledger():

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import ConfigError
@@ -26,7 +27,7 @@ from fed_dpsd.methods.white_box import (
 )
 from fed_dpsd.models import to_vector
 from fed_dpsd.models.inference import predict
-from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.protocol import Ask, ProtocolError
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -111,8 +112,16 @@ def test_locals_private_training_is_charged_and_nothing_else(small):
     folder = new_run_folder(experiment)
     federation = LocalFederation(experiment, folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
-    assert all(row["epsilon"] == row["spent"] for row in summary["privacy"]["proven"])
-    assert 0 < summary["privacy"]["proven"][0]["epsilon"] < math.inf
+    rows = summary["privacy"]["proven"]
+    assert all(row["epsilon"] == row["spent"] for row in rows)
+    # The summary holds scores of the teachers, so it claims the training, not its counts alone.
+    event = experiment.training.event("record", "add_remove")
+    assert rows[0]["epsilon"] == pytest.approx(epsilon(event, 1e-5).epsilon)
+    assert {row["basis"] for row in rows} == {"training"}
+    assert all(row["epsilon"] == "inf" for row in rows[2:])
+    without = small("method=local", *PRIVATE, "training.count_fraction=null")
+    planned = privacy_card(without, plan_of(without))["proven"][0]["epsilon"]
+    assert 0.5 * rows[0]["epsilon"] < planned < rows[0]["epsilon"]
 
 
 def test_local_sends_nothing_and_spends_nothing(small):

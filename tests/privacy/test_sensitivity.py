@@ -9,6 +9,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from fed_dpsd import losses
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.data.datasets import Split
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
@@ -102,6 +105,37 @@ def _exact(values, scale, rng):
             patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)
             total = noisy_sum(values, scale, "gaussian", rng)
     return [Fraction(float(value)) for value in total.ravel()]
+
+
+@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
+@pytest.mark.parametrize("answers", ["gradient", "votes"])
+def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_with(
+    small, training, answers
+):
+    """Private teachers of no records answer at full length; plain ones answer zero."""
+    experiment = small(f"training={training}", f"answers={answers}")
+    config, mechanism = experiment.config, experiment.answers
+    images = np.zeros((1, 1, 8, 8), np.uint8)
+    asked = np.full((1, 10), 0.1, np.float32)
+
+    def encoded(label, count):
+        own = Split(np.repeat(images, count, 0), np.full(count, label))
+        teachers = Teachers(config, experiment.training, 0, own, np.arange(count))
+        sensitive = teachers.sensitive_probabilities(images).astype(np.float64)[0]
+        if answers == "gradient":
+            sensitive = losses.decoupled_kd_gradient(sensitive, asked, 0.0)
+        return mechanism.encode(sensitive, asked)
+
+    nothing = encoded(0, 0)
+    assert (nothing == 0).all() == (training == "plain")
+    moved = max(np.linalg.norm(encoded(label, 50) - nothing) for label in (3, 8))
+    noise = mechanism.noise_multiplier * getattr(mechanism, "bound", 1.0)
+    event = mechanism.event("client", "add_remove").events[0]
+    allowed = noise / event.noise_multiplier
+    assert moved <= allowed
+    silent = replace(mechanism, shards=Shards(silent=True)).event("client", "add_remove").events[0]
+    too_little = noise / silent.noise_multiplier  # the control: as if it answered zero
+    assert (moved > too_little) == (training == "dp_sgd")
 
 
 @pytest.mark.parametrize("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])

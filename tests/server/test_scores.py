@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fed_dpsd.experiment import load_data
+from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -20,7 +20,7 @@ from fed_dpsd.simulation.local import LocalFederation
 from tests.server.test_run import PRIVATE, WITHOUT_COUNTS, complete
 
 
-def two_digits(small, folder, test_label=None):
+def two_digits(small, folder, test_label=None, *overrides):
     """Zeros and ones in a parquet folder; `test_label` keeps one of them in the test split."""
     digits = load_data(small().config.data, small().config.cache)
     for name, split in (("train", digits.train), ("test", digits.test)):
@@ -32,10 +32,12 @@ def two_digits(small, folder, test_label=None):
             buffer = io.BytesIO()
             Image.fromarray(image[0]).save(buffer, "PNG")
             pictures.append({"bytes": buffer.getvalue()})
-        table = pyarrow.table({"image": pictures, "label": split.labels[kept]})
+        patients = np.arange(kept.sum()) // 2  # of two neighbours each
+        columns = {"image": pictures, "label": split.labels[kept], "patient": patients}
+        table = pyarrow.table(columns)
         pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
     data = ("data=folder", f"data.path={folder}", "data.shape=[1,8,8]", "data.num_classes=2")
-    return small(*data, "rounds=1", "partition=iid")
+    return small(*data, "rounds=1", "partition=iid", *overrides)
 
 
 def area(experiment, probabilities):
@@ -127,6 +129,34 @@ def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small,
     assert (lines[0]["student_accuracy"], lines[0]["student_auroc"]) == (0, None)
     assert "NaN" not in (folder / "summary.json").read_text()
     assert summary["auroc"]["ensemble"] is not None
+
+
+def test_scores_of_teachers_are_covered_by_their_training_alone(small):
+    """Noise in the answers says nothing of the exact scores beside them."""
+    labels = *PRIVATE, "answers=label", "rounds=1"
+    noisy = "answers.epsilon_per_answer=0.0001", "training.count_fraction=null"
+    _, summary, _ = complete(small(*labels, *noisy))
+    row = summary["privacy"]["proven"][0]
+    assert row["basis"] == "answers"
+    assert row["epsilon"] < row["beside"]["epsilon"]
+    assert not summary["accuracy"]["covered_by_epsilon"]
+    _, summary, _ = complete(small(*labels))
+    assert summary["accuracy"]["covered_by_epsilon"]
+
+
+def test_patients_whom_a_partition_scatters_are_counted_on_the_card(small, tmp_path):
+    """Dirichlet and other partitions ignore patients: a patient pays at each client."""
+    by_patient = *PRIVATE, "data.patient_column=patient", "training.unit=patient"
+    experiment = two_digits(small, tmp_path, None, *by_patient)
+    train = load_data(experiment.config.data, experiment.config.cache).train
+    homes = [set(train.patients[indices]) for indices in partitions(experiment)]
+    shared = len(homes[0] & homes[1])
+    assert shared > 20
+    _, summary, _ = complete(experiment)
+    note = f"{shared} patients have records at several clients, and pay at each of them"
+    assert all(note in row["notes"] for row in summary["privacy"]["proven"])
+    _, alone, _ = complete(two_digits(small, tmp_path, None, *by_patient, "num_clients=1"))
+    assert not any("several clients" in n for r in alone["privacy"]["proven"] for n in r["notes"])
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def replacing(path: Path) -> Iterator[Path]:
     An error inside leaves `path` as it was. The folder is created if it does not exist.
     """
     if not path.parent.exists():
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)  # another process may just have made it
         sync(path.parent.parent)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     yield temporary

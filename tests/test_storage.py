@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +94,16 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(tmp_path):
     os.kill(child, signal.SIGKILL)
     finished(child)
     assert torn
+
+
+def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
+    """The other one makes it between the question whether it is there and its making."""
+    path = tmp_path / "cache" / "teachers" / "one"
+    path.parent.mkdir(parents=True)
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self != path.parent and exists(self))
+    write_atomically(path, b"whole")
+    assert path.read_bytes() == b"whole"
 
 
 def test_json_can_be_read_by_people_and_what_is_removed_may_be_gone_already(tmp_path):

@@ -91,7 +91,8 @@ def check(
     out.print(f"a run: {card.epsilon('record', 'add_remove')}")
     ledger = hospital.ledger
     with ledger.transaction():
-        spent = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
+        proofs = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
+    spent = proofs["training"]  # what a budget counts
     out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
     out.print(f"when records change during a run: {hospital.when_records_change}")
     if lacking := hospital.open(experiment, "check").lacking():
@@ -194,7 +195,7 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
         raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
-    cost = cards.account(entries, hospital.delta, "record", "add_remove")
+    cost, _ = cards.account(entries, hospital.delta, "record", "add_remove").values()
     return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"
 
 

@@ -4,14 +4,13 @@ No other file imports flwr_datasets. The import takes seconds, so it is delayed 
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.config import UserError, require, require_positive
-from fed_dpsd.data.datasets import Split
 
 if TYPE_CHECKING:
     import pyarrow
@@ -138,13 +137,6 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         own = np.flatnonzero(labels == label)
         patients[own] = (label << 32) + np.arange(len(own)) // size
     return patients
-
-
-def with_patients(records: Split, size: int | None) -> Split:
-    """Return a client's records with made-up patients of `size` records; None leaves them alone."""
-    if size is None:
-        return records
-    return replace(records, patients=made_up_patients(records.labels, size))
 
 
 def _try_split(

@@ -104,8 +104,8 @@ class Shards:
         teachers: n >= 1, a public constant.
         by: the id whose keyed hash decides the shard. By "record" a patient's records may lie in
             all n shards; by "patient" they lie in one.
-        silent: whether a teacher without records answers zero. One that is trained privately is
-            trained on none too, and one that was read from a file answers whatever it is.
+        silent: whether a teacher without records answers zero. One that was trained privately on
+            none, or read from a file, does not.
 
     Raises:
         ValueError: there is no teacher.
@@ -113,7 +113,7 @@ class Shards:
 
     teachers: int = 1
     by: Literal["record", "patient"] = "record"
-    silent: bool = field(default=True, repr=False)  # no part of the texts that digests hold
+    silent: bool = field(default=True, repr=False)  # digests do not hold it
 
     def __post_init__(self) -> None:
         if self.teachers < 1:
@@ -127,10 +127,7 @@ class Shards:
         return 1 if one else self.teachers
 
     def vanish(self, unit: Unit, relation: Relation) -> bool:
-        """Return whether a change turns values into zero, as the removal of a client may.
-
-        A client without records still answers. A teacher that loses some is trained on the rest.
-        """
+        """Return whether a change turns values into zero: a removed client still answers."""
         return self.silent and unit == "client" and relation == "add_remove"
 
 

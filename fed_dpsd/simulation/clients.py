@@ -1,5 +1,6 @@
 """Simulated clients: their records are partitions of a public data set."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fed_dpsd.accounts.account import Account
@@ -8,7 +9,8 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
-from fed_dpsd.data.partition import with_patients
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
@@ -23,6 +25,13 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
     config, folder = experiment.config, ledger_folder(experiment, run_folder)
     data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
     return FileLedger(folder, client, data)
+
+
+def with_patients(records: Split, size: int | None) -> Split:
+    """Return a client's records with made-up patients of `size` records; None leaves them alone."""
+    if size is None:
+        return records
+    return replace(records, patients=made_up_patients(records.labels, size))
 
 
 def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:

@@ -23,9 +23,9 @@ from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.config import UserError, compose
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.data.partition import with_patients
 from fed_dpsd.experiment import load_data, partitions, set_up
 from fed_dpsd.privacy.secure_sum import public_key
+from fed_dpsd.simulation.clients import with_patients
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
 from fed_dpsd.storage import app_folder
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
@@ -31,6 +32,7 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
+NOISELESS = {"noise_multiplier": 0.0, "epsilon_per_answer": math.inf}
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,8 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
 
 def _noiseless(answers: Mechanism) -> bool:
     """Return whether a mechanism that has noise was told to draw none."""
-    without = answers.event("record", "add_remove") == NonPrivateDpEvent()
-    return answers.calibrated_by is not None and without
+    name = answers.calibrated_by
+    return name in NOISELESS and getattr(answers, name) == NOISELESS[name]
 
 
 def _shards(

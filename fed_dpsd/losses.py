@@ -3,6 +3,8 @@
 B is the batch size, K the number of classes. Probabilities are rows that sum to 1.
 """
 
+from typing import Literal
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -54,7 +56,10 @@ def decoupled_kd(
 
 
 def decoupled_kd_gradient(
-    teacher: NDArray[np.floating], student: NDArray[np.floating], balance: float = 8.0
+    teacher: NDArray[np.floating],
+    student: NDArray[np.floating],
+    balance: float = 8.0,
+    divisor: Literal["target", "own"] = "target",
 ) -> NDArray[np.float64]:
     """Return the gradient of Eq. 2 in the student's *probabilities*, in closed form.
 
@@ -65,6 +70,8 @@ def decoupled_kd_gradient(
         teacher: (B, K) float, teacher probabilities.
         student: (B, K) float, student probabilities.
         balance: lambda in Eq. 2, >= 0.
+        divisor: what the j-th non-target probability is divided by: "target" is 1 - p_r, as in
+            `decoupled_kd`; "own" is 1 - p_j, as the paper prints it.
 
     Returns:
         (B, K) float64.
@@ -81,6 +88,9 @@ def decoupled_kd_gradient(
         - balance * mass / (1 - student_target)
     )
     elsewhere = -balance * teacher_rest / p_student
+    if divisor == "own":
+        at_target = -teacher_target / student_target + (1 - teacher_target) / (1 - student_target)
+        elsewhere = -balance * p_teacher / (1 - p_teacher) / (p_student * (1 - p_student))
     return torch.where(target, at_target, elsewhere).numpy()
 
 
@@ -89,24 +99,23 @@ def noisy_label(
     gradient: NDArray[np.float64],
     bound: float,
     step: float,
-    as_printed: bool,
 ) -> NDArray[np.float64]:
-    """Return the label of Eq. 3 (Alg. 2 line 14): a gradient step from the student's prediction.
+    """Return the label of Eq. 3: a step down the gradient from the student's prediction.
 
-    A label may leave the simplex. A projection would bias it, and the noise would no longer average
-    out over the bank.
+    A gradient of norm `bound` moves a label by `step`; in the paper by step * bound, which is 1e-4
+    at its settings. A label may leave the simplex. A projection would bias it, and the noise would
+    no longer average out over the bank.
 
     Args:
         predictions: (B, K), the student's probabilities.
         gradient: (B, K), mean released gradient, with a norm of about `bound`.
         bound: beta, the normalisation bound of the answers, > 0.
         step: gamma, > 0.
-        as_printed: whether to move a label by step * bound, as in the paper; otherwise by `step`.
 
     Returns:
         (B, K) float64.
     """
-    return predictions - step * gradient / (1 if as_printed else bound)
+    return predictions - step * gradient / bound
 
 
 def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -115,10 +124,11 @@ def student_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def squared_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return Eq. 7 for labels with Gaussian noise: mean squared error of the probabilities.
+    """Return Eq. 7 for labels with additive noise: mean squared error of the probabilities.
 
-    It is the negative log-likelihood of the noise. Zero-mean noise does not move its minimum,
-    however large. A cross-entropy has no minimum where a label is negative.
+    For Gaussian noise on all classes it is the negative log-likelihood. Zero-mean noise of any law
+    does not move its minimum, however large. A cross-entropy has no minimum where a label is
+    negative.
 
     Args:
         logits: (B, K) float.
@@ -165,6 +175,12 @@ def entropy_loss(logits: torch.Tensor) -> torch.Tensor:
     """
     mean = logits.softmax(1).mean(0)
     return (mean * mean.clamp_min(SMALLEST_PROBABILITY).log()).sum()
+
+
+def sample_entropy_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Return the second term of Eq. 8 as printed: negative entropies, summed over the samples."""
+    probabilities = logits.softmax(1)
+    return (probabilities * probabilities.clamp_min(SMALLEST_PROBABILITY).log()).sum()
 
 
 def activation_loss(features: torch.Tensor) -> torch.Tensor:

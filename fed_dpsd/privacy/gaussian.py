@@ -61,8 +61,9 @@ class NormalizedGradient:
         stability: h, added to the norm before dividing, > 0.
         k: coordinates kept; None keeps all.
         mask: "public" keeps those of the student's k largest predictions, and only they get noise;
-            "private" keeps a teacher's own k largest gradient entries (M_k as printed), which says
-            something about the teacher, so all K coordinates get noise.
+            "private" keeps a teacher's own k entries of largest size, and "signed" its k largest
+            with their signs (M_k as the paper's text has it). Both say something about the teacher,
+            so all K coordinates get noise.
         normalise: "sample" or "batch".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees un-noised answers and must be trusted).
@@ -84,7 +85,7 @@ class NormalizedGradient:
     bound: float = 1e-3
     stability: float = 1e-4
     k: int | None = None
-    mask: Literal["public", "private"] = "public"
+    mask: Literal["public", "private", "signed"] = "public"
     normalise: Literal["sample", "batch"] = "sample"
     noise_at: NoiseAt = "client"
     quorum: Quorum | None = None
@@ -97,8 +98,8 @@ class NormalizedGradient:
         check_size("stability", self.stability)
         if self.k is not None:
             check_k(self.k, self.num_classes)
-        if self.mask not in ("public", "private"):
-            raise ValueError(f"mask={self.mask!r} must be 'public' or 'private'")
+        if self.mask not in ("public", "private", "signed"):
+            raise ValueError(f"mask={self.mask!r} must be 'public', 'private' or 'signed'")
         if self.normalise not in ("sample", "batch"):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
 
@@ -122,8 +123,8 @@ class NormalizedGradient:
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
         if self.k is not None:
-            ranked = predictions if self.mask == "public" else np.abs(sensitive)
-            sensitive *= top_k(ranked, self.k)
+            own = np.abs(sensitive) if self.mask == "private" else sensitive
+            sensitive *= top_k(predictions if self.mask == "public" else own, self.k)
         axis = 1 if self.normalise == "sample" else None
         # Dividing by the largest entry first keeps the squares from overflowing.
         largest = np.abs(sensitive).max(axis=axis, keepdims=True, initial=0)

@@ -5,7 +5,6 @@ Imported only where results are written or shown, so a published number never st
 
 import math
 
-from dp_accounting import NonPrivateDpEvent
 from scipy.optimize import minimize_scalar
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -15,20 +14,18 @@ from fed_dpsd.privacy.votes import NoisyVotes
 
 
 def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float:
-    """Return the number that the method's paper would print for `queries` answers.
+    """Return what the formula of the method's paper gives for `queries` answers.
 
-    It is `inf` where the paper claims nothing, or no noise is drawn.
+    It is `inf` where the paper claims nothing, or no noise is drawn. The formulas need not give the
+    epsilons that the papers print above their results.
     """
-    if mechanism.event("record", "add_remove") == NonPrivateDpEvent():
-        return math.inf
-    if isinstance(mechanism, NormalizedGradient):
-        return theorem_1(
-            mechanism.bound, mechanism.noise_multiplier, mechanism.num_classes, queries, delta
-        )
     if isinstance(mechanism, TopKRandomizedResponse):
         return theorem_2(mechanism.epsilon_per_answer)
-    if isinstance(mechanism, NoisyVotes) and mechanism.noise_law == "laplace":
-        return dgd_labels(2 / mechanism.noise_multiplier, queries, delta)
+    noise = getattr(mechanism, "noise_multiplier", 0.0)
+    if isinstance(mechanism, NormalizedGradient) and noise > 0:
+        return theorem_1(mechanism.bound, noise, mechanism.num_classes, queries, delta)
+    if isinstance(mechanism, NoisyVotes) and mechanism.noise_law == "laplace" and noise > 0:
+        return dgd_labels(2 / noise, queries, delta)
     return math.inf
 
 
@@ -38,7 +35,8 @@ def theorem_1(
     """Evaluate Theorem 1 of arXiv 2601.19090, minimised over q > 1.
 
     It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so its first term is too
-    small by a factor of about 1 / beta^2.
+    small by a factor of about 1 / beta^2. It counts every query, as a record that changes its
+    teacher needs.
 
     Args:
         bound: beta.
@@ -59,7 +57,8 @@ def theorem_1(
 def theorem_2(epsilon_per_answer: float) -> float:
     """Evaluate Theorem 2 of arXiv 2601.19090: epsilon overall, for any number of queries.
 
-    It counts one response; one training record may change all of them.
+    It counts one response, whose label alone changes (its Lemma 3). One training record may change
+    its teacher, and so all responses.
     """
     return epsilon_per_answer
 
@@ -69,12 +68,14 @@ def dpdfd_theorem_3(
 ) -> float:
     """Evaluate Theorem 3 of DPDFD (IJCAI 2023), minimised over lambda > 1: Theorem 1's form.
 
-    Its noise multiplies one mean gradient outside the sum over a batch, whose sensitivity is
-    2 * bound * batch; the formula counts `batch` separate queries instead.
+    Its Eq. 4 adds one draw of noise to the sum of a batch's gradients, whose sensitivity is
+    2 * bound * batch with a norm for each sample; the formula counts `batch` separate queries
+    instead. Eq. 4 adds N(0, sigma^2 C^2), so sigma is a multiple of C there; Sec. 4.1 calls sigma^2
+    the variance.
 
     Args:
         bound: C, norm of a sample's gradient.
-        noise_stddev: sigma.
+        noise_stddev: sigma of the formula.
         num_classes: n.
         batch: B.
         rounds: T.
@@ -86,8 +87,9 @@ def dpdfd_theorem_3(
 def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:
     """Evaluate DGD's discriminative budget (Sec. III-E): N eps0^2 + eps0 sqrt(-2 N log delta).
 
-    Its votes have Laplace noise of scale 2 / eps0. It leaves out the generator, which is trained
-    against a classifier of all private data.
+    Its votes have Laplace noise of scale 2 / eps0. The epsilons that DGD prints are those of its
+    moments accountant, which are smaller, and its total adds epsilon_1 = 0.01 (its Theorem 1). Both
+    leave out the generator, which is trained against a classifier of all private data.
     """
     spread = math.sqrt(-2 * queries * math.log(delta))
     return queries * epsilon_per_query**2 + epsilon_per_query * spread

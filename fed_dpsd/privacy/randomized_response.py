@@ -1,7 +1,7 @@
 """Label-sensitive answers: top-k randomised response (arXiv 2601.19090, Eq. 5 and Alg. 2)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -40,8 +40,9 @@ class TopKRandomizedResponse:
     I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
     randomised response), all those above it and at least two. Let r be the teacher's class and
     k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
-    member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. Alg. 2's
-    k = |I| is used; Eq. 5 as printed divides by the number of classes and could leave I.
+    member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. This is Alg. 2.
+    Eq. 5 as printed (`lies="classes"`) has all K classes in the place of I for r in I. A response
+    outside I then tells that r is in I, so nothing is proven unless I is all classes.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
@@ -64,6 +65,7 @@ class TopKRandomizedResponse:
         noise_at: "client", or "distributed" for responses that a secure sum counts.
         quorum: of the secure sum; only with noise_at="distributed".
         shards: the client's teachers.
+        lies: "candidates" (a lie is a member of I) or "classes" (Eq. 5 as printed).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -72,7 +74,6 @@ class TopKRandomizedResponse:
     name: ClassVar[str] = "label"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     calibrated_by: ClassVar[str] = "epsilon_per_answer"
-    reason: ClassVar[None] = None
     lattice: ClassVar[float] = 1.0
     num_classes: int
     epsilon_per_answer: float
@@ -81,6 +82,7 @@ class TopKRandomizedResponse:
     noise_at: Literal["client", "distributed"] = "client"
     quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
+    lies: Literal["candidates", "classes"] = field(default="candidates", repr=False)
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon_per_answer <= LARGEST_EPSILON or self.truthful):
@@ -102,6 +104,25 @@ class TopKRandomizedResponse:
             raise ValueError(f"noise_at={self.noise_at!r} must be 'client' or 'distributed'")
         check_noise_at(self.noise_at, self.quorum)
 
+    def __repr__(self) -> str:
+        """Return the text that ledgers hold; it names lies where they are not the usual ones."""
+        shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        more = [] if self.lies == "candidates" else [f"lies={self.lies!r}"]
+        return f"{type(self).__name__}({', '.join([*shown, *more])})"
+
+    @property
+    def reason(self) -> str | None:
+        """Return why nothing is proven of lies among all classes."""
+        if not self._tells:
+            return None
+        return "a response outside the candidates tells that the teacher's class is inside"
+
+    @property
+    def _tells(self) -> bool:
+        """Return whether a response may tell that the teacher's class is in I."""
+        whole = self.threshold is None and self.k in (None, self.num_classes)
+        return self.lies == "classes" and not whole
+
     @property
     def truthful(self) -> bool:
         """Return whether teachers never lie: nothing is proven of their answers then."""
@@ -119,7 +140,7 @@ class TopKRandomizedResponse:
         return np.asarray(lie / (1 + (np.asarray(size) - 1) * lie))
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
-        """Return the law of the response: (B, K) probabilities, zero outside I.
+        """Return the law of the response: (B, K) probabilities.
 
         A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
         """
@@ -127,11 +148,14 @@ class TopKRandomizedResponse:
         sensitive_class = np.where(sensitive_valid[:, None], sensitive_value, 0).argmax(1)
         members = self.members(predictions)
         size = members.sum(1)  # (B,)
-        lie = self.lie_probability(size)
+        among = members | (self.lies == "classes")  # (B, K): what a lie may be for a class in I
+        lie = self.lie_probability(among.sum(1))
         listed = np.take_along_axis(members, sensitive_class[:, None], axis=1)[:, 0]
         inside: NDArray[np.bool_] = np.logical_and(listed, sensitive_valid)
-        law: NDArray[np.float64] = np.where(inside, lie, 1 / size)[:, None] * members
-        law[inside, sensitive_class[inside]] = (1 - (size - 1) * lie)[inside]
+        law: NDArray[np.float64] = np.where(
+            inside[:, None], lie[:, None] * among, members / size[:, None]
+        )
+        law[inside, sensitive_class[inside]] = (1 - (among.sum(1) - 1) * lie)[inside]
         return law
 
     def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
@@ -146,9 +170,10 @@ class TopKRandomizedResponse:
         return votes
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows of counts, inside I only, with one response of each teacher."""
+        """Find the rows of counts, of classes that may be, with one response of each teacher."""
         counts = (values >= 0) & (values == np.round(values))
-        inside = ((values == 0) | self.members(predictions)).all(axis=1)
+        possible = self.members(predictions) | (self.lies == "classes")
+        inside = ((values == 0) | possible).all(axis=1)
         answered = values.sum(axis=1, dtype=np.float64) == teachers
         return np.asarray(counts.all(axis=1) & inside & answered)
 
@@ -162,7 +187,7 @@ class TopKRandomizedResponse:
         The response's noise parameter is the probability of a uniform redraw. Every teacher that
         changes counts. A client that vanishes is bounded by one that changes its answers.
         """
-        if self.truthful:
+        if self.truthful or self._tells:
             return NonPrivateDpEvent()
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)

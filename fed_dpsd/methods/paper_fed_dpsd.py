@@ -1,0 +1,237 @@
+"""FedDPSD as printed: the paper's own loop, line by line.
+
+Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
+Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
+
+One generator lives for the whole run. In each of T rounds, which the paper calls iterations, it
+makes b images, the clients answer them once, the student takes one step on the answers, and the
+generator takes one step against the student. Nothing is kept and asked or learnt again: that, and
+all else that learns better, is fed_dpsd/methods/fed_dpsd.py.
+
+Where the print contradicts itself, its text or its references, a key chooses the reading
+(conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import losses
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.methods.method import (
+    Bank,
+    Federation,
+    Plan,
+    Round,
+    Site,
+    State,
+    World,
+    below,
+    tensors_below,
+)
+from fed_dpsd.models.inference import predict, to_bytes, to_unit
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
+from fed_dpsd.streams import Streams
+
+OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class PaperFedDPSD:
+    """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
+
+    num_clients: ClassVar[int | None] = None
+    trainings: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
+    learns_latents: ClassVar[bool] = False
+    latent_size: int
+    label_step: float
+    student_learning_rate: float
+    generator_learning_rate: float
+    optimiser: Literal["adam", "sgd"]
+    balance: float
+    divisor: Literal["target", "own"]
+    label: Literal["step", "gradient"]
+    mean_over: Literal["clients", "batch"]
+    one_hot_weight: float
+    entropy_weight: float
+    activation_weight: float
+    entropy: Literal["mean", "samples"]
+    activation: Literal["minus", "plus"]
+
+    def __post_init__(self) -> None:
+        require(self, latent_size=1, balance=0)
+        require_positive(self, "label_step", "student_learning_rate", "generator_learning_rate")
+
+    def plan(self, world: World) -> Plan:
+        """Return one stage, with an answer for each synthetic image; no class counts."""
+        stage = Stage(world.answers, world.rounds, world.queries_per_round)
+        return Plan(world.training, (stage,))
+
+    # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
+
+    def server(
+        self, federation: Federation, world: World, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Run Algorithm 2; a comment at a line is the number of the paper's line."""
+        student, generator, latents = self.start(world, streams)
+        student_optimiser, generator_optimiser = self.optimisers(student, generator, latents)
+        learners = {
+            **{"student": student, "generator": generator},
+            **{"student_optimiser": student_optimiser, "generator_optimiser": generator_optimiser},
+        }
+        bank: list[Bank] = []
+        if resume is not None:
+            restore(learners, latents, resume)
+            bank = list(resume.bank)
+
+        for number in range(len(bank) + 1, world.rounds + 1):  # 1
+            if not self.learns_latents:
+                draw = streams.torch("latents", query_id=number)
+                latents = torch.randn(latents.shape, generator=draw).to(world.device)  # 3
+            generator.train()
+            images = to_bytes(generator(latents))  # 4, sent as bytes
+            predictions = predict(student, images, world.device)  # 5
+            ask = federation.settle(Ask(number, images, predictions))  # 6
+            total = federation.total(ask)  # 7 to 12; with noise_at=server, the noise of 14 too
+            if total.count == 0:
+                if not bank:
+                    raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+                return
+            labels = self.noisy_labels(world, ask.predictions, total)  # 14
+            student.train()
+            targets = torch.from_numpy(labels.astype(np.float32)).to(world.device)
+            asked = student(to_unit(ask.images, world.device))
+            student_loss = self.student_loss(asked, targets)  # 15
+            step(student_optimiser, student_loss)  # 16
+            images_now = generator(latents)
+            loss = self.generator_loss(student, images_now, targets)  # 17
+            step(generator_optimiser, loss)  # 18
+            bank.append(Bank(ask.images, ask.predictions, labels.astype(np.float32)))
+            yield Round(
+                State(number, tensors_of(learners, latents), bank),
+                student,
+                {"student_loss": student_loss.item(), "generator_loss": loss.item()},
+                total.refused,
+                forward_answers=total.count * len(ask.images),
+            )  # 19, 20
+
+    def start(self, world: World, streams: Streams) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+        """Return student and generator, drawn by Xavier's rule, and normal latent vectors."""
+        student = world.make_student(streams.torch("student"))
+        generator = world.make_generator(self.latent_size, streams.torch("generator"))
+        shape = world.queries_per_round, self.latent_size
+        latents = torch.randn(shape, generator=streams.torch("latents")).to(world.device)
+        return student, generator, latents.requires_grad_(self.learns_latents)
+
+    def optimisers(
+        self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
+    ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        """Return the optimisers of the student, and of the generator and what else it learns."""
+        make = OPTIMISERS[self.optimiser]
+        learnt = [latents] if self.learns_latents else []
+        return (
+            make(student.parameters(), self.student_learning_rate),
+            make([*generator.parameters(), *learnt], self.generator_learning_rate),
+        )
+
+    def noisy_labels(
+        self, world: World, predictions: NDArray[np.float32], total: Total
+    ) -> NDArray[np.float64]:
+        """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
+
+        For responses and probabilities they are the clients' mean.
+        """
+        mean = total.sum / total.count
+        if not isinstance(world.answers, NormalizedGradient):
+            return np.asarray(mean)
+        if self.mean_over == "batch":  # Eq. 3 has one gradient for all labels of a batch
+            mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
+        if self.label == "gradient":  # line 14 has neither the prediction nor a step
+            return np.asarray(mean)
+        return np.asarray(predictions - self.label_step * mean)
+
+    def student_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return L_s of Eq. 7: the sum of the cross-entropies."""
+        return len(logits) * losses.student_loss(logits, labels)
+
+    def generator_loss(
+        self, student: nn.Module, images: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step."""
+        features = student.features(images)
+        logits = student.classifier(features)
+        samples, norms = len(logits), features.norm(dim=1).sum()
+        balance = (
+            samples * losses.entropy_loss(logits)
+            if self.entropy == "mean"
+            else losses.sample_entropy_loss(logits)
+        )
+        return (
+            self.student_loss(logits, labels)
+            + self.one_hot_weight * samples * losses.one_hot_loss(logits)
+            + self.entropy_weight * balance
+            + self.activation_weight * (norms if self.activation == "plus" else -norms)
+        )
+
+    # --- the clients: Fed-FlexPer, lines 21 to 35 --------------------------------------------
+
+    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+        """Release each teacher's answer to every image by the site's mechanism."""
+        if ask.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
+        site.pay_for_training()
+        sensitive = site.sensitive_probabilities(ask.images)  # 9
+        if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
+            sensitive = np.stack(
+                [
+                    losses.decoupled_kd_gradient(p, ask.predictions, self.balance, self.divisor)
+                    for p in sensitive
+                ]
+            )
+        return site.release(site.answers, sensitive, ask)  # 26, 30 to 32, 35
+
+
+def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Take one step down a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+
+Learner = nn.Module | torch.optim.Optimizer
+
+
+def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return copies of all tensors that a run goes on from, named LEARNER.NAME."""
+    tensors = {"latents": latents.detach().clone()}
+    for name, learner in learners.items():
+        if isinstance(learner, nn.Module):
+            tensors |= tensors_below(name, learner)
+        else:
+            for number, moments in learner.state_dict()["state"].items():
+                tensors |= {f"{name}.{number}.{key}": t.clone() for key, t in moments.items()}
+    return tensors
+
+
+def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -> None:
+    """Load the tensors of `tensors_of` in place."""
+    with torch.no_grad():
+        latents.copy_(state.tensors["latents"])
+    for name, learner in learners.items():
+        own = below(name, state.tensors)
+        if isinstance(learner, nn.Module):
+            learner.load_state_dict(own)
+            continue
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for path, tensor in own.items():
+            number, key = path.split(".")
+            moments.setdefault(int(number), {})[key] = tensor
+        learner.load_state_dict(learner.state_dict() | {"state": moments})

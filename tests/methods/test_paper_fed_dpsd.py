@@ -1,0 +1,148 @@
+"""The papers' loops as printed: an iteration by hand, every reading, one lasting generator."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fed_dpsd.methods.method import World
+from fed_dpsd.models.inference import predict, to_bytes
+from fed_dpsd.protocol import Total
+from fed_dpsd.streams import Streams
+
+FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
+ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
+
+
+class Answering:
+    """A federation whose clients' sum is a fixed function of the ask."""
+
+    def __init__(self, count):
+        self.count, self.asks = count, []
+
+    def settle(self, ask):
+        return ask
+
+    def total(self, ask):
+        self.asks.append(ask)
+        rng = np.random.default_rng(ask.query_id)
+        return Total(rng.normal(size=ask.predictions.shape), self.count, {})
+
+
+def world_of(experiment):
+    return World.of(experiment.config, experiment.training, experiment.answers)
+
+
+def after(experiment, rounds):
+    """The asks and states of a run over so many rounds."""
+    federation, world = Answering(2), world_of(experiment)
+    states = [r.state for r in experiment.method.server(federation, world, Streams(0), None)]
+    return federation.asks, states[:rounds]
+
+
+def test_one_iteration_by_hand(small):
+    """Alg. 2, lines 3 to 18, with plain gradient steps."""
+    experiment = small(*FED, "method.optimiser=sgd", "rounds=1", "queries_per_round=8")
+    method, world = experiment.method, world_of(experiment)
+    student, generator, _ = method.start(world, Streams(0))
+    draw = Streams(0).torch("latents", query_id=1)
+    latents = torch.randn((8, method.latent_size), generator=draw)
+    twin, twins_generator = copy.deepcopy(student), copy.deepcopy(generator)
+    (ask,), (state,) = after(experiment, 1)
+
+    twins_generator.train()
+    images = twins_generator(latents)
+    assert (ask.images == to_bytes(images)).all()
+    assert (ask.predictions == predict(twin, ask.images, world.device)).all()
+    gradient = np.random.default_rng(1).normal(size=(8, 10)) / 2
+    labels = torch.from_numpy((ask.predictions - 0.1 * gradient).astype(np.float32))
+    assert torch.equal(torch.from_numpy(state.bank[0].labels), labels)
+
+    twin.train()
+    asked = torch.from_numpy(ask.images).float() / 255
+    loss = -(labels * twin(asked).log_softmax(1)).sum()
+    for parameter, slope in zip(
+        twin.parameters(), torch.autograd.grad(loss, list(twin.parameters())), strict=True
+    ):
+        parameter.data -= 0.1 * slope
+    again = twins_generator(latents)
+    features = twin.features(again)
+    logits = twin.classifier(features)
+    p = logits.softmax(1)
+    loss = (
+        -(labels * p.log()).sum()
+        - p.max(1).values.log().sum()
+        + 8 * (p.mean(0) * p.mean(0).log()).sum()
+        - features.norm(dim=1).sum()
+    )
+    slopes = torch.autograd.grad(loss, list(twins_generator.parameters()))
+    for parameter, slope in zip(twins_generator.parameters(), slopes, strict=True):
+        parameter.data -= 0.01 * slope
+    for name, module in (("student", twin), ("generator", twins_generator)):
+        for key, tensor in module.state_dict().items():
+            found = state.tensors[f"{name}.{key}"]
+            torch.testing.assert_close(found, tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_one_generator_lives_for_the_whole_run(small):
+    """It moves in each round, and so do Algorithm 1's inputs; Algorithm 2 draws new ones."""
+    for overrides, learnt in ((FED, False), (ONE, True)):
+        asks, states = after(small(*overrides, "rounds=3", "queries_per_round=8"), 3)
+        drawn = [state.tensors["latents"] for state in states]
+        assert not torch.equal(drawn[0], drawn[1])
+        near = functional.mse_loss(drawn[0], drawn[1]) < 0.01
+        assert near == learnt
+        weights = [state.tensors["generator.project.weight"] for state in states]
+        assert not torch.equal(weights[0], weights[1])
+        assert (weights[0] - weights[1]).abs().max() < 0.1
+        assert len({ask.images.tobytes() for ask in asks}) == 3
+
+
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        ("label=step mean_over=clients", lambda p, g: p - 0.1 * g),
+        ("label=step mean_over=batch", lambda p, g: p - 0.1 * g.mean(0)),
+        ("label=gradient mean_over=clients", lambda p, g: g),
+    ],
+)
+def test_readings_of_the_label(small, reading, expected):
+    experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
+    predictions = np.full((4, 10), 0.1, np.float32)
+    total = Total(np.random.default_rng(0).normal(size=(4, 10)), 2)
+    labels = experiment.method.noisy_labels(world_of(experiment), predictions, total)
+    assert labels == pytest.approx(expected(predictions, total.sum / 2))
+
+
+def test_responses_are_labels_as_they_are(small):
+    experiment = small(*FED, "answers=label")
+    votes = np.eye(10)[[1, 2]] * 2
+    labels = experiment.method.noisy_labels(
+        world_of(experiment), np.full((2, 10), 0.1, np.float32), Total(votes, 2)
+    )
+    assert (labels == votes / 2).all()
+
+
+@pytest.mark.parametrize("entropy", ["mean", "samples"])
+@pytest.mark.parametrize("activation", ["minus", "plus"])
+def test_readings_of_eq_8(small, entropy, activation):
+    experiment = small(*FED, f"method.entropy={entropy}", f"method.activation={activation}")
+    student, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
+    images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
+    loss = experiment.method.generator_loss(student, images, labels).item()
+    features = student.features(images)
+    p = student.classifier(features).softmax(1).double()
+    balance = len(p) * (p.mean(0) * p.mean(0).log()).sum()
+    if entropy == "samples":
+        balance = sum((row * row.log()).sum() for row in p)
+    norms = sum(row.square().sum().sqrt() for row in features)
+    naive = -(labels * p.log()).sum() - p.max(1).values.log().sum() + balance
+    naive += norms if activation == "plus" else -norms
+    assert loss == pytest.approx(naive.item(), rel=1e-4)
+
+
+def test_a_bad_reading_is_one_clear_error(small):
+    with pytest.raises(Exception, match="method.optimiser='rmsprop' must be 'adam' or 'sgd'"):
+        small(*FED, "method.optimiser=rmsprop")

@@ -24,8 +24,8 @@ class Binder:
         """Return an instance of dataclass `cls` from `values`, or None after recording problems.
 
         Keys must be `cls`'s fields, types must fit the annotations (an int is a float; nothing else
-        is converted), and `cls` itself may raise ValueError for a value out of range, or for one
-        that a Literal does not list.
+        is converted, and a Literal lists all values), and `cls` itself may raise ValueError for a
+        value out of range.
         """
         before = len(self.problems)
         hints = typing.get_type_hints(cls)
@@ -62,7 +62,13 @@ class Binder:
             return self._convert(value, arguments[0], where)
         if origin is tuple and isinstance(value, list):
             return tuple(self._convert(item, arguments[0], where) for item in value)
-        if origin is typing.Literal or hint is typing.Any:
+        if hint is typing.Any:
+            return value
+        if origin is typing.Literal:
+            if value not in arguments:
+                *most, last = map(repr, arguments)
+                listed = f"{', '.join(most)} or {last}" if most else last
+                self.problems.append(f"{where}={value!r} must be {listed}")
             return value
         if hint is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)

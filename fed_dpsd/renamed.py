@@ -10,7 +10,6 @@ _METHODS, _PRIVACY = "fed_dpsd.methods.", "fed_dpsd.privacy."
 _NEW_NAMES = {
     "turn": "match_polarity",
     "commitment": "prediction_weight",
-    "literal": "as_printed",
     "noise_share": "noise_fraction",
     "areas_share": "areas_fraction",
     "lines_share": "lines_fraction",
@@ -43,6 +42,9 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "_class_" in method:
         method["_target_"] = f"{_METHODS}{method.pop('_class_')}"
         method = {_NEW_NAMES.get(key, key): value for key, value in method.items()}
+    for gone in ("literal", "as_printed"):  # one that is true stays, and is refused
+        if method.get(gone) is False:
+            del method[gone]
     configuration["method"] = method
     if "answers" not in configuration:
         configuration |= _two_axes(configuration["privacy"])
@@ -87,4 +89,6 @@ def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
     values["_class_"] = str(values.pop("_target_")).removeprefix(_METHODS)
+    if values["_class_"] in ("fed_dpsd.FedDPSD", "dpsd.DPSD"):
+        values["literal"] = False  # a key that they had
     return values

@@ -113,6 +113,15 @@ def test_numbers_in_the_privacy_text_are_computed(mechanism, queries, printed):
         assert number == pytest.approx(expected, rel=2e-3)
 
 
+def test_the_two_readings_of_the_papers_norm_are_computed():
+    """Over a batch of 256 as one release, 200 times; the published formula knows no such norm."""
+    assert "each normalised as a whole | 0.0456 | 1.061 |" in PRIVACY
+    mechanism = NormalizedGradient(10, 100.0, normalise="batch")
+    claim = prove([Stage(mechanism, 200, 256)], 1e-5, "record", "replace_one")
+    assert claim.value == pytest.approx(1.061, abs=1e-3)
+    assert published_epsilon(mechanism, 51_200, 1e-5) == pytest.approx(0.0456, rel=2e-3)
+
+
 def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
     rows = re.findall(r"^\| ([\d.]+) \| ([\d.]+) %", PRIVACY, re.MULTILINE)
     assert len(rows) == 4

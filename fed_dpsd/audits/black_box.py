@@ -267,7 +267,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
     if audit.refutes(published, published_delta, proven.queries):
         sentences += [
             f"refuted: the published epsilon {published:.3g} as a bound for {audit.audited}, under "
-            f"the paper's own premise that {PREMISE} {odds}",
+            f"the premise that {PREMISE} {odds}",
             "not shown: that a particular trained teacher leaks this much",
         ]
     elif math.isfinite(published):

@@ -139,18 +139,11 @@ class Hospital:
             "training": _choices("training"),
             "answers": _choices("answers"),
             "models": CLASSIFIERS,
-            "trust": get_args(Trust),
-            "units": get_args(TrainedUnit),
         }
         for key, known in known_names.items():
             for name in getattr(self, key):
                 if name not in known:
                     raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
-        policies = get_args(WhenRecordsChange)
-        if self.when_records_change not in policies:
-            raise ValueError(
-                f"when_records_change={self.when_records_change!r} must be {' or '.join(policies)}"
-            )
         for key, most in self.limits.items():
             if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
                 raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")

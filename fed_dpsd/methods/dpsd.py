@@ -1,7 +1,9 @@
 """DPSD: differentially private synthetic distillation from one teacher.
 
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
-Synthetic Distillation", arXiv 2601.19090, Algorithm 1. It is Algorithm 2 with one client.
+Synthetic Distillation", arXiv 2601.19090. It is `fed_dpsd` with one client: each image has an
+answer of its own, and the student learns from all answers so far. The paper's own loop, Algorithm
+1, is fed_dpsd/methods/paper_dpsd.py.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from fed_dpsd.protocol import Answer, Ask, Refusal
 
 @dataclass(frozen=True)
 class DPSD(FedDPSD):
-    """DPSD, Algorithm 1; conf/method/dpsd.yaml explains the fields.
+    """DPSD with one teacher; conf/method/dpsd.yaml explains the fields.
 
     Args:
         discriminator: the network that generators are trained against. "teacher" is the paper's

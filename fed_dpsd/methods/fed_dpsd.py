@@ -4,10 +4,13 @@ Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentia
 Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
 
 The server owns generators and a student. Each round it sends synthetic images with the student's
-predictions. Each client's teachers answer with normalised gradients, randomised-response labels or,
-without privacy, probabilities. The server trains the student on all answers so far. It trains
-generators against the student alone, so a generator depends on private data only through released
-answers.
+predictions. Each client's teachers answer with normalised gradients, randomised-response labels,
+votes or probabilities. The server trains the student on all answers so far. Generators are new for
+every few images, and trained against the student before these are asked. So a generator depends on
+private data only through released answers.
+
+This is the paper's exchange with a server that learns more from it. The paper's own loop, with one
+generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -76,7 +79,6 @@ class FedDPSD:
     balance: float
     prediction_weight: float
     label_step: float
-    as_printed: bool
     class_counts: bool
 
     def __post_init__(self) -> None:
@@ -261,7 +263,7 @@ class FedDPSD:
         little. Near the uniform prediction the gradient points at the teacher's class.
         """
         predictions = predict(student, images, world.device)
-        if self.as_printed or not isinstance(world.answers, NormalizedGradient):
+        if not isinstance(world.answers, NormalizedGradient):
             return predictions
         uniform = np.float32(1 / world.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
@@ -273,7 +275,7 @@ class FedDPSD:
         mean = total.sum / total.count
         if isinstance(world.answers, NormalizedGradient):  # Eq. 3
             bound = world.answers.row_norm(len(predictions))
-            return losses.noisy_label(predictions, mean, bound, self.label_step, self.as_printed)
+            return losses.noisy_label(predictions, mean, bound, self.label_step)
         return mean  # Eq. 5: fractions of the votes; or probabilities
 
     def train_student(
@@ -315,16 +317,13 @@ class FedDPSD:
         labels: torch.Tensor,
         predictions: NDArray[np.float32],
     ) -> torch.Tensor:
-        """Return L_s, the negative log-likelihood of the answers under their noise.
-
-        With `as_printed` it is the cross-entropy of Eq. 7.
-        """
+        """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy."""
         mechanism = world.answers
-        if isinstance(mechanism, TopKRandomizedResponse) and not self.as_printed:
+        if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":
             members = mechanism.members(predictions)
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))
             public = (torch.from_numpy(array).to(logits) for array in (members, lies))
             return losses.response_loss(logits, labels, *public)
-        if isinstance(mechanism, Additive) and not self.as_printed:
+        if isinstance(mechanism, Additive):
             return losses.squared_loss(logits, labels)
         return losses.student_loss(logits, labels)

@@ -1,4 +1,7 @@
-"""Published results at the epsilons that their papers state; none is proven here."""
+"""Published results at the epsilons that their papers state; none is proven here.
+
+DPSD's Table V does not say whether FedDPSD's answers there are gradients or labels.
+"""
 
 from dataclasses import dataclass
 

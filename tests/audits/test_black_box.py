@@ -209,7 +209,7 @@ def test_the_published_formula_is_refuted():
     assert about_proof.startswith("consistent with the proven epsilon 28.839 (record, replace_one")
     assert refuted == (
         "refuted: the published epsilon 0.0456 as a bound for noise N(0, sigma^2 beta^2), under "
-        "the paper's own premise that one changed record may change its teacher, and so all its "
+        "the premise that one changed record may change its teacher, and so all its "
         "answers, arbitrarily (failure probability 1e-06)"
     )
     assert not_shown == "not shown: that a particular trained teacher leaks this much"

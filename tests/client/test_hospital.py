@@ -224,7 +224,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
     for changes, problem in (
         (
             {"trust": ["everybody"]},
-            "trust: 'everybody' is unknown; there are nobody, threshold, server",
+            "trust='everybody' must be 'nobody', 'threshold' or 'server'",
         ),
         ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
         ({"client": 2}, "client=2 must be below num_clients=2"),

@@ -253,7 +253,7 @@ def test_units_are_about_trainings_only(deployed, tmp_path):
     assert isinstance(
         answer(hospital, deployed("training=plain", "answers=gradient").to_json(), ask()), Answer
     )
-    with pytest.raises(ConfigError, match="units: 'client' is unknown; there are record, patient"):
+    with pytest.raises(ConfigError, match="units='client' must be 'record' or 'patient'"):
         with_patients(tmp_path, units=["client"])
 
 

@@ -27,8 +27,7 @@ PLAIN = [
     ("answers=label",),
     ("answers=label", "answers.k=3"),
     ("answers=gradient",),
-    ("answers=gradient", "answers.noise_at=server", "answers.k=3", "method.as_printed=true"),
-    ("answers=label", "method.as_printed=true"),
+    ("answers=gradient", "answers.noise_at=server", "answers.k=3", "answers.mask=signed"),
     ("answers=probabilities",),
     ("answers=gradient", "teachers_per_client=3"),
     ("answers=label", "teachers_per_client=3"),
@@ -54,8 +53,10 @@ ANSWERS = [*(("training=plain", *answers) for answers in PLAIN), PRIVATE, *ON_BO
 WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "answers=label")]
 # What a method answers with, where not everything, and needs beyond the small experiment.
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
+PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
+ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
-NEEDS = dict.fromkeys(("dpsd", "central"), ("num_clients=1",))
+NEEDS = dict.fromkeys(("dpsd", "central", "paper_dpsd"), ("num_clients=1",))
 NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
 ONE_ROUND = {"central", "ensemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]

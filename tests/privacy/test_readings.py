@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 from dp_accounting import NonPrivateDpEvent
+from scipy.special import log_ndtr
 
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.gradient_reading import GradientReading
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
@@ -93,3 +95,37 @@ def test_a_reading_has_no_secure_sum():
         GradientReading(10, 100.0, noise_at="distributed", quorum=Quorum(3, 1))
     with pytest.raises(ValueError, match="must be 'one_draw' or 'inside_mask'"):
         GradientReading(10, 100.0, draws="none")
+
+
+# --- what noise on one teacher's answers proves: conf/experiment/data_sensitive_readings.yaml ---
+
+
+def epsilon_by_hand(mu, delta=1e-5):
+    """Solve delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu), in logarithms."""
+
+    def above(eps):
+        first, second = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        return first + math.log1p(-math.exp(min(second - first, -1e-300))) > math.log(delta)
+
+    low, high = 0.0, mu**2 + 100 * mu + 100
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(
+    ("sigma", "expected"),
+    [
+        *[(100, 28.839), (20, 352.1), (7.07, 2_320), (3.79, 7_637), (2.02, 26_050)],
+        *[(1, 104_330), (0.390625, 676_029)],
+    ],
+)
+@pytest.mark.parametrize("bound", [1e-3, 5e-3])
+def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_says(sigma, expected, bound):
+    """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
+    stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)
+    proven = prove([stage], 1e-5, "record", "replace_one").value
+    by_hand = epsilon_by_hand(2 * math.sqrt(51_200) / sigma)
+    assert proven == pytest.approx(by_hand, rel=1e-3)
+    assert proven == pytest.approx(expected, rel=2e-3)

@@ -65,6 +65,7 @@ class PaperFedDPSD:
     activation_weight: float
     entropy: Literal["mean", "samples"]
     activation: Literal["minus", "plus"]
+    student_loss_sign: Literal["plus", "minus"]
 
     def __post_init__(self) -> None:
         require(self, latent_size=1, balance=0)
@@ -165,7 +166,10 @@ class PaperFedDPSD:
     def generator_loss(
         self, student: nn.Module, images: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step."""
+        """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step.
+
+        An adversary of the student has minus L_s.
+        """
         features = student.features(images)
         logits = student.classifier(features)
         samples, norms = len(logits), features.norm(dim=1).sum()
@@ -174,8 +178,9 @@ class PaperFedDPSD:
             if self.entropy == "mean"
             else losses.sample_entropy_loss(logits)
         )
+        student_loss = self.student_loss(logits, labels)
         return (
-            self.student_loss(logits, labels)
+            (student_loss if self.student_loss_sign == "plus" else -student_loss)
             + self.one_hot_weight * samples * losses.one_hot_loss(logits)
             + self.entropy_weight * balance
             + self.activation_weight * (norms if self.activation == "plus" else -norms)

@@ -127,8 +127,10 @@ def test_responses_are_labels_as_they_are(small):
 
 @pytest.mark.parametrize("entropy", ["mean", "samples"])
 @pytest.mark.parametrize("activation", ["minus", "plus"])
-def test_readings_of_eq_8(small, entropy, activation):
-    experiment = small(*FED, f"method.entropy={entropy}", f"method.activation={activation}")
+@pytest.mark.parametrize("sign", ["plus", "minus"])
+def test_readings_of_eq_8(small, entropy, activation, sign):
+    readings = f"method.entropy={entropy}", f"method.activation={activation}"
+    experiment = small(*FED, *readings, f"method.student_loss_sign={sign}")
     student, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
     images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
     loss = experiment.method.generator_loss(student, images, labels).item()
@@ -138,7 +140,10 @@ def test_readings_of_eq_8(small, entropy, activation):
     if entropy == "samples":
         balance = sum((row * row.log()).sum() for row in p)
     norms = sum(row.square().sum().sqrt() for row in features)
-    naive = -(labels * p.log()).sum() - p.max(1).values.log().sum() + balance
+    student_loss = -(labels * p.log()).sum()
+    naive = (
+        (student_loss if sign == "plus" else -student_loss) - p.max(1).values.log().sum() + balance
+    )
     naive += norms if activation == "plus" else -norms
     assert loss == pytest.approx(naive.item(), rel=1e-4)
 

@@ -106,16 +106,16 @@ class PaperFedDPSD:
                 if not bank:
                     raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
                 return
-            labels = self.noisy_labels(world, ask.predictions, total)  # 14
+            labels = self.noisy_labels(world, ask.predictions, total).astype(np.float32)  # 14
             student.train()
-            targets = torch.from_numpy(labels.astype(np.float32)).to(world.device)
+            targets = torch.from_numpy(labels).to(world.device)
             asked = student(to_unit(ask.images, world.device))
             student_loss = self.student_loss(asked, targets)  # 15
             step(student_optimiser, student_loss)  # 16
             images_now = generator(latents)
             loss = self.generator_loss(student, images_now, targets)  # 17
             step(generator_optimiser, loss)  # 18
-            bank.append(Bank(ask.images, ask.predictions, labels.astype(np.float32)))
+            bank.append(Bank(ask.images, ask.predictions, labels))
             yield Round(
                 State(number, tensors_of(learners, latents), bank),
                 student,

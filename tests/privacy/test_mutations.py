@@ -33,6 +33,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
+from tests.privacy.per_record import clip_records_alone
 
 FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
 RUNS, TRAININGS = 5_000, 80
@@ -296,27 +297,8 @@ def exact_counts(patch):
 
 
 def records_clipped_alone(patch):
-    """A patient's records are clipped one by one and added: the noise is too small by their number.
-
-    A network's gradients are scaled to the bound each, and their sum is passed on as clipped.
-    """
-    linear_sum, single_gradients = lattice.linear_sum, lattice.single_gradients
-
-    def of_records(layer, records, bound):
-        inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
-        inputs = records.inputs.flatten(0, 1)[:, None]
-        return linear_sum(layer, lattice.Records(inputs, inner, records.labels.flatten()), bound)
-
-    def of_images(model, inputs, labels):
-        count = inputs.shape[:2]
-        labels = labels.view(count[0], -1).expand(count)
-        *parts, norms = single_gradients(model, inputs.flatten(0, 1)[:, None], labels.flatten())
-        scales = [(1 / norms).float().view(-1, *[1] * (part.ndim - 1)) for part in parts]
-        sums = [(p * s).unflatten(0, count).sum(1) for p, s in zip(parts, scales, strict=True)]
-        return [*sums, norms.new_zeros(len(inputs))]
-
-    patch.setattr(lattice, "linear_sum", of_records)
-    patch.setattr(lattice, "single_gradients", of_images)
+    """Each to the bound: the noise is too small by the number of a patient's records."""
+    clip_records_alone(patch, lambda norms: 1 / norms)
 
 
 def every_record_counted(patch):

@@ -31,6 +31,7 @@ from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.noise import lattice_spacing
 from fed_dpsd.privacy.training import places_of
 from tests.privacy.ideals import ideal
+from tests.privacy.per_record import clip_records_alone
 
 R = 4  # records of a patient
 
@@ -74,26 +75,7 @@ def test_the_choice_of_records_does_not_depend_on_other_patients():
 
 def per_record(patch):
     """The control: each record of a patient is clipped by itself, and all of them are added."""
-    linear_sum, single_gradients = lattice.linear_sum, lattice.single_gradients
-
-    def of_records(layer, records, bound):
-        inner = records.inner.diagonal(dim1=1, dim2=2).reshape(-1, 1, 1)
-        inputs = records.inputs.flatten(0, 1)[:, None]
-        return linear_sum(layer, lattice.Records(inputs, inner, records.labels.flatten()), bound)
-
-    def of_images(model, inputs, labels):
-        count = inputs.shape[:2]
-        labels = labels.view(count[0], -1).expand(count)
-        *parts, norms = single_gradients(model, inputs.flatten(0, 1)[:, None], labels.flatten())
-        scale = 0.5 / norms.clamp_min(0.5)
-        sums = [
-            (part * scale.view(-1, *[1] * (part.ndim - 1))).float().unflatten(0, count).sum(1)
-            for part in parts
-        ]
-        return [*sums, torch.zeros(len(inputs), dtype=torch.float64)]
-
-    patch.setattr(lattice, "linear_sum", of_records)
-    patch.setattr(lattice, "single_gradients", of_images)
+    clip_records_alone(patch, lambda norms: 0.5 / norms.clamp_min(0.5))
 
 
 def model_of(linear):

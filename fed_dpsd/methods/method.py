@@ -33,7 +33,7 @@ class World:
     training: Training
     answers: Mechanism
     make_student: Callable[[torch.Generator], Classifier]
-    make_generator: Callable[[int, torch.Generator], nn.Module]
+    make_generator: Callable[[int, torch.Generator], Generator]
     make_teacher: Callable[[int], nn.Module]
     device: torch.device
     test: Split | None = None
@@ -48,7 +48,7 @@ class World:
         def student() -> Classifier:
             return CLASSIFIERS[model.student](shape, config.data.num_classes, model.student_width)
 
-        def generator(latent_size: int, rng: torch.Generator) -> nn.Module:
+        def generator(latent_size: int, rng: torch.Generator) -> Generator:
             module = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
             module.start(rng)
             return module.to(device)

@@ -13,8 +13,7 @@ class PaperDPSD(PaperFedDPSD):
     """DPSD, Algorithm 1, as printed; conf/method/paper_dpsd.yaml sets its readings.
 
     Its lines 3 to 6 are lines 4 to 18 of Algorithm 2, whose loop it shares, with one teacher in the
-    place of the clients. Its latent vectors are drawn once, in line 1, and trained in line 6.
+    place of the clients. With `latents` kept they are drawn once, in line 1, and trained in line 6.
     """
 
     num_clients: ClassVar[int | None] = 1
-    learns_latents: ClassVar[bool] = True

@@ -50,10 +50,13 @@ class PaperFedDPSD:
     num_clients: ClassVar[int | None] = None
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
-    learns_latents: ClassVar[bool] = False
     latent_size: int
+    latents: Literal["drawn", "kept"]
+    contrast: float
+    brightness: float
     label_step: float
     student_learning_rate: float
+    student_learning_rate_falls: bool
     generator_learning_rate: float
     optimiser: Literal["adam", "sgd"]
     balance: float
@@ -69,7 +72,8 @@ class PaperFedDPSD:
 
     def __post_init__(self) -> None:
         require(self, latent_size=1, balance=0)
-        require_positive(self, "label_step", "student_learning_rate", "generator_learning_rate")
+        require_positive(self, "contrast", "label_step")
+        require_positive(self, "student_learning_rate", "generator_learning_rate")
 
     def plan(self, world: World) -> Plan:
         """Return one stage, with an answer for each synthetic image; no class counts."""
@@ -94,7 +98,7 @@ class PaperFedDPSD:
             bank = list(resume.bank)
 
         for number in range(len(bank) + 1, world.rounds + 1):  # 1
-            if not self.learns_latents:
+            if self.latents == "drawn":
                 draw = streams.torch("latents", query_id=number)
                 latents = torch.randn(latents.shape, generator=draw).to(world.device)  # 3
             generator.train()
@@ -111,6 +115,8 @@ class PaperFedDPSD:
             targets = torch.from_numpy(labels).to(world.device)
             asked = student(to_unit(ask.images, world.device))
             student_loss = self.student_loss(asked, targets)  # 15
+            for group in student_optimiser.param_groups:
+                group["lr"] = self.rate(number, world.rounds)
             step(student_optimiser, student_loss)  # 16
             images_now = generator(latents)
             loss = self.generator_loss(student, images_now, targets)  # 17
@@ -128,20 +134,26 @@ class PaperFedDPSD:
         """Return student and generator, drawn by Xavier's rule, and normal latent vectors."""
         student = world.make_student(streams.torch("student"))
         generator = world.make_generator(self.latent_size, streams.torch("generator"))
+        generator.set_levels(self.contrast, self.brightness)
         shape = world.queries_per_round, self.latent_size
         latents = torch.randn(shape, generator=streams.torch("latents")).to(world.device)
-        return student, generator, latents.requires_grad_(self.learns_latents)
+        return student, generator, latents.requires_grad_(self.latents == "kept")
 
     def optimisers(
         self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
     ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
         """Return the optimisers of the student, and of the generator and what else it learns."""
         make = OPTIMISERS[self.optimiser]
-        learnt = [latents] if self.learns_latents else []
+        learnt = [latents] if self.latents == "kept" else []
         return (
             make(student.parameters(), self.student_learning_rate),
             make([*generator.parameters(), *learnt], self.generator_learning_rate),
         )
+
+    def rate(self, number: int, rounds: int) -> float:
+        """Return the student's learning rate in round `number`, from 1, of so many rounds."""
+        falls = (number - 1) / rounds if self.student_learning_rate_falls else 0
+        return self.student_learning_rate * (1 - falls)
 
     def noisy_labels(
         self, world: World, predictions: NDArray[np.float32], total: Total

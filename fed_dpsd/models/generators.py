@@ -59,12 +59,16 @@ class Generator(nn.Module):
 
     def start(self, rng: torch.Generator) -> None:
         """Draw the contrast and the brightness of an untrained generator."""
-        for parameter, (low, high) in (
-            (self.layers[-2].weight, CONTRAST),
-            (self.layers[-2].bias, BRIGHTNESS),
-        ):
-            value = low + (high - low) * torch.rand((), generator=rng)
-            parameter.data.fill_(value.item())
+        contrast, brightness = (
+            (low + (high - low) * torch.rand((), generator=rng)).item()
+            for low, high in (CONTRAST, BRIGHTNESS)
+        )
+        self.set_levels(contrast, brightness)
+
+    def set_levels(self, contrast: float, brightness: float) -> None:
+        """Set the standard deviation and the mean of the pixels before the sigmoid."""
+        self.layers[-2].weight.data.fill_(contrast)
+        self.layers[-2].bias.data.fill_(brightness)
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
         """Map (B, latent_size) to (B, C, H, W) in [0, 1]."""

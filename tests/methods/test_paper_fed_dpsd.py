@@ -1,6 +1,7 @@
 """The papers' loops as printed: an iteration by hand, every reading, one lasting generator."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -88,7 +89,13 @@ def test_one_iteration_by_hand(small):
 
 def test_one_generator_lives_for_the_whole_run(small):
     """It moves in each round, and so do Algorithm 1's inputs; Algorithm 2 draws new ones."""
-    for overrides, learnt in ((FED, False), (ONE, True)):
+    kept, drawn = "method.latents=kept", "method.latents=drawn"
+    for overrides, learnt in (
+        (FED, False),
+        (ONE, True),
+        ((*FED, kept), True),
+        ((*ONE, drawn), False),
+    ):
         asks, states = after(small(*overrides, "rounds=3", "queries_per_round=8"), 3)
         drawn = [state.tensors["latents"] for state in states]
         assert not torch.equal(drawn[0], drawn[1])
@@ -151,3 +158,41 @@ def test_readings_of_eq_8(small, entropy, activation, sign):
 def test_a_bad_reading_is_one_clear_error(small):
     with pytest.raises(Exception, match="method.optimiser='rmsprop' must be 'adam' or 'sgd'"):
         small(*FED, "method.optimiser=rmsprop")
+
+
+def test_the_untrained_generator_has_the_levels_of_its_keys(small):
+    """With another draw of the levels a run's luck would decide whether it learns."""
+    for contrast, brightness in ((2.0, 1.0), (5.0, -3.0)):
+        levels = f"method.contrast={contrast}", f"method.brightness={brightness}"
+        experiment = small(*FED, *levels)
+        _, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
+        before = torch.logit(generator(latents).double(), eps=1e-12)
+        assert before.mean().item() == pytest.approx(brightness, abs=0.05)
+        assert before.std().item() == pytest.approx(contrast, rel=0.05)
+
+
+def test_the_students_rate_falls_if_asked_to(small):
+    falling = small(*FED, "method.student_learning_rate_falls=true").method
+    constant = small(*FED).method
+    assert [falling.rate(number, 4) for number in (1, 2, 3, 4)] == pytest.approx(
+        [0.1, 0.075, 0.05, 0.025]
+    )
+    assert {constant.rate(number, 4) for number in (1, 2, 3, 4)} == {0.1}
+
+
+def test_a_rate_that_falls_moves_the_student_less(small):
+    """Both runs take the same first step; the last of two is half as long."""
+
+    def steps(falls):
+        experiment = small(
+            *FED, "method.optimiser=sgd", "rounds=2",
+            "queries_per_round=8", f"method.student_learning_rate_falls={falls}",
+        )  # fmt: skip
+        start, _, _ = experiment.method.start(world_of(experiment), Streams(0))
+        _, states = after(experiment, 2)
+        weights = [start.classifier.bias, *(s.tensors["student.classifier.bias"] for s in states)]
+        return [later - sooner for sooner, later in itertools.pairwise(weights)]
+
+    (first, last), (same, half) = steps("false"), steps("true")
+    assert torch.equal(first, same)
+    torch.testing.assert_close(half, last / 2, rtol=1e-4, atol=1e-6)

@@ -208,10 +208,12 @@ class Config:
     answers: Mapping[str, Any]
     method: Mapping[str, Any]
     partition: Mapping[str, Any]
+    evaluate_every: int = 1
 
     def __post_init__(self) -> None:
         require(self, num_clients=1, teachers_per_client=1, seed=0)
         require(self, rounds=1, queries_per_round=1, threads_client=1, threads_server=1)
+        require(self, evaluate_every=1)
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(
                 f"teachers_per_client={self.teachers_per_client} cannot be read from "

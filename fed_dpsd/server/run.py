@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fed_dpsd.config import one_line
+from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Round, State, World, below
 from fed_dpsd.models.inference import predict
@@ -89,31 +90,34 @@ def _run(
         federation.counted = resume.round
     for name in TRAVELLED:  # bytes that diagnostics sent do not count
         setattr(federation, name, line.get(name, 0))
-    rounds = experiment.method.server(federation, world, Streams(config.seed), resume)
-    for finished in rounds:
+    finished: Round | None = None
+    for finished in experiment.method.server(federation, world, Streams(config.seed), resume):
+        number = finished.state.round
         if finished.state.bank:
-            save_samples(folder, finished.state.bank[-1], finished.state.round)
-        line = _round_line(finished, world, time.perf_counter() - before, line)
+            save_samples(folder, finished.state.bank[-1], number)
+        scored = number % config.evaluate_every == 0 or number == config.rounds
+        line = _round_line(finished, world, time.perf_counter() - before, line, scored)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         with log.open("a") as file:  # comes before the checkpoint, which makes the line count
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
         checkpoint.save(folder / "checkpoint", finished.state)
-        federation.prune(finished.state.round)
+        federation.prune(number)
         progress(line)
         _record_round(summary, finished.state, line)
+    if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
+        _record_round(summary, finished.state, line | _student_scores(finished.student, world.test))
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
-def _student_scores(student: nn.Module, world: World) -> dict[str, Any]:
+def _student_scores(student: nn.Module, test: Split | None) -> dict[str, Any]:
     """Return the student's scores and confusion on the test split; None without a split."""
     metrics = METRICS | {"confusion": confusion}
-    if world.test is None:
+    if test is None:
         return {f"student_{name}": None for name in metrics}
-    predictions = predict(student, world.test.images, world.device)
-    labels = world.test.labels
-    return {f"student_{name}": metric(predictions, labels) for name, metric in metrics.items()}
+    predictions = predict(student, test.images, next(student.parameters()).device)
+    return {f"student_{name}": metric(predictions, test.labels) for name, metric in metrics.items()}
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
@@ -127,13 +131,13 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
 
 
 def _round_line(
-    finished: Round, world: World, seconds: float, last: Mapping[str, Any]
+    finished: Round, world: World, seconds: float, last: Mapping[str, Any], scored: bool
 ) -> dict[str, Any]:
     """Return a line of rounds.jsonl; teachers' answers are counted over all rounds so far."""
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
-        **_student_scores(finished.student, world),
+        **_student_scores(finished.student, world.test if scored else None),
         **finished.metrics,
         "answered_queries": sum(len(part.labels) for part in finished.state.bank),
         **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},

@@ -132,7 +132,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as text for people."""
     student = line["student_accuracy"]
-    score = "unknown" if student is None else f"{100 * student:.1f} %"
+    score = "not scored" if student is None else f"{100 * student:.1f} %"
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
     return (
         f"round {line['round']}/{line['rounds']} · student {score} · "

@@ -21,7 +21,7 @@ from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.server.summary import result_line
+from fed_dpsd.server.summary import result_line, round_text
 from fed_dpsd.simulation.local import LocalFederation
 from tests.forks import finished, fork
 
@@ -390,3 +390,29 @@ def test_kill_nine_at_any_moment_then_resume_gives_the_straight_run(
     _, whole, _ = straight("rounds=12")
     assert resumed["student_sha256"] == whole["student_sha256"]
     assert resumed["queries"]["answered_per_client"] == 12 * 64
+
+
+def test_students_are_scored_every_so_many_rounds_and_at_the_end(small, straight):
+    """Scoring less often changes no student; a round without a score says so."""
+    _, every, _ = straight("rounds=5")
+    _, summary, lines = complete(small("rounds=5", "evaluate_every=2"))
+    scored = [line["student_accuracy"] is not None for line in lines]
+    assert scored == [False, True, False, True, True]
+    assert "student not scored" in round_text(lines[0])
+    assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
+    assert summary["accuracy"] == every["accuracy"]
+    assert summary["student_sha256"] == every["student_sha256"]
+
+
+def test_a_run_that_ends_early_scores_its_last_student(small):
+    """The budget lets two of six rounds be answered, and every fifth would have been scored."""
+    _, summary, lines = complete(
+        small(
+            *("training=plain", "answers=label", "answers.epsilon_per_answer=1", "rounds=6"),
+            *("evaluate_every=5", "privacy.budget=70"),
+        )
+    )
+    assert len(lines) < 5
+    assert lines[-1]["student_accuracy"] is None
+    assert summary["accuracy"]["student"] is not None
+    assert summary["confusion"] is not None

@@ -102,9 +102,9 @@ def noisy_label(
 ) -> NDArray[np.float64]:
     """Return the label of Eq. 3: a step down the gradient from the student's prediction.
 
-    A gradient of norm `bound` moves a label by `step`; in the paper by step * bound, which is 1e-4
-    at its settings. A label may leave the simplex. A projection would bias it, and the noise would
-    no longer average out over the bank.
+    A gradient of norm `bound` moves a label by `step`; in the paper by step * bound, which is
+    0.1 * 0.001 for an epsilon up to 1. A label may leave the simplex. A projection would bias it,
+    and the noise would no longer average out over the bank.
 
     Args:
         predictions: (B, K), the student's probabilities.

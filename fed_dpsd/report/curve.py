@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fed_dpsd.report.figure import WIDTH, by_data
-from fed_dpsd.report.literature import PUBLISHED, Published
+from fed_dpsd.report.literature import Published, published
 from fed_dpsd.report.settings import Setting
 
 CLAIM = "record_add_remove"
@@ -71,7 +71,7 @@ def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
     axes.plot([], [], color="grey", linestyle=":", label="ensemble of the teachers")
     chance = 100 / int(settings[0].values["num_classes"])
     axes.axhline(chance, color="grey", linestyle=(0, (5, 5)), linewidth=0.8, label="chance")
-    _published(axes, PUBLISHED.get(settings[0].values["data"], ()))
+    _published(axes, published(settings[0].values["data"]))
     axes.set(xscale="log", ylim=(0, 102), title=title, ylabel="accuracy on the test split, %")
     axes.set_xlabel(
         "proven epsilon of a run (record, add_remove); bars: standard deviation over seeds"

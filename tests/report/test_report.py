@@ -13,7 +13,7 @@ from fed_dpsd.config import UserError
 from fed_dpsd.report import html
 from fed_dpsd.report.curve import NOT_PROVEN, draw
 from fed_dpsd.report.figure import save
-from fed_dpsd.report.literature import PUBLISHED
+from fed_dpsd.report.literature import published
 from fed_dpsd.report.settings import NEEDED, RESULTS, names, read
 from fed_dpsd.report.table import FIRST_LINE, markdown, summary, write_page, write_summary
 from fed_dpsd.simulation import sweep as sweeps
@@ -316,10 +316,10 @@ def test_published_points_are_hollow_named_and_never_drawn_as_proven(axes):
     assert points.get_label() == NOT_PROVEN
     assert not len(points.get_facecolors())
     drawn = sorted((float(x), float(y)) for x, y in points.get_offsets())
-    assert drawn == sorted((p.epsilon, p.accuracy) for p in PUBLISHED["mnist"])
+    assert drawn == sorted((p.epsilon, p.accuracy) for p in published("mnist"))
     assert [text.get_text() for text in axes.get_legend().get_texts()].count(NOT_PROVEN) == 1
     assert sorted(text.get_text() for text in axes.texts) == sorted(
-        point.method for point in PUBLISHED["mnist"]
+        point.method for point in published("mnist")
     )
     proven = {(x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
     assert not proven & set(drawn)

@@ -1,0 +1,263 @@
+"""Numbers that are quoted from papers are those of literature.yaml, wherever they are quoted."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fed_dpsd.report.literature import published, read_papers
+
+ROOT = Path(__file__).parents[2]
+PAPERS = {
+    paper: {name: number["printed"] for name, number in numbers.items()}
+    | {f"{name}_epsilon": number.get("epsilon") for name, number in numbers.items()}
+    for paper, numbers in read_papers().items()
+}
+ONE_TEACHER = "docs/results/one_teacher.md"
+DENSE_TRAINING = [
+    "epochs: {DENSE[epochs]} batch_size: {DENSE[batch]} learning_rate: {DENSE[rate]} "
+    "momentum: {DENSE[momentum]}",
+    'method.shift: "{DENSE[shift]}" method.flip: "true" method.student_learning_rate: '
+    '"{DENSE[student_rate]}" method.batch_size: "{DENSE[images]}" method.temperature: '
+    '"{DENSE[temperature]}"',
+]
+GRADIENTS = [
+    "noise_multiplier: {DPSD[sigma]}.0",
+    "bound: {DPSD[beta]} # beta of the paper",
+    "stability: {DPSD[h]} # h of the paper",
+]
+# The files that quote, and a text for each quotation; {PAPER[name]} stands for a number.
+QUOTATIONS = {
+    "README.md": ["method=paper_dpsd rounds={DPSD[T]}"],
+    "conf/answers/gradient.yaml": GRADIENTS,
+    "conf/answers/gradient_reading.yaml": GRADIENTS,
+    "conf/experiment/data_sensitive_readings.yaml": [
+        "sigma * beta a sample is {DPSD[sigma]}; divided by the batch's {DPSD[b]} images",
+    ],
+    "conf/experiment/dense_published.yaml": [
+        *DENSE_TRAINING,
+        "teacher: cnn_bn teacher_width: {DENSE[width]} student: cnn_bn student_width: "
+        "{DENSE[width]} generator_width: {DENSE[generator_width]}",
+        'method: dense rounds: "{DENSE[rounds]}" queries_per_round: "{DENSE[images]}"',
+    ],
+    "conf/experiment/paper_dpsd.yaml": [
+        "bound: {DPSD[beta]} # beta for an epsilon up to {DPSD[data_1_epsilon]}; {DPSD[beta_10]}",
+        "k: {DPSD[k]} mask: signed # M_k",
+        "epsilon_stated: {DPSD[data_1_epsilon]}.0 # Table I: {DPSD[data_1]} % on MNIST; "
+        "{DPSD[data_10]} % under {DPSD[data_10_epsilon]}",
+    ],
+    "conf/experiment/paper_dpsd_label.yaml": [
+        "rounds: {DPSD[T]} # T",
+        "queries_per_round: {DPSD[b]} # b",
+        "k: {DPSD[k]} epsilon_per_answer",
+        "epsilon_per_answer: {DPSD[label_1_epsilon]}.0",
+        "epsilon_stated: {DPSD[label_1_epsilon]}.0 # Table IV: {DPSD[label_1]} % on MNIST",
+    ],
+    "conf/experiment/paper_fed_dpsd.yaml": [
+        "num_clients: {DPSD[m]} # m",
+        "rounds: {DPSD[T]} # T",
+        "queries_per_round: {DPSD[b]} # b",
+        "noise_multiplier: {DPSD[sigma]}.0 # sigma",
+        "bound: {DPSD[beta_10]} # beta for an epsilon above {DPSD[data_1_epsilon]}",
+        "epsilon_stated: {DPSD[federated_10_epsilon]}.0 # Table V: {DPSD[federated_10]} %",
+    ],
+    "conf/experiment/paper_fed_dpsd_label.yaml": [
+        "num_clients: {DPSD[m]} # m",
+        "rounds: {DPSD[T]} # T",
+        "queries_per_round: {DPSD[b]} # b",
+        "k: {DPSD[k]} epsilon_per_answer",
+        "epsilon_per_answer: {DPSD[federated_10_epsilon]}.0",
+        "epsilon_stated: {DPSD[federated_10_epsilon]}.0 # Table V: {DPSD[federated_10]} %",
+    ],
+    "conf/experiment/table5.yaml": [
+        "({DENSE[width]} there), the generator's width ({DENSE[generator_width]}), # epochs "
+        "({DENSE[epochs]}) and rounds ({DENSE[rounds]})",
+    ],
+    "conf/experiment/table5_full.yaml": [
+        *DENSE_TRAINING,
+        "teacher_width: {DENSE[width]} student_width: {DENSE[width]} generator_width: "
+        "{DENSE[generator_width]}",
+        'DENSE: rounds: "{DENSE[rounds]}"',
+    ],
+    "conf/method/dense.yaml": [
+        "generator_steps: {DENSE[T_G]} # T_G of the paper",
+        "generator_learning_rate: {DENSE[generator_rate]}",
+        "batch_norm_weight: {DENSE[weight]}.0 # lambda_1",
+        "one_hot_weight: {DENSE[weight]}.0",
+        "adversarial_weight: {DENSE[weight]}.0 # lambda_2 of the paper: {DENSE[lambda_2]} there, "
+        "{DENSE[weight]} in its code base's command",
+        "before an image is asked; {DENSE[shift]} in the code base",
+    ],
+    "conf/method/fed_dpsd.yaml": [
+        "entropy_weight: {DGD[alpha]}.0 # Eq. 8, second term; this weight and the next are DGD's, "
+        "the paper has {DPSD[weight]}",
+        "activation_weight: {DGD[beta]} # Eq. 8, third term",
+        "lambda of Eq. 2, {DPSD[lambda]} in the paper.",
+        "gamma of Eq. 3; {DPSD[gamma_s]} in the paper",
+    ],
+    "conf/method/feddafl.yaml": [
+        "student_learning_rate: {DAFL[lr_S]}",
+        "one_hot_weight: {DAFL[oh]}.0",
+        "entropy_weight: 2.17 # {DAFL[ie]} for logarithms to base 10",
+        "activation_weight: {DAFL[a]}",
+    ],
+    "conf/method/paper_fed_dpsd.yaml": [
+        "label_step: {DPSD[gamma_s]} # gamma_s",
+        "student_learning_rate: {DPSD[gamma_s]} # gamma_s",
+        "generator_learning_rate: {DPSD[gamma_g]} # gamma_g",
+        "balance: {DPSD[lambda]}.0 # lambda",
+        "one_hot_weight: {DPSD[weight]}.0 # Eq. 8, first term",
+        "entropy_weight: {DPSD[weight]}.0 # Eq. 8, second term",
+        "activation_weight: {DPSD[weight]}.0 # Eq. 8, third term",
+    ],
+    "docs/paper_map.md": [
+        "under an epsilon of {DPSD[federated_10_epsilon]} with five clients and of "
+        "{DPSD[data_1_epsilon]} with one",
+        "in 20 rounds where the paper has {DPSD[T]};",
+        "by Adam at 0.005 on one cycle (the paper: {DPSD[gamma_s]})",
+        "lambda is 0 by default (the paper: {DPSD[lambda]})",
+        "all ten classes by default (the paper: k = {DPSD[k]}); with k, a public mask",
+        "gamma is 1 (the paper: {DPSD[gamma_s]})",
+        "which is Eq. 4 (the paper: k = {DPSD[k]})",
+        "weight {DGD[alpha]} as in DGD (the paper: {DPSD[weight]})",
+        "weight {DGD[beta]} as in DGD, whose norm is L1 (the paper: {DPSD[weight]}, L2)",
+        "The paper's threshold is {DP-DFD[threshold]},",
+        "in stages of their own with weights {DP-DFD[alpha]} and {DP-DFD[beta]}",
+        "Laplace noise of scale {DGD[scale]} at a trusted aggregator",
+        "answers.noise_at=server teachers_per_client={DPDFD[n]}",
+        "weights of its code base: {DENSE[weight]}, {DENSE[weight]}, {DENSE[weight]}",
+    ],
+    "docs/privacy.md": [
+        "It gives 0.0456 at sigma = {DPSD[sigma]}, beta = {DPSD[beta]}, N = 51,200",
+        "over a batch of {DPSD[b]} it proves 1.061",
+        "| gradients, sigma {DPSD[sigma]}, beta {DPSD[beta]}, 51,200 queries |",
+        "| gradients, sigma {DPSD[sigma]}, beta {DPSD[beta_10]}, 51,200 queries |",
+        "sigma {DPSD[sigma]}, beta {DPSD[beta]}, {DPSD[T]} batches of {DPSD[b]}, each normalised",
+        "| labels, eps0 {DPSD[label_10_epsilon]}, k {DPSD[k]}, 51,200 queries |",
+        "| labels, eps0 {DPSD[label_1_epsilon]}, k {DPSD[k]}, 51,200 queries |",
+        "sigma {DPDFD[sigma]}, b {DPDFD[B]} (its Theorem 3; it states no T, {DPSD[T]} is DPSD's)",
+        "| DGD's labels, eps0 {DGD[epsilon_0]}, {DGD[queries]} queries |",
+    ],
+    "docs/results.md": [
+        "(97.8 ± 0.4 %, published {DPSD[label_10]} %)",
+        "(9.6 ± 0.7 %, published {DPSD[data_1]} %)",
+        "(one seed, published {DENSE[dense]} %)",
+    ],
+    "docs/results/dense.md": [
+        "where the paper has {DENSE[dense]} %",
+        "DENSE's networks (width {DENSE[width]}, generator {DENSE[generator_width]}), "
+        "{DENSE[epochs]} epochs a teacher, {DENSE[rounds]} rounds of DENSE",
+        "| FedAVG once, unweighted | {DENSE[fedavg]} | 87.8 |",
+        "| DENSE | {DENSE[dense]} | 89.6 |",
+        "Why not {DENSE[fedavg]} and {DENSE[dense]}?",
+    ],
+    "docs/results/methods.md": [
+        "networks of width 8 instead of {DENSE[width]}, generators of width 8 instead of "
+        "{DENSE[generator_width]}, 10 epochs instead of {DENSE[epochs]}, and 20 to 40 rounds "
+        "instead of {DENSE[rounds]}",
+    ],
+    ONE_TEACHER: [
+        "where the paper has {DPSD[label_10]} %",
+        "(57.6 ± 5.5 %, published {DPSD[label_1]} %;",
+        "(9.6 ± 0.7 %, published {DPSD[data_1]} %)",
+        "| label | {DPSD[label_1]} | 57.6 ± 5.5 | {DPSD[label_1_epsilon]} |",
+        "| label | {DPSD[label_10]} | 97.8 ± 0.4 | {DPSD[label_10_epsilon]} |",
+        "| gradient, sigma {DPSD[sigma]}, beta {DPSD[beta]} | {DPSD[data_1]} | 9.6 ± 0.7 | "
+        "{DPSD[data_1_epsilon]} |",
+        "| gradient, sigma {DPSD[sigma]}, beta {DPSD[beta_10]} | {DPSD[data_10]} | the same: beta "
+        "cancels | {DPSD[data_10_epsilon]} |",
+        "ResNet-34 ({DPSD[teacher]} %)",
+        "the paper has {DPSD[T]} of {DPSD[b]}.",
+        "over a batch of {DPSD[b]} it proves 1.061",
+    ],
+    "docs/results/tried.md": [
+        "normalised gradient at lambda = {DPSD[lambda]} points",
+        "loop with sigma 0, k = {DPSD[k]}, a norm a sample, batches of {DPSD[b]}:",
+        "student's Adam at gamma_s = {DPSD[gamma_s]} (print)",
+        "generator as printed: weights {DPSD[weight]}, {DPSD[weight]}, {DPSD[weight]}, Adam at "
+        "gamma_g = {DPSD[gamma_g]}",
+    ],
+    "docs/results/xray.md": [
+        "| MedMNIST's ResNet-18, all data in one place | {MedMNIST[accuracy]} | "
+        "{MedMNIST[auroc]} |",
+    ],
+    "fed_dpsd/losses.py": [
+        "student: torch.Tensor, balance: float = {DPSD[lambda]}.0",
+        "student: NDArray[np.floating], balance: float = {DPSD[lambda]}.0",
+        "{DPSD[gamma_s]} * {DPSD[beta]} for an epsilon up to {DPSD[data_1_epsilon]}.",
+    ],
+    "fed_dpsd/models/classifiers.py": ["width {DENSE[width]} is DENSE's MNIST network"],
+    "fed_dpsd/privacy/published.py": ["its total adds epsilon_1 = {DGD[epsilon_1]} "],
+}
+PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/**/*.md")))]
+FILES = PAGES + [
+    str(path.relative_to(ROOT))
+    for pattern in ("conf/**/*.yaml", "fed_dpsd/**/*.py")
+    for path in sorted(ROOT.glob(pattern))
+]
+NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+PHRASES = re.compile(
+    rf"published ({NUMBER}) %|the paper has ({NUMBER})|[Tt]he paper: (?:k = )?({NUMBER})"
+    rf"|({NUMBER}) in (?:the paper|the code base|its code base)\b"
+)
+CELLS = re.compile(r"(?<!\\)\|")
+# No paper states the length of z, or how images are made of it; and one teacher is one client.
+OURS = {"latent_size: 64", "contrast: 3.5", "brightness: -1.0", "num_clients: 1"}
+
+
+def read(file):
+    """A file's text, with one space for each line break or run of spaces."""
+    return " ".join((ROOT / file).read_text().split())
+
+
+def quoted_in(file):
+    """The numbers that a file is known to quote."""
+    names = re.findall(r"\{([\w-]+)\[(\w+)\]\}", " ".join(QUOTATIONS.get(file, ())))
+    return {PAPERS[paper][name] for paper, name in names}
+
+
+def published_in_tables(file):
+    """The numbers of a page in columns headed published, and in rows marked *published*."""
+    head = []
+    for line in (ROOT / file).read_text().splitlines():
+        row = [cell.strip() for cell in CELLS.split(line)[1:-1]] if line.startswith("|") else []
+        head = row if not head else head if row else []
+        marked = any("*published*" in cell for cell in row)
+        for title, cell in zip(head, row, strict=True) if row else ():
+            if marked or re.search(r"\bpublished\b", title, re.IGNORECASE):
+                yield from re.findall(rf"^{NUMBER}", cell)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"), [(file, text) for file, texts in QUOTATIONS.items() for text in texts]
+)
+def test_a_quotation_is_as_printed(file, text):
+    quotation = re.escape(text.format(**PAPERS))
+    assert len(re.findall(rf"(?<![\w.]){quotation}(?!\.?\w)", read(file))) == 1
+
+
+def test_every_number_is_quoted_or_a_point_of_the_figure():
+    points = {(point.method, point.accuracy) for point in published("mnist")}
+    for paper, numbers in read_papers().items():
+        for name, number in numbers.items():
+            quoted = f"{{{paper}[{name}]}}" in str(QUOTATIONS)
+            assert quoted or (number["of"], float(number["printed"])) in points, (paper, name)
+
+
+def test_tables_hold_no_other_published_number():
+    found = {file: set(published_in_tables(file)) for file in PAGES}
+    assert found[ONE_TEACHER]
+    assert {file: extra for file in PAGES if (extra := found[file] - quoted_in(file))} == {}
+
+
+def test_no_other_number_is_called_the_papers():
+    said = {file: {n for ns in PHRASES.findall(read(file)) for n in ns if n} for file in FILES}
+    assert said[ONE_TEACHER]
+    assert {file: extra for file in FILES if (extra := said[file] - quoted_in(file))} == {}
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if "/paper_" in file and "conf" in file])
+def test_a_papers_loop_has_no_other_settings(file):
+    settings = re.findall(r"^ *(\w+: [\d.-]+)", (ROOT / file).read_text(), re.MULTILINE)
+    quoted = re.findall(r"\w+: [\d.-]+", " ".join(QUOTATIONS.get(file, ())).format(**PAPERS))
+    assert set(settings) <= {*quoted, *OURS}

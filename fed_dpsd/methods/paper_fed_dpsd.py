@@ -71,9 +71,8 @@ class PaperFedDPSD:
     student_loss_sign: Literal["plus", "minus"]
 
     def __post_init__(self) -> None:
-        require(self, latent_size=1, balance=0)
-        require_positive(self, "contrast", "label_step")
-        require_positive(self, "student_learning_rate", "generator_learning_rate")
+        require(self, latent_size=1, balance=0, generator_learning_rate=0)
+        require_positive(self, "contrast", "label_step", "student_learning_rate")
 
     def plan(self, world: World) -> Plan:
         """Return one stage, with an answer for each synthetic image; no class counts."""

@@ -202,7 +202,7 @@ PHRASES = re.compile(
 )
 CELLS = re.compile(r"(?<!\\)\|")
 # No paper states the length of z, or how images are made of it; and one teacher is one client.
-OURS = {"latent_size: 64", "contrast: 3.5", "brightness: -1.0", "num_clients: 1"}
+OURS = {"latent_size: 64", "contrast: 4.0", "brightness: -2.0", "num_clients: 1"}
 
 
 def read(file):

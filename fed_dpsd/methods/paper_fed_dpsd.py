@@ -117,14 +117,16 @@ class PaperFedDPSD:
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, world.rounds)
             step(student_optimiser, student_loss)  # 16
-            images_now = generator(latents)
-            loss = self.generator_loss(student, images_now, targets)  # 17
-            step(generator_optimiser, loss)  # 18
+            metrics = {"student_loss": student_loss.item()}
+            if self.generator_learning_rate > 0:
+                loss = self.generator_loss(student, generator(latents), targets)  # 17
+                step(generator_optimiser, loss)  # 18
+                metrics["generator_loss"] = loss.item()
             bank.append(Bank(ask.images, ask.predictions, labels))
             yield Round(
                 State(number, tensors_of(learners, latents), bank),
                 student,
-                {"student_loss": student_loss.item(), "generator_loss": loss.item()},
+                metrics,
                 total.refused,
                 forward_answers=total.count * len(ask.images),
             )  # 19, 20

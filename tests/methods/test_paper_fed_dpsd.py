@@ -196,3 +196,11 @@ def test_a_rate_that_falls_moves_the_student_less(small):
     (first, last), (same, half) = steps("false"), steps("true")
     assert torch.equal(first, same)
     torch.testing.assert_close(half, last / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_rate_the_generator_stays_as_it_was_drawn(small):
+    """Its normalisation counts batches; its images, which the clients see, depend on none of it."""
+    for rate, stays in (("0", True), ("0.01", False)):
+        _, states = after(small(*FED, f"method.generator_learning_rate={rate}", "rounds=3"), 3)
+        weights = [state.tensors["generator.project.weight"] for state in states]
+        assert torch.equal(weights[0], weights[2]) == stays

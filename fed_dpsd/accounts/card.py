@@ -50,6 +50,7 @@ UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each clien
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
+TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,11 @@ def privacy_card(
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published),
         "proven": rows,
-        "reason": UNCOVERED if uncovered else None if finite else "; ".join(dict.fromkeys(reasons)),
+        "reason": UNCOVERED
+        if uncovered
+        else None
+        if finite
+        else "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE,
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.config import require_positive
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Relation, Unit, Values
 from fed_dpsd.privacy.noise import Rng, noisy_sum
@@ -40,6 +41,12 @@ class GradientReading(NormalizedGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_positive(self, "noise_multiplier")
+        if self.k is not None and self.mask == "public":
+            raise ValueError(
+                f"k={self.k} with mask='public' has no such reading; "
+                "use mask=private or signed, or k=null"
+            )
         if self.draws not in REASONS:
             raise ValueError(f"draws={self.draws!r} must be 'one_draw' or 'inside_mask'")
         if self.noise_at == "distributed":

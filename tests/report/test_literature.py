@@ -28,7 +28,7 @@ GRADIENTS = [
 ]
 # The files that quote, and a text for each quotation; {PAPER[name]} stands for a number.
 QUOTATIONS = {
-    "README.md": ["method=paper_dpsd rounds={DPSD[T]}"],
+    "README.md": ["model=cnn answers=gradient rounds={DPSD[T]}"],
     "conf/answers/gradient.yaml": GRADIENTS,
     "conf/answers/gradient_reading.yaml": GRADIENTS,
     "conf/experiment/data_sensitive_readings.yaml": [

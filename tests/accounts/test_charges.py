@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import client_app
-from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
 from fed_dpsd.accounts.entry import spent
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.tally import TIMES_PLANNED, Tally
@@ -683,3 +683,13 @@ def test_a_site_file_says_what_changed_records_are(tmp_path):
     assert hospitals.open_file(site_file(tmp_path)).when_records_change == "refuse"
     with pytest.raises(UserError, match="when_records_change='ask' must be 'refuse' or 'retrain'"):
         hospitals.open_file(site_file(tmp_path, when_records_change="ask"))
+
+
+@pytest.mark.parametrize(("sigma", "reason"), [("0.001", TOO_LITTLE_NOISE), ("0.01", None)])
+def test_an_epsilon_beyond_what_is_computed_has_a_reason(small, sigma, reason):
+    """256,000 gradients at sigma 0.001 have mu above 10^6; a tenth of that is a number."""
+    asked = "training=plain", "answers=gradient", f"answers.noise_multiplier={sigma}"
+    experiment = small(*asked, "rounds=1000", "queries_per_round=256", "teachers_per_client=1")
+    card = privacy_card(experiment, plan_of(experiment), (), {})
+    assert ("inf" in {row["epsilon"] for row in card["proven"]}) == (reason is not None)
+    assert card["reason"] == reason

@@ -10,7 +10,6 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.config import require_positive
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Relation, Unit, Values
 from fed_dpsd.privacy.noise import Rng, noisy_sum
@@ -41,7 +40,8 @@ class GradientReading(NormalizedGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self, "noise_multiplier")
+        if self.noise_multiplier == 0:
+            raise ValueError("noise_multiplier=0 has no such reading; use answers=gradient")
         if self.k is not None and self.mask == "public":
             raise ValueError(
                 f"k={self.k} with mask='public' has no such reading; "

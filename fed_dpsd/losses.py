@@ -94,6 +94,16 @@ def decoupled_kd_gradient(
     return torch.where(target, at_target, elsewhere).numpy()
 
 
+def decoupled_kd_gradients(
+    teachers: NDArray[np.floating],
+    student: NDArray[np.floating],
+    balance: float,
+    divisor: Literal["target", "own"] = "target",
+) -> NDArray[np.float64]:
+    """Return `decoupled_kd_gradient` of each of n teachers, (n, B, K), at the same student."""
+    return np.stack([decoupled_kd_gradient(own, student, balance, divisor) for own in teachers])
+
+
 def noisy_label(
     predictions: NDArray[np.floating],
     gradient: NDArray[np.float64],

@@ -176,7 +176,11 @@ def privacy_card(
         rows.append(smaller | {"beside": beside[0] if beside else None})
     charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
     reasons = [each.reason for each in charges if each.reason]
-    finite = all(row["epsilon"] != "inf" for row in rows)
+    reason = None
+    if uncovered:
+        reason = UNCOVERED
+    elif any(row["epsilon"] == "inf" for row in rows):
+        reason = "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE
     asked = [stage for stage in plan.stages if stage.mechanism == answers]
     counted = sum(stage.asks * stage.queries for stage in asked)
     published = published_epsilon(answers, counted, settings.delta) if asked else math.inf
@@ -187,11 +191,7 @@ def privacy_card(
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published),
         "proven": rows,
-        "reason": UNCOVERED
-        if uncovered
-        else None
-        if finite
-        else "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE,
+        "reason": reason,
     }
 
 

@@ -122,9 +122,7 @@ class FedDPSD:
         site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)
         if site.answers.input == "gradient":
-            sensitive = np.stack(
-                [losses.decoupled_kd_gradient(p, ask.predictions, self.balance) for p in sensitive]
-            )
+            sensitive = losses.decoupled_kd_gradients(sensitive, ask.predictions, self.balance)
         return site.release(site.answers, sensitive, ask)
 
     # --- server ------------------------------------------------------------------------------

@@ -208,11 +208,8 @@ class PaperFedDPSD:
         site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)  # 9
         if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
-            sensitive = np.stack(
-                [
-                    losses.decoupled_kd_gradient(p, ask.predictions, self.balance, self.divisor)
-                    for p in sensitive
-                ]
+            sensitive = losses.decoupled_kd_gradients(
+                sensitive, ask.predictions, self.balance, self.divisor
             )
         return site.release(site.answers, sensitive, ask)  # 26, 30 to 32, 35
 

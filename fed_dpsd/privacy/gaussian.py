@@ -123,8 +123,9 @@ class NormalizedGradient:
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
         if self.k is not None:
-            own = np.abs(sensitive) if self.mask == "private" else sensitive
-            sensitive *= top_k(predictions if self.mask == "public" else own, self.k)
+            sizes = np.abs(sensitive)
+            ranked = {"public": predictions, "private": sizes, "signed": sensitive}[self.mask]
+            sensitive *= top_k(ranked, self.k)
         axis = 1 if self.normalise == "sample" else None
         # Dividing by the largest entry first keeps the squares from overflowing.
         largest = np.abs(sensitive).max(axis=axis, keepdims=True, initial=0)

@@ -130,7 +130,7 @@ def epsilon_by_hand(mu, delta=1e-5):
 def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_says(sigma, expected, bound):
     """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
     stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)
-    proven = prove([stage], 1e-5, "record", "replace_one").value
+    proven = prove([stage], 1e-5, *REPLACED).value
     by_hand = epsilon_by_hand(2 * math.sqrt(51_200) / sigma)
     assert proven == pytest.approx(by_hand, rel=1e-3)
     assert proven == pytest.approx(expected, rel=1e-3)

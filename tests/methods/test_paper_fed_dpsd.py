@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.methods.method import World
 from fed_dpsd.models.inference import predict, to_bytes
-from fed_dpsd.protocol import Total
+from fed_dpsd.protocol import Ask, Total
 from fed_dpsd.streams import Streams
+from tests.conftest import composed
 
 FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
 ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
@@ -113,6 +115,7 @@ def test_one_generator_lives_for_the_whole_run(small):
         ("label=step mean_over=clients", lambda p, g: p - 0.1 * g),
         ("label=step mean_over=batch", lambda p, g: p - 0.1 * g.mean(0)),
         ("label=gradient mean_over=clients", lambda p, g: g),
+        ("label=gradient mean_over=batch", lambda p, g: np.tile(g.mean(0), (len(g), 1))),
     ],
 )
 def test_readings_of_the_label(small, reading, expected):
@@ -137,7 +140,10 @@ def test_responses_are_labels_as_they_are(small):
 @pytest.mark.parametrize("sign", ["plus", "minus"])
 def test_readings_of_eq_8(small, entropy, activation, sign):
     readings = f"method.entropy={entropy}", f"method.activation={activation}"
-    experiment = small(*FED, *readings, f"method.student_loss_sign={sign}")
+    weights = 2.0, 3.0, 5.0
+    names = "one_hot_weight", "entropy_weight", "activation_weight"
+    weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
+    experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
     student, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
     images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
     loss = experiment.method.generator_loss(student, images, labels).item()
@@ -148,11 +154,68 @@ def test_readings_of_eq_8(small, entropy, activation, sign):
         balance = sum((row * row.log()).sum() for row in p)
     norms = sum(row.square().sum().sqrt() for row in features)
     student_loss = -(labels * p.log()).sum()
-    naive = (
-        (student_loss if sign == "plus" else -student_loss) - p.max(1).values.log().sum() + balance
-    )
-    naive += norms if activation == "plus" else -norms
+    naive = student_loss if sign == "plus" else -student_loss
+    naive += 2 * -p.max(1).values.log().sum() + 3 * balance
+    naive += 5 * (norms if activation == "plus" else -norms)
     assert loss == pytest.approx(naive.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "latents", "mean_over"),
+    [("paper_fed_dpsd", "drawn", "clients"), ("paper_dpsd", "kept", "batch")],
+)
+def test_the_defaults_are_the_print(method, latents, mean_over):
+    """Each is the reading that docs/paper_map.md calls printed."""
+    defaults = composed(f"method={method}")["method"]
+    assert (defaults["latents"], defaults["mean_over"]) == (latents, mean_over)
+    words = ("optimiser", "divisor", "label", "entropy", "student_loss_sign", "activation")
+    printed = ["adam", "own", "step", "samples", "plus", "plus"]
+    assert [defaults[word] for word in words] == printed
+    assert not defaults["student_learning_rate_falls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimiser"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
+)
+def test_the_optimisers_are_those_of_the_keys(small, name, optimiser):
+    method = small(*FED, f"method.optimiser={name}").method
+    student, generator, latents = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.zeros(2)
+    for made, rate in zip(method.optimisers(student, generator, latents), (0.1, 0.01), strict=True):
+        assert type(made) is optimiser
+        assert [group["lr"] for group in made.param_groups] == [rate]
+
+
+class Teachers:
+    """A site whose two teachers are sure of class 7 and, second, of class 2."""
+
+    def __init__(self, answers):
+        self.answers, self.released = answers, None
+        self.probabilities = np.full((2, 3, 10), 1e-3)
+        self.probabilities[:, :, 7], self.probabilities[:, :, 2] = 0.8, 0.192
+
+    def pay_for_training(self):
+        pass
+
+    def sensitive_probabilities(self, images):
+        return self.probabilities
+
+    def release(self, mechanism, sensitive, ask):
+        self.released = sensitive
+
+
+@pytest.mark.parametrize(("balance", "divisor"), [(8.0, "own"), (8.0, "target"), (2.0, "own")])
+def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor):
+    """Other values of either key give other gradients, so that neither is ignored."""
+    keys = f"method.balance={balance}", f"method.divisor={divisor}"
+    experiment = small(*FED, *keys)
+    predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
+    ask, site = Ask(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), Teachers(experiment.answers)
+    experiment.method.client(ask, site)
+    for own, teacher in zip(site.released, site.probabilities, strict=True):
+        expected = decoupled_kd_gradient(teacher, predictions, balance, divisor)
+        assert own == pytest.approx(expected)
+        for others in ((3.0, divisor), (balance, {"own": "target", "target": "own"}[divisor])):
+            assert own != pytest.approx(decoupled_kd_gradient(teacher, predictions, *others))
 
 
 def test_a_bad_reading_is_one_clear_error(small):

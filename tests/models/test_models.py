@@ -33,6 +33,19 @@ def test_classifiers_take_any_shape(name, shape):
     assert logits.std() > 0
 
 
+def test_weights_follow_xaviers_rule():
+    """Uniform up to sqrt(6 / (in + out)), whose standard deviation is that over sqrt(3).
+
+    With 6,000 weights the deviation is within 4 % for all but one seed in 10^5. He's rule, and this
+    one with a normal law, are far outside.
+    """
+    layer = initialise(lambda: torch.nn.Linear(20, 300), Streams(0).torch("model"))
+    bound = (6 / 320) ** 0.5
+    assert 0.99 * bound < layer.weight.abs().max() <= bound
+    assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.04)
+    assert (layer.bias == 0).all()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_generators_draw_high_contrast_images_in_range(shape):
     streams = Streams(0)

@@ -46,6 +46,17 @@ def test_encoded_rows_never_exceed_the_bound():
     assert lengths.max() > 0.0999  # the bound is reached, so it is not vacuous
 
 
+def test_a_small_gradient_is_shortened_by_the_stability_constant():
+    """Eq. 3 divides by the norm plus h: a gradient of norm h has half the bound, one of 9 h 0.9."""
+    for normalise in ("sample", "batch"):
+        gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=0.5, normalise=normalise)
+        for multiple, expected in ((1, 0.05), (9, 0.09)):
+            row = np.zeros((1, 10))
+            row[0, :2] = 0.5 * multiple * np.array([0.6, -0.8])
+            encoded = gradient.encode(row, np.full((1, 10), 0.1))
+            assert np.linalg.norm(encoded) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_becomes_zero(bad):
     gradient = NormalizedGradient(4, 1.0, bound=1.0)

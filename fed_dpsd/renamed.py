@@ -8,13 +8,14 @@ from typing import Any
 
 _METHODS, _PRIVACY = "fed_dpsd.methods.", "fed_dpsd.privacy."
 _NEW_NAMES = {
-    "turn": "match_polarity",
     "commitment": "prediction_weight",
     "noise_share": "noise_fraction",
     "areas_share": "areas_fraction",
     "lines_share": "lines_fraction",
 }
 _FORMER_NAMES = {new: former for former, new in _NEW_NAMES.items()}
+_POLARITIES = {False: "both", True: "answers"}  # of the former keys `turn` and `match_polarity`
+_FORMER_POLARITIES = {new: former for former, new in _POLARITIES.items()}
 # Until training and answers were two choices, `privacy` named one of these, and held its keys.
 _CHOICES = {
     "label": "training=plain answers=label",
@@ -42,6 +43,9 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
     if "_class_" in method:
         method["_target_"] = f"{_METHODS}{method.pop('_class_')}"
         method = {_NEW_NAMES.get(key, key): value for key, value in method.items()}
+    for former in ("turn", "match_polarity"):
+        if former in method:
+            method["polarity"] = _POLARITIES[method.pop(former)]
     for gone in ("literal", "as_printed"):  # one that is true stays, and is refused
         if method.get(gone) is False:
             del method[gone]
@@ -88,6 +92,9 @@ def former_privacy(override: str) -> str | None:
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
+    if "polarity" in values:
+        polarity = values.pop("polarity")
+        values["turn"] = _FORMER_POLARITIES.get(polarity, polarity)
     values["_class_"] = str(values.pop("_target_")).removeprefix(_METHODS)
     if values["_class_"] in ("fed_dpsd.FedDPSD", "dpsd.DPSD"):
         values["literal"] = False  # a key that they had

@@ -23,7 +23,7 @@ def former(tmp_path):
 def test_a_run_folder_of_version_0_1_opens(former):
     experiment = open_run_folder(former)
     assert experiment.method_name == "fed_dpsd"
-    assert experiment.method.match_polarity
+    assert experiment.method.polarity == "answers"
     assert experiment.method.noise_fraction == 0.125
     assert experiment.answers.name == "label"
 
@@ -34,3 +34,16 @@ def test_digests_are_over_the_names_of_version_0_1(former):
     written = json.loads(open_run_folder(former).to_json())
     assert former_method(written["method"]) == raw["method"]
     assert upgraded(written) == written
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [({"match_polarity": False}, "both"), ({"match_polarity": True}, "answers")],
+)
+def test_a_run_folder_with_the_former_polarity_opens(former, today):
+    method = {"_target_": "fed_dpsd.methods.fed_dpsd.FedDPSD"}
+    raw = {"method": method | former, "privacy": {}, "training": {}, "answers": {}}
+    assert upgraded(raw)["method"] == method | {"polarity": today}
+    known = former_method(method | {"polarity": "dark"})  # it had no other name
+    assert known["turn"] == "dark"
+    assert former_method(method | {"polarity": today})["turn"] == former["match_polarity"]

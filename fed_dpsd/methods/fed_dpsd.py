@@ -15,7 +15,7 @@ generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ class FedDPSD:
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
-    match_polarity: bool
+    polarity: Literal["both", "dark", "light", "answers"]
     images_per_generator: int
     latent_size: int
     generator_steps: int
@@ -141,10 +141,7 @@ class FedDPSD:
 
         for number in range(len(bank) + 1, world.rounds + 1):
             images = self.draw(discriminator or student, world, streams, number)
-            if self.match_polarity and bank:
-                answered = np.concatenate([part.images for part in bank])
-                labels = np.concatenate([part.labels for part in bank])
-                images = procedural.match_polarity(images, answered, labels)
+            images = procedural.turned(images, self.polarity_after(bank))
             predictions = self.predictions(student, images, world)
             ask = federation.settle(Ask(number, images, predictions))
             total = self.ask(federation, ask, world, class_weights)
@@ -216,6 +213,16 @@ class FedDPSD:
             parts.append(to_bytes(images))
             left -= count
         return np.concatenate(parts)
+
+    def polarity_after(self, bank: list[Bank]) -> procedural.Polarity:
+        """Return the polarity of the next images, "both" where only answers could tell."""
+        if self.polarity != "answers":
+            return self.polarity
+        if not bank:
+            return "both"
+        answered = np.concatenate([part.images for part in bank])
+        labels = np.concatenate([part.labels for part in bank])
+        return procedural.varied_polarity(answered, labels)
 
     def generate(
         self, discriminator: nn.Module, world: World, count: int, rng: torch.Generator

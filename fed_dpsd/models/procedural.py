@@ -6,6 +6,7 @@ well as photographs do (Baradad et al.: Learning to See by Looking at Noise, arX
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from fed_dpsd.streams import Streams
 
+Polarity = Literal["both", "dark", "light"]
 GROUP = 64  # number of images with the same coarseness
 
 
@@ -73,27 +75,32 @@ def draw(
     ]
 
 
-def match_polarity(
-    images: NDArray[np.uint8], answered: NDArray[np.uint8], labels: NDArray[np.floating]
-) -> NDArray[np.uint8]:
-    """Make all `images` dark or all light, choosing the polarity with more varied answers so far.
+def turned(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
+    """Return (B, C, H, W) `images`, those of the other polarity as their negatives.
 
     Pictures of strokes are mostly light on dark or dark on light, and teachers know only one of the
-    two. For the other polarity their answers hardly depend on the image. Noise in the answers adds
-    the same to the variance of both. An image of the wrong polarity becomes its negative.
+    two: for the other their answers hardly depend on the image.
+    """
+    if polarity == "both":
+        return images
+    wrong = _dark(images) != (polarity == "dark")
+    return np.where(wrong[:, None, None, None], 255 - images, images)
+
+
+def varied_polarity(answered: NDArray[np.uint8], labels: NDArray[np.floating]) -> Polarity:
+    """Return the polarity with the more varied answers so far.
+
+    Noise in the answers adds the same to the variance of both on average. If it is larger than what
+    they say, chance decides.
 
     Args:
-        images: (B, C, H, W) images to change.
-        answered: (Q, C, H, W) images that were answered; with fewer than two of either polarity,
-            `images` stay as they are.
-        labels: (Q, K) labels of the answered images, noisy or not.
+        answered: (Q, C, H, W) images that were answered; "both" with fewer than two of either.
+        labels: (Q, K) labels of these images, noisy or not.
     """
     dark = _dark(answered)
     if min(dark.sum(), (~dark).sum()) < 2:
-        return images
-    prefer_dark = labels[dark].var(0).sum() > labels[~dark].var(0).sum()
-    wrong = (_dark(images) != prefer_dark)[:, None, None, None]
-    return np.where(wrong, 255 - images, images)
+        return "both"
+    return "dark" if labels[dark].var(0).sum() > labels[~dark].var(0).sum() else "light"
 
 
 def _dark(images: NDArray[np.uint8]) -> NDArray[np.bool_]:

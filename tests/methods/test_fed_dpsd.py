@@ -69,6 +69,19 @@ def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
         assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
 
 
+@pytest.mark.parametrize(("polarity", "dark"), [("dark", {True}), ("light", {False})])
+def test_a_known_polarity_holds_from_the_first_image_on(small, polarity, dark):
+    """Images of both polarities, the control, are asked by default."""
+
+    def asked(*overrides):
+        experiment = small("training=plain", "rounds=2", *overrides)
+        (bank, *_) = [r.state.bank for r in run_of(experiment)]
+        return {bool(image.mean() < 127.5) for part in bank for image in part.images}
+
+    assert asked(f"method.polarity={polarity}") == dark
+    assert asked() == {True, False}
+
+
 @pytest.mark.parametrize("queries", [2, 63, 65, 255])
 @pytest.mark.parametrize("shares", [(0.5, 0.5, 0.0), (0.34, 0.33, 0.33), (0.1, 0.2, 0.7)])
 def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):

@@ -36,7 +36,7 @@ PLAIN = [
     ("answers=gradient", "answers.k=3", "answers.mask=private"),
     ("answers=votes", "teachers_per_client=3"),
     ("answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
-    ("answers=probabilities", "method.match_polarity=true"),
+    ("answers=probabilities", "method.polarity=answers"),
 ]
 DP_SGD = ("training=dp_sgd", "training.steps=3", "training.sample_rate=0.1")
 CLEAR, PRIVATE = ("training=plain", "answers=probabilities"), (*DP_SGD, "answers=probabilities")

@@ -63,7 +63,9 @@ def test_images_are_turned_to_the_side_whose_answers_vary_more():
     one_hot = np.eye(10)[rng.integers(0, 10, 2_000)]
     for side in (dark, ~dark):
         labels = np.where(side[:, None], one_hot, 0.1) + rng.normal(0, 1, one_hot.shape)
-        turned = procedural.match_polarity(images, answered, labels)
+        polarity = procedural.varied_polarity(answered, labels)
+        assert polarity == ("dark" if side is dark else "light")
+        turned = procedural.turned(images, polarity)
         is_dark = turned.mean((1, 2, 3)) < 127.5
         assert is_dark.all() if side is dark else not is_dark.any()
         same = (turned == images).all((1, 2, 3))
@@ -74,4 +76,5 @@ def test_images_are_turned_to_the_side_whose_answers_vary_more():
 def test_nothing_turns_before_both_sides_were_answered():
     images = procedural.lines(20, (1, 8, 8), Streams(0).numpy("images"))
     black = np.zeros((5, 1, 8, 8), np.uint8)
-    assert (procedural.match_polarity(images, black, np.eye(5)) == images).all()
+    assert procedural.varied_polarity(black, np.eye(5)) == "both"
+    assert (procedural.turned(images, "both") == images).all()

@@ -70,13 +70,15 @@ def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
 
 
 @pytest.mark.parametrize(("polarity", "dark"), [("dark", {True}), ("light", {False})])
-def test_a_known_polarity_holds_from_the_first_image_on(small, polarity, dark):
+def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path, polarity, dark):
     """Images of both polarities, the control, are asked by default."""
 
     def asked(*overrides):
-        experiment = small("training=plain", "rounds=2", *overrides)
-        (bank, *_) = [r.state.bank for r in run_of(experiment)]
-        return {bool(image.mean() < 127.5) for part in bank for image in part.images}
+        experiment = small("training=plain", "rounds=1", *overrides)
+        world = World.of(experiment.config, experiment.training, experiment.answers)
+        federation = LocalFederation(experiment, tmp_path / str(len(overrides)))
+        (only,) = experiment.method.server(federation, world, Streams(0), None)
+        return {bool(image.mean() < 127.5) for image in only.state.bank[0].images}
 
     assert asked(f"method.polarity={polarity}") == dark
     assert asked() == {True, False}

@@ -196,7 +196,7 @@ def sample_entropy_loss(logits: torch.Tensor) -> torch.Tensor:
 def activation_loss(features: torch.Tensor) -> torch.Tensor:
     """Return the third term of Eq. 8: minus the mean norm of the student's (B, F) features.
 
-    The paper prints a plus. Its text (real images activate more) and its reference [11] mean a
-    minus. The norm is divided by sqrt(F), so that its weight does not depend on the network.
+    The paper prints a plus. Its reference [11] has a minus; its text says only that real images
+    activate more. The norm is divided by sqrt(F), so its weight does not depend on the network.
     """
     return -features.norm(dim=1).mean() / features.shape[1] ** 0.5

@@ -27,9 +27,10 @@ class GradientReading(NormalizedGradient):
     Guarantee: none, for any unit and relation.
 
     Args:
-        draws: "one_draw" adds the same draw of noise to all B images of an ask (Eq. 3 has one term
-            of noise for its sum over a batch); "inside_mask" adds noise to the coordinates that the
-            teacher's own mask keeps, and to no others.
+        draws: "one_draw" adds the same draw of noise to all B images of an ask. Neither paper
+            prints that: Eq. 3 has noise in each summand, and Eq. 4 of DPDFD (IJCAI 2023) has one
+            draw for a batch's sum. "inside_mask" adds noise to the coordinates that the teacher's
+            own mask keeps, and to no others.
 
     Raises:
         ValueError: a parameter is out of its range.

@@ -2,7 +2,8 @@
 
 Laplace votes of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et al.:
 "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", Eq. 3);
-Gaussian votes are those of its variant DGD+.
+Gaussian votes are those of its variant DGD+. Those methods release the arg max alone; here all
+counts leave.
 """
 
 import math

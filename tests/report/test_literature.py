@@ -111,19 +111,19 @@ QUOTATIONS = {
         "activation_weight: {DPSD[weight]}.0 # Eq. 8, third term",
     ],
     "docs/paper_map.md": [
-        "under an epsilon of {DPSD[federated_10_epsilon]} with five clients and of "
+        "under a stated epsilon of {DPSD[federated_10_epsilon]} with five clients and of "
         "{DPSD[data_1_epsilon]} with one",
         "in 20 rounds where the paper has {DPSD[T]};",
         "by Adam at 0.005 on one cycle (the paper: {DPSD[gamma_s]})",
         "lambda is 0 by default (the paper: {DPSD[lambda]})",
-        "all ten classes by default (the paper: k = {DPSD[k]}); with k, a public mask",
+        "all ten classes by default (the paper: k = {DPSD[k]} in Eq. 3; Alg. 2 masks no gradients)",
         "gamma is 1 (the paper: {DPSD[gamma_s]})",
         "which is Eq. 4 (the paper: k = {DPSD[k]})",
         "weight {DGD[alpha]} as in DGD (the paper: {DPSD[weight]})",
         "weight {DGD[beta]} as in DGD, whose norm is L1 (the paper: {DPSD[weight]}, L2)",
         "The paper's threshold is {DP-DFD[threshold]},",
         "in stages of their own with weights {DP-DFD[alpha]} and {DP-DFD[beta]}",
-        "Laplace noise of scale {DGD[scale]} at a trusted aggregator",
+        "DGD (Laplace noise of scale {DGD[scale]}) and PATE release only the arg max",
         "answers.noise_at=server teachers_per_client={DPDFD[n]}",
         "weights of its code base: {DENSE[weight]}, {DENSE[weight]}, {DENSE[weight]}",
     ],

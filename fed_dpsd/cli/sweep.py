@@ -40,12 +40,16 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write to. Default: beside the first table.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="Name of a setting: show the others' differences, paired by seed."),
+    ] = None,
 ) -> None:
     """Write tables of means over seeds, figures, and a page of both; print the path of each.
 
     Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
     """
-    for path in pages.write(tables, (out or tables[0].parent).absolute()):
+    for path in pages.write(tables, (out or tables[0].parent).absolute(), against):
         print(path)
 
 

@@ -3,23 +3,26 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fed_dpsd.report import alpha, confusion, curve, html, progress
+from fed_dpsd.report import alpha, confusion, curve, html, paired, progress
 from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
 from fed_dpsd.report.table import write_page, write_summary
 
 
-def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
+def write(tables: Sequence[Path], folder: Path, against: str | None = None) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
     Args:
         tables: tables of `fed-dpsd sweep`; files beside them are read where they exist.
         folder: folder to write to.
+        against: name of a setting from which the others' paired differences are shown.
 
     Raises:
-        UserError: a file cannot be read or written, or the report did not write the existing file.
+        UserError: a file cannot be read or written, the report did not write the existing file, or
+            no setting is named `against`.
     """
     settings, stem = read(tables), tables[0].stem
+    differences = paired.rows(settings, against) if against else []
     rounds = beside(tables, "rounds", progress.COLUMNS)
     pairs = beside(tables, "confusion", confusion.COLUMNS)
     figures = {
@@ -28,11 +31,11 @@ def write(tables: Sequence[Path], folder: Path) -> Iterator[Path]:
         f"{stem}_alpha": alpha.draw(settings),
         f"{stem}_confusion": confusion.draw(settings, pairs),
     }
-    yield write_page(settings, folder / f"{stem}.md")
+    yield write_page(settings, folder / f"{stem}.md", differences)
     yield write_summary(settings, folder / f"{stem}_summary.csv")
     drawn = []
     for name, figure in figures.items():
         if figure:
             drawn.append(save(figure, folder / f"{name}.png"))
             yield drawn[-1]
-    yield html.write(settings, drawn, folder / f"{stem}.html")
+    yield html.write(settings, drawn, folder / f"{stem}.html", differences)

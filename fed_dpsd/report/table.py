@@ -32,6 +32,12 @@ COSTS_NOTE = (
 )
 
 
+DIFFERENCES = (
+    "Differences between students, in points: the mean over the seeds that both settings have, and "
+    "the 95 % interval of a paired t-test."
+)
+
+
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
     """Return the header and a row for each setting; values that all share are in the preface."""
     columns = apart(settings)
@@ -72,12 +78,17 @@ def origin(settings: Sequence[Setting]) -> str:
     return f"Commit {together.all_of('commit')}. Machine: {together.all_of('machine')}."
 
 
-def markdown(settings: Sequence[Setting]) -> str:
-    """Return the page: the preface, the rows, and their origin."""
-    header, *others = rows(settings)
-    lines = [header, ["---"] * len(header), *others]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{FIRST_LINE}\n\n{preface(settings)}\n\n{table}\n{origin(settings)}\n"
+def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] = ()) -> str:
+    """Return the page: the preface, the rows, paired differences if any, and their origin."""
+    parts = [FIRST_LINE, preface(settings), _table(rows(settings))]
+    if differences:
+        parts += [DIFFERENCES, _table(differences)]
+    return "\n\n".join([*parts, origin(settings)]) + "\n"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    header, *others = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *others])
 
 
 def summary(settings: Sequence[Setting]) -> str:
@@ -149,13 +160,15 @@ def _bound(epsilon: float) -> str:
     return number.rstrip("0").rstrip(".") if digits else number
 
 
-def write_page(settings: Sequence[Setting], path: Path) -> Path:
+def write_page(
+    settings: Sequence[Setting], path: Path, differences: Sequence[Sequence[str]] = ()
+) -> Path:
     """Write the Markdown page, unless a person wrote the file that is there.
 
     Raises:
         UserError: the report did not write the existing file, or it cannot be written.
     """
-    return replace_own(path, markdown(settings), FIRST_LINE)
+    return replace_own(path, markdown(settings, differences), FIRST_LINE)
 
 
 def write_summary(settings: Sequence[Setting], path: Path) -> Path:

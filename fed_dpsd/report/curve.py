@@ -113,6 +113,7 @@ def _published(axes: Axes, points: Sequence[Published]) -> None:
             fontsize=7,
             color="dimgrey",
             va="center",
+            zorder=1,  # below what was measured
             bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.5},
             arrowprops={"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.6},
         )

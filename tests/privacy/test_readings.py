@@ -1,5 +1,6 @@
 """Readings of the paper's mechanisms that are not ours: what they release, and what is proven."""
 
+import csv
 import math
 from pathlib import Path
 
@@ -160,6 +161,22 @@ def test_what_a_thousand_batches_prove():
     proven = prove([Stage(NormalizedGradient(10, 0.390625), 1000, 256)], 1e-5, *REPLACED).value
     assert proven == pytest.approx(epsilon_by_hand(2 * math.sqrt(256_000) / 0.390625), rel=1e-3)
     assert proven == pytest.approx(3_367_000, rel=1e-3)
+
+
+def test_the_measured_rows_have_the_epsilons_of_the_formula():
+    """A hundred teachers prove what one does, since a record changes one of them."""
+    with (ROOT / "docs" / "results" / "data_sensitive_readings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["seed"] for row in rows} == {"0", "1", "2"}
+    assert {row["teachers_per_client"] for row in rows} == {"1", "100"}
+    for row in rows:
+        proven = float(row["record_replace_one"])
+        if row["answers"] == "gradient_reading":
+            assert proven == math.inf
+            continue
+        sigma, answers = float(row["answers.noise_multiplier"]), int(row["queries_per_client"])
+        by_hand = epsilon_by_hand(2 * math.sqrt(answers) / sigma)
+        assert proven == pytest.approx(by_hand, rel=1e-3)
 
 
 def test_what_all_answers_can_tell_of_the_classes_names():

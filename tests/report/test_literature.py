@@ -143,6 +143,11 @@ QUOTATIONS = {
         "(9.6 ± 0.7 %, published {DPSD[data_1]} %)",
         "(one seed, published {DENSE[dense]} %)",
     ],
+    "docs/results/data_sensitive.md": [
+        "has both its accuracy ({DPSD[data_1]} %, published) and its stated epsilon "
+        "({DPSD[data_1_epsilon]})",
+        "divided by the batch's {DPSD[b]} images",
+    ],
     "docs/results/dense.md": [
         "where the paper has {DENSE[dense]} %",
         "DENSE's networks (width {DENSE[width]}, generator {DENSE[generator_width]}), "

@@ -46,6 +46,8 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
     for former in ("turn", "match_polarity"):
         if former in method:
             method["polarity"] = _POLARITIES[method.pop(former)]
+    if "lines_fraction" in method:
+        method.setdefault("recombined_fraction", 0.0)
     for gone in ("literal", "as_printed"):  # one that is true stays, and is refused
         if method.get(gone) is False:
             del method[gone]
@@ -92,6 +94,8 @@ def former_privacy(override: str) -> str | None:
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
+    if values.get("recombined_fraction") == 0:
+        del values["recombined_fraction"]
     if "polarity" in values:
         polarity = values.pop("polarity")
         values["turn"] = _FORMER_POLARITIES.get(polarity, polarity)

@@ -25,6 +25,7 @@ def test_a_run_folder_of_version_0_1_opens(former):
     assert experiment.method_name == "fed_dpsd"
     assert experiment.method.polarity == "answers"
     assert experiment.method.noise_fraction == 0.125
+    assert experiment.method.recombined_fraction == 0  # a key that came later
     assert experiment.answers.name == "label"
 
 

@@ -13,7 +13,7 @@ This is the paper's exchange with a server that learns more from it. The paper's
 generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -45,6 +45,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import learner, predict, to_bytes
+from fed_dpsd.models.recombination import recombine
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Probabilities
@@ -63,6 +64,7 @@ class FedDPSD:
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
+    recombined_fraction: float
     polarity: Literal["both", "dark", "light", "answers"]
     images_per_generator: int
     latent_size: int
@@ -84,11 +86,19 @@ class FedDPSD:
     def __post_init__(self) -> None:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
         require(self, student_steps=1, final_student_steps=1, balance=0)
-        noise, areas, lines = self.noise_fraction, self.areas_fraction, self.lines_fraction
-        if min(noise, areas, lines) < 0 or noise + areas + lines > 1:
+        drawn = self.noise_fraction, self.areas_fraction, self.lines_fraction
+        recombined = self.recombined_fraction
+        if min(*drawn, recombined) < 0 or sum(drawn) + recombined > 1:
+            noise, areas, lines = drawn
             raise ValueError(
-                f"noise_fraction={noise}, areas_fraction={areas} and lines_fraction={lines} "
-                "must be >= 0 and at most 1 together; generators make the other images"
+                f"noise_fraction={noise}, areas_fraction={areas}, lines_fraction={lines} and "
+                f"recombined_fraction={recombined} must be >= 0 and at most 1 together; generators "
+                "make the other images"
+            )
+        if recombined > 0 and sum(drawn) == 0:
+            raise ValueError(
+                f"recombined_fraction={recombined} needs procedural images to begin with; give "
+                "areas_fraction > 0, for example"
             )
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
@@ -140,7 +150,7 @@ class FedDPSD:
             bank = list(resume.bank)
 
         for number in range(len(bank) + 1, world.rounds + 1):
-            images = self.draw(discriminator or student, world, streams, number)
+            images = self.draw(discriminator or student, world, streams, number, bank)
             images = procedural.turned(images, self.polarity_after(bank))
             predictions = self.predictions(student, images, world)
             ask = federation.settle(Ask(number, images, predictions))
@@ -191,21 +201,34 @@ class FedDPSD:
         """Return the teacher that generators are trained against; None for the student itself."""
         return None
 
-    def mixture(self, queries: int) -> tuple[int, int, int, int]:
-        """Return how many of a round's images are noise, areas, lines and generated."""
+    def mixture(self, queries: int) -> tuple[int, int, int, int, int]:
+        """Return how many of a round's images are noise, areas, lines, recombined and generated."""
         fractions = self.noise_fraction, self.areas_fraction, self.lines_fraction
-        noise, areas, lines = (int(fraction * queries) for fraction in fractions)
-        return noise, areas, lines, queries - noise - areas - lines
+        counts = [int(fraction * queries) for fraction in (*fractions, self.recombined_fraction)]
+        noise, areas, lines, recombined = counts
+        return noise, areas, lines, recombined, queries - sum(counts)
 
     def draw(
-        self, discriminator: nn.Module, world: World, streams: Streams, number: int
+        self,
+        discriminator: nn.Module,
+        world: World,
+        streams: Streams,
+        number: int,
+        bank: Sequence[Bank] = (),
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
-        Procedural images come first, then the generators'.
+        Procedural images come first, then those recombined from the bank, then the generators'. In
+        the first round nothing is answered: then procedural images are recombined.
         """
-        *counts, left = self.mixture(world.queries_per_round)
+        *counts, recombined, left = self.mixture(world.queries_per_round)
         parts = procedural.draw(counts, world.image_shape, streams, number)
+        if recombined:
+            answered = np.concatenate([part.images for part in bank] or parts)
+            alike = np.zeros((len(answered), world.num_classes))
+            labels = np.concatenate([part.labels for part in bank]) if bank else alike
+            rng = streams.numpy("recombined images", query_id=number)
+            parts.append(recombine(answered, labels, recombined, rng))
         rng = streams.torch("generators", query_id=number)
         while left > 0:
             count = min(self.images_per_generator, left)

@@ -6,7 +6,7 @@ import torch
 
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import Bank, World
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Total
 from fed_dpsd.simulation.local import LocalFederation
@@ -82,6 +82,28 @@ def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path, polarit
 
     assert asked(f"method.polarity={polarity}") == dark
     assert asked() == {True, False}
+
+
+def test_recombined_images_are_made_of_the_bank(small):
+    """White images in the bank make white ones, black images black ones: nothing else shows."""
+    experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
+    world = World.of(experiment.config, experiment.training, experiment.answers)
+    student = world.make_student(Streams(0).torch("student"))
+    noise, areas, lines, recombined, generated = experiment.method.mixture(64)
+    assert recombined == 16
+    assert noise + areas + lines + recombined + generated == 64
+    place = slice(noise + areas + lines, noise + areas + lines + recombined)
+    even = np.full((4, 10), 0.1, np.float32)
+    drawn = {}
+    for pixel in (0, 255):
+        bank = [Bank(np.full((4, 1, 8, 8), pixel, np.uint8), even, even)]
+        drawn[pixel] = experiment.method.draw(student, world, Streams(0), 2, bank)
+        assert (drawn[pixel][place] == pixel).all()
+    same = (drawn[0] == drawn[255]).all((1, 2, 3))
+    assert same.sum() == 48  # the other images do not depend on the bank
+    first = experiment.method.draw(student, world, Streams(0), 1)  # nothing is answered yet
+    assert len(first) == 64
+    assert len({image.tobytes() for image in first[place]}) == 16
 
 
 @pytest.mark.parametrize("queries", [2, 63, 65, 255])

@@ -1,0 +1,56 @@
+"""Images made of answered ones."""
+
+import numpy as np
+import pytest
+
+from fed_dpsd.models import recombination
+from fed_dpsd.models.recombination import recombine
+from fed_dpsd.streams import Streams
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
+def test_shapes_bytes_and_streams(shape):
+    rng = np.random.default_rng(0)
+    answered = rng.integers(0, 256, (50, *shape), dtype=np.uint8)
+    labels = rng.normal(size=(50, 10))
+    draws = [recombine(answered, labels, 20, Streams(s).numpy("images")) for s in (0, 0, 1)]
+    assert (draws[0].shape, draws[0].dtype) == ((20, *shape), np.uint8)
+    assert (draws[0] == draws[1]).all()
+    assert (draws[0] != draws[2]).any()
+
+
+def test_rare_classes_are_drawn_as_often_as_frequent_ones():
+    """One image in ten is white and of a class of its own; uniform draws would keep that.
+
+    The two weights are 20 / 21 and 180 / 181, with one added to each class. The tolerance is five
+    standard errors of 2,000 draws.
+    """
+    answered = np.zeros((200, 1, 8, 8), np.uint8)
+    answered[:20] = 255
+    labels = np.eye(10)[np.where(np.arange(200) < 20, 3, 7)]
+    made = recombine(answered, labels, 2_000, np.random.default_rng(0))
+    white = (20 / 21) / (20 / 21 + 180 / 181)
+    assert made.mean() / 255 == pytest.approx(white, abs=5 * (0.25 / 2_000) ** 0.5)
+
+
+def test_half_of_the_images_stay_alone(monkeypatch):
+    """Without moves an image that stays alone is one of the answered, to the byte."""
+    for name in ("TURN", "SCALE", "SHIFT"):
+        monkeypatch.setattr(recombination, name, 0.0)
+    rng = np.random.default_rng(0)
+    answered = rng.integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    labels = np.eye(10)[rng.integers(0, 10, 40)]
+    known = {image.tobytes() for image in answered}
+    made = recombine(answered, labels, 1_000, rng)
+    alone = np.mean([image.tobytes() in known for image in made])
+    assert alone == pytest.approx(0.5, abs=0.09)  # five standard errors, and a few equal pairs
+
+
+def test_an_image_is_moved_and_no_more():
+    """A light disc on black stays light on black: its mean hardly changes, its pixels do."""
+    rows, columns = np.mgrid[-1:1:32j, -1:1:32j]
+    disc = (255 * (rows**2 + (columns - 0.2) ** 2 < 0.2)).astype(np.uint8)
+    made = recombine(disc[None, None], np.ones((1, 10)), 200, np.random.default_rng(0))
+    assert (made != disc).any((1, 2, 3)).all()
+    assert 0.5 * disc.mean() < made.mean() < 2 * disc.mean()
+    assert made.max() == 255

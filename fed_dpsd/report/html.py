@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from fed_dpsd.report import paired
 from fed_dpsd.report.settings import Setting
-from fed_dpsd.report.table import DIFFERENCES, FIRST_LINE, origin, preface, replace_own, rows
+from fed_dpsd.report.table import FIRST_LINE, origin, preface, replace_own, rows
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem }
@@ -45,7 +46,7 @@ def page(
     differences: Sequence[Sequence[str]] = (),
 ) -> str:
     """Return the page's text."""
-    compared = [f"<p>{_text(DIFFERENCES)}</p>", *_table(differences)] if differences else []
+    compared = [f"<p>{_text(paired.EXPLANATION)}</p>", *_table(differences)] if differences else []
     images = [
         f'<img alt="{escape(figure.stem)}" '
         f'src="data:image/png;base64,{base64.b64encode(figure.read_bytes()).decode()}">'

@@ -3,10 +3,12 @@
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from fed_dpsd.config import UserError
+from fed_dpsd.report import paired
 from fed_dpsd.report.settings import (
     ACCURACIES,
     CAVEATS,
@@ -29,12 +31,6 @@ COSTS = (
 COSTS_NOTE = (
     "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) and "
     "seconds are means for one run. "
-)
-
-
-DIFFERENCES = (
-    "Differences between students, in points: the mean over the seeds that both settings have, and "
-    "the 95 % interval of a paired t-test."
 )
 
 
@@ -80,10 +76,14 @@ def origin(settings: Sequence[Setting]) -> str:
 
 def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] = ()) -> str:
     """Return the page: the preface, the rows, paired differences if any, and their origin."""
-    parts = [FIRST_LINE, preface(settings), _table(rows(settings))]
+    parts = [FIRST_LINE, _paragraph(preface(settings)), _table(rows(settings))]
     if differences:
-        parts += [DIFFERENCES, _table(differences)]
-    return "\n\n".join([*parts, origin(settings)]) + "\n"
+        parts += [_paragraph(paired.EXPLANATION), _table(differences)]
+    return "\n\n".join([*parts, _paragraph(origin(settings))]) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

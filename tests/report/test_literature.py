@@ -47,9 +47,6 @@ QUOTATIONS = {
         "{DPSD[data_10]} % under {DPSD[data_10_epsilon]}",
     ],
     "conf/experiment/paper_dpsd_label.yaml": [
-        "rounds: {DPSD[T]} # T",
-        "queries_per_round: {DPSD[b]} # b",
-        "k: {DPSD[k]} epsilon_per_answer",
         "epsilon_per_answer: {DPSD[label_1_epsilon]}.0",
         "epsilon_stated: {DPSD[label_1_epsilon]}.0 # Table IV: {DPSD[label_1]} % on MNIST",
     ],

@@ -141,7 +141,8 @@ def test_what_all_rows_share_stands_above_and_equal_columns_once(table):
     page = markdown(read([table(*rows)]))
     assert lines(page)[0][0] == "mechanism"
     assert "privacy" not in lines(page)[0]
-    assert "In all rows: `data=mnist`, `num_classes=10`, `teachers_per_client=1`" in page
+    shared = "In all rows: `data=mnist`, `num_classes=10`, `teachers_per_client=1`"
+    assert shared in page.replace("\n", " ")
     assert "Commit abc. Machine: m." in page
 
 

@@ -15,6 +15,7 @@ _NEW_NAMES = {
 }
 _FORMER_NAMES = {new: former for former, new in _NEW_NAMES.items()}
 _POLARITIES = {False: "both", True: "answers"}  # of the former keys `turn` and `match_polarity`
+_LATER = {"recombined_fraction": 0.0, "leaves_fraction": 0.0}  # keys of FedDPSD since 0.1
 _FORMER_POLARITIES = {new: former for former, new in _POLARITIES.items()}
 # Until training and answers were two choices, `privacy` named one of these, and held its keys.
 _CHOICES = {
@@ -47,7 +48,7 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
         if former in method:
             method["polarity"] = _POLARITIES[method.pop(former)]
     if "lines_fraction" in method:
-        method.setdefault("recombined_fraction", 0.0)
+        method = _LATER | method
     for gone in ("literal", "as_printed"):  # one that is true stays, and is refused
         if method.get(gone) is False:
             del method[gone]
@@ -94,8 +95,9 @@ def former_privacy(override: str) -> str | None:
 def former_method(method: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's values under the keys of version 0.1, for digests in ledgers."""
     values = {_FORMER_NAMES.get(key, key): value for key, value in method.items()}
-    if values.get("recombined_fraction") == 0:
-        del values["recombined_fraction"]
+    for key, value in _LATER.items():
+        if values.get(key) == value:
+            del values[key]
     if "polarity" in values:
         polarity = values.pop("polarity")
         values["turn"] = _FORMER_POLARITIES.get(polarity, polarity)

@@ -64,6 +64,7 @@ class FedDPSD:
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
+    leaves_fraction: float
     recombined_fraction: float
     polarity: Literal["both", "dark", "light", "answers"]
     images_per_generator: int
@@ -86,19 +87,17 @@ class FedDPSD:
     def __post_init__(self) -> None:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
         require(self, student_steps=1, final_student_steps=1, balance=0)
-        drawn = self.noise_fraction, self.areas_fraction, self.lines_fraction
-        recombined = self.recombined_fraction
-        if min(*drawn, recombined) < 0 or sum(drawn) + recombined > 1:
-            noise, areas, lines = drawn
+        fractions = self.fractions
+        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
+            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
             raise ValueError(
-                f"noise_fraction={noise}, areas_fraction={areas}, lines_fraction={lines} and "
-                f"recombined_fraction={recombined} must be >= 0 and at most 1 together; generators "
+                f"{', '.join(others)} and {last} must be >= 0 and at most 1 together; generators "
                 "make the other images"
             )
-        if recombined > 0 and sum(drawn) == 0:
+        if fractions["recombined"] == sum(fractions.values()) > 0:
             raise ValueError(
-                f"recombined_fraction={recombined} needs procedural images to begin with; give "
-                "areas_fraction > 0, for example"
+                f"recombined_fraction={self.recombined_fraction} needs procedural images to begin "
+                "with; give areas_fraction > 0, for example"
             )
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
@@ -165,7 +164,7 @@ class FedDPSD:
             if last:  # a student that was first trained on few answers never catches up: restart it
                 student = world.make_student(streams.torch("last student"))
             loss = self.train_student(student, bank, world, streams, number, last)
-            *_, generated = self.mixture(len(ask.images))
+            generated = self.mixture(len(ask.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
                 State(len(bank), tensors_below("student", student), bank),
@@ -201,12 +200,21 @@ class FedDPSD:
         """Return the teacher that generators are trained against; None for the student itself."""
         return None
 
-    def mixture(self, queries: int) -> tuple[int, int, int, int, int]:
-        """Return how many of a round's images are noise, areas, lines, recombined and generated."""
-        fractions = self.noise_fraction, self.areas_fraction, self.lines_fraction
-        counts = [int(fraction * queries) for fraction in (*fractions, self.recombined_fraction)]
-        noise, areas, lines, recombined = counts
-        return noise, areas, lines, recombined, queries - sum(counts)
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Return the fractions of procedural images by kind, and of recombined ones."""
+        return {
+            "noise": self.noise_fraction,
+            "areas": self.areas_fraction,
+            "lines": self.lines_fraction,
+            "leaves": self.leaves_fraction,
+            "recombined": self.recombined_fraction,
+        }
+
+    def mixture(self, queries: int) -> dict[str, int]:
+        """Return how many of a round's images are of each kind; generators make what is left."""
+        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
+        return {**counts, "generated": queries - sum(counts.values())}
 
     def draw(
         self,
@@ -221,7 +229,8 @@ class FedDPSD:
         Procedural images come first, then those recombined from the bank, then the generators'. In
         the first round nothing is answered: then procedural images are recombined.
         """
-        *counts, recombined, left = self.mixture(world.queries_per_round)
+        counts = self.mixture(world.queries_per_round)
+        recombined, left = counts.pop("recombined"), counts.pop("generated")
         parts = procedural.draw(counts, world.image_shape, streams, number)
         if recombined:
             answered = np.concatenate([part.images for part in bank] or parts)

@@ -54,5 +54,5 @@ class FedDF(Distilling):
         """Draw procedural images."""
         queries = world.queries_per_round
         noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
-        counts = noise, areas, queries - noise - areas
+        counts = {"noise": noise, "areas": areas, "lines": queries - noise - areas}
         return np.concatenate(procedural.draw(counts, world.image_shape, streams, number))

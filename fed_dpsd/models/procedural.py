@@ -1,11 +1,13 @@
 """Procedural images: public, free of charge, and more varied than a trained generator's.
 
 Each function draws (count, C, S, S) uint8 images from one random stream. The procedures use no
-data, only the fact that pictures consist of areas and lines. Such images teach a network nearly as
-well as photographs do (Baradad et al.: Learning to See by Looking at Noise, arXiv 2106.05963).
+data, only the fact that pictures consist of areas and lines, and that things hide one another. Such
+images teach a network nearly as well as photographs do (Baradad et al.: Learning to See by Looking
+at Noise, arXiv 2106.05963).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,10 @@ from torch.nn import functional
 from fed_dpsd.streams import Streams
 
 Polarity = Literal["both", "dark", "light"]
-GROUP = 64  # number of images with the same coarseness
+GROUP = 64  # number of images that are drawn together; areas and lines are as coarse in all
+LEAVES = 25  # in each image of dead leaves
+RADII = 1 / 16, 7 / 16  # of leaves, in sides
+COLOURS = 4  # of leaves in one image
 
 
 def noise(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -60,18 +65,32 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
     return _coloured(draw, count, shape, rng)
 
 
+def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Draw dead leaves: discs, squares and triangles that hide one another.
+
+    Their radii have the density r^-2, as sizes in photographs do, and an image has few colours.
+    Each leaf has one of two textures with a random spectrum, shading, and an edge from soft to
+    crisp.
+    """
+    images = np.empty((count, *shape), np.uint8)
+    for start in range(0, count, GROUP):
+        part = images[start : start + GROUP]
+        pixels = _dead_leaves(len(part), shape, rng)
+        part[:] = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    return images
+
+
+PROCEDURES = {"noise": noise, "areas": areas, "lines": lines, "leaves": leaves}
+STREAMS = {"noise": "noise images", "areas": "area images", "lines": "line images"}
+
+
 def draw(
-    counts: tuple[int, int, int], shape: tuple[int, ...], streams: Streams, number: int
+    counts: Mapping[str, int], shape: tuple[int, ...], streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
-    """Draw `counts` images of noise, areas and lines, each from its stream of round `number`."""
+    """Draw `counts` images of some `PROCEDURES`, each from its stream of round `number`."""
     return [
-        procedure(count, shape, streams.numpy(name, query_id=number))
-        for procedure, count, name in zip(
-            (noise, areas, lines),
-            counts,
-            ("noise images", "area images", "line images"),
-            strict=True,
-        )
+        PROCEDURES[name](count, shape, streams.numpy(STREAMS.get(name, name), query_id=number))
+        for name, count in counts.items()
     ]
 
 
@@ -144,3 +163,72 @@ def _coloured(
             above, below = torch.from_numpy(rng.random((2, len(part), 3, 1, 1), np.float32))
         part[:] = ((mask * above + (1 - mask) * below) * 255).round().to(torch.uint8).numpy()
     return images
+
+
+def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
+    """Draw (count, C, S, S) floats, about between 0 and 1, one leaf of each image after another."""
+    channels, size, _ = shape
+    palettes = torch.from_numpy(rng.random((count, COLOURS, channels), np.float32))
+    greys = palettes.mean(2, keepdim=True)  # few photographs are as bright as random colours
+    palettes = greys + _uniform(count, 0, 1, rng)[:, 0] * (palettes - greys)
+    images = torch.arange(count)
+    line = torch.linspace(-0.5, 0.5, size)
+    rows, columns = torch.meshgrid(line, line, indexing="ij")
+
+    def leaf() -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw (count, C + 2, 1, 1) colours and choices of a texture; (count, 1, S, S) shades."""
+        colours = palettes[images, torch.from_numpy(rng.integers(0, COLOURS, count))]
+        colours += torch.from_numpy(rng.normal(0, 0.05, colours.shape).astype(np.float32))
+        textured = torch.eye(2)[torch.from_numpy(rng.integers(0, 2, count))]
+        slope, angle = _uniform(count, 0, 0.6, rng), _uniform(count, 0, 2 * math.pi, rng)
+        shades = slope * (angle.cos() * columns + angle.sin() * rows)
+        return torch.cat([colours, textured], 1)[:, :, None, None], shades
+
+    paint, shades = leaf()
+    canvas = paint.expand(-1, -1, size, size).clone()
+    for _ in range(LEAVES):
+        mask = _leaf_mask(count, size, rng)
+        paint, shade = leaf()
+        canvas += mask * (paint - canvas)
+        shades.lerp_(shade, mask)
+    pixels = canvas[:, :channels] + shades
+    strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0, 1, rng)
+    for texture in range(2):
+        fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
+        mixed = grey * fields[:, :1] + (1 - grey) * fields[:, 1:]
+        pixels += strength * canvas[:, channels + texture, None] * mixed
+    return pixels
+
+
+def _leaf_mask(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
+    """Draw (count, 1, S, S) masks in [0, 1], each a stretched disc, square or triangle."""
+    line = torch.arange(size) + 0.5
+    rows, columns = torch.meshgrid(line, line, indexing="ij")
+    right, below = columns - _uniform(count, 0, size, rng), rows - _uniform(count, 0, size, rng)
+    angle, stretch = _uniform(count, 0, 2 * math.pi, rng), _uniform(count, -0.5, 0.5, rng).exp()
+    across = stretch * (angle.cos() * right + angle.sin() * below)
+    down = (angle.cos() * below - angle.sin() * right) / stretch
+    disc = (across**2 + down**2).sqrt()
+    across.abs_()
+    square = torch.maximum(across, down.abs())
+    triangle = 1.5 * torch.maximum(-down, down / 2 + 0.75**0.5 * across)
+    kind = torch.from_numpy(rng.integers(0, 3, (count, 1, 1, 1)))
+    distances = torch.where(kind == 0, disc, torch.where(kind == 1, square, triangle))
+    smallest, largest = (radius * size for radius in RADII)
+    radii = 1 / _uniform(count, 1 / largest, 1 / smallest, rng)  # density r^-2
+    return torch.sigmoid(_uniform(count, 1, 6, rng) * (radii - distances))
+
+
+def _textures(count: int, size: int, rng: np.random.Generator) -> torch.Tensor:
+    """Draw (count, S, S) fields, mean 0, variance 1: spectra f^-a of random a and direction."""
+    rows, columns = torch.fft.fftfreq(size)[:, None], torch.fft.rfftfreq(size)
+    angle = _uniform(count, 0, math.pi, rng)[:, 0]
+    stretch = _uniform(count, 0, 1.2, rng)[:, 0].exp()
+    across = stretch * (angle.cos() * rows + angle.sin() * columns)
+    down = (angle.cos() * columns - angle.sin() * rows) / stretch
+    frequency = (across**2 + down**2).sqrt().clamp_min(1 / size)
+    amplitude = frequency ** -_uniform(count, 0.5, 2.5, rng)[:, 0]
+    white = torch.from_numpy(rng.standard_normal((count, size, size), np.float32))
+    fields = torch.fft.irfft2(torch.fft.rfft2(white) * amplitude, s=(size, size))
+    fields = fields - fields.mean((1, 2), keepdim=True)
+    return fields / fields.std((1, 2), keepdim=True)

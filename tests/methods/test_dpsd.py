@@ -85,7 +85,7 @@ def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
 def test_what_generators_ask_the_teacher_are_answers_too(small, tmp_path, settings):
     experiment = small(*settings, "method.generator_steps=3")
     _, finished = finish(experiment, tmp_path)
-    *_, generated = experiment.method.mixture(64)
+    generated = experiment.method.mixture(64)["generated"]
     trained = 3 * generated if settings is AGAINST_TEACHER else 0
     assert 0 < generated < 64
     counted = [(each.forward_answers, each.backward_answers) for each in finished]

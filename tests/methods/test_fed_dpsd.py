@@ -55,6 +55,7 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
 def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
+    settings.append("method.recombined_fraction=0")
     experiment = small("training=plain", "answers=probabilities", *settings)
     world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))
@@ -89,10 +90,11 @@ def test_recombined_images_are_made_of_the_bank(small):
     experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
     world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))
-    noise, areas, lines, recombined, generated = experiment.method.mixture(64)
-    assert recombined == 16
-    assert noise + areas + lines + recombined + generated == 64
-    place = slice(noise + areas + lines, noise + areas + lines + recombined)
+    counts = experiment.method.mixture(64)
+    assert counts["recombined"] == 16
+    assert sum(counts.values()) == 64
+    before = 64 - 16 - counts["generated"]
+    place = slice(before, before + 16)
     even = np.full((4, 10), 0.1, np.float32)
     drawn = {}
     for pixel in (0, 255):
@@ -111,6 +113,7 @@ def test_recombined_images_are_made_of_the_bank(small):
 def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
+    settings.append("method.recombined_fraction=0")
     experiment = small(f"queries_per_round={queries}", *settings)
     world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))

@@ -6,7 +6,7 @@ import pytest
 from fed_dpsd.models import procedural
 from fed_dpsd.streams import Streams
 
-PROCEDURES = [procedural.noise, procedural.areas, procedural.lines]
+PROCEDURES = list(procedural.PROCEDURES.values())
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 

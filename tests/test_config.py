@@ -80,7 +80,7 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         (
             "method.noise_fraction=0 method.areas_fraction=0 method.lines_fraction=0 "
             "method.recombined_fraction=0.6",
-            "recombined_fraction=0.5 needs procedural images to begin with",
+            "recombined_fraction=0.6 needs procedural images to begin with",
         ),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
         ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),

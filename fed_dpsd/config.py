@@ -209,6 +209,7 @@ class Config:
     method: Mapping[str, Any]
     partition: Mapping[str, Any]
     evaluate_every: int = 1
+    pictures: str = ""
 
     def __post_init__(self) -> None:
         require(self, num_clients=1, teachers_per_client=1, seed=0)

@@ -21,6 +21,7 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism, quorum_of
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -122,6 +123,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                     "part, and its layers mix records or cannot be taken apart; use "
                     "model.teacher=cnn"
                 )
+        if method and config.pictures and not method.asks_pictures:
+            binder.problems.append(
+                f"pictures={config.pictures}: method {type(method).__name__} asks no pictures; "
+                'use pictures=""'
+            )
         if method and method.averages and config.teacher.path is None:
             if len(architectures) > 1:
                 binder.problems.append(
@@ -300,6 +306,13 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
                 f"data.path={path} is not a folder; give one with train.parquet and test.parquet"
             )
         changes["data"] = dataclasses.replace(config.data, path=path)
+    if config.pictures and config.pictures not in PACKAGES:
+        changes["pictures"] = absolute("pictures", config.pictures)
+        if not Path(changes["pictures"]).is_dir():
+            binder.problems.append(
+                f"pictures={changes['pictures']} is not a folder; give one with pictures, or one "
+                f"of: {', '.join(PACKAGES)}"
+            )
     if config.teacher.path is not None:
         path = absolute("teacher.path", config.teacher.path)
         changes["teacher"] = dataclasses.replace(config.teacher, path=path)

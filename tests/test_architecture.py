@@ -201,12 +201,16 @@ def test_no_module_but_the_laws_makes_an_accountant():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_no_global_generator_no_torch_load_no_assert_on_input(path):
-    banned = {"torch.manual_seed", "np.random.seed", "random.seed", "torch.load", "eval", "exec"}
+    banned = {"torch.manual_seed", "np.random.seed", "random.seed", "eval", "exec"}
+    if path.stem != "efficientnet":  # a package's weights, whose hash is checked before
+        banned.add("torch.load")
     assert not banned & calls(path)
     drawn = {"torch.randn", "torch.rand", "torch.randint", "torch.randperm"}
     for node in nodes(path.read_text()):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in drawn:
             assert "generator" in {keyword.arg for keyword in node.keywords}
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            assert {k.arg: ast.unparse(k.value) for k in node.keywords} == {"weights_only": "True"}
         if isinstance(node, ast.Attribute):
             module_draws = {"np.random." + n for n in ("normal", "rand", "randn", "choice")}
             assert ast.unparse(node) not in module_draws

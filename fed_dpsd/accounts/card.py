@@ -20,6 +20,7 @@ from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.config import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
+from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, epsilon, prove
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
@@ -256,6 +257,10 @@ def proven(
         notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
+    if config.pictures:
+        notes.append(str(pictures.load(config.pictures, config.data.shape[1])))
+    if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
+        notes.append(pretrained.NOTE)
     if basis == "answers" and (quorum := quorum_of(experiment.answers)):
         notes.append(QUORUM_NOTE.format(quorum.colluding))
     stages, caveats = plan.bases[basis], (*notes, *further_notes)

@@ -330,7 +330,7 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     )
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
-    return initialise(build, rng)
+    return initialise(build, rng).keep_features(Path(config.cache))
 
 
 def read_teacher(config: Config, client: int) -> Classifier:

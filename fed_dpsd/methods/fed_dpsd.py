@@ -40,6 +40,7 @@ from fed_dpsd.methods.method import (
     World,
     answers_and_refusals,
     below,
+    draw_public,
     tensors_below,
 )
 from fed_dpsd.models import procedural
@@ -61,6 +62,7 @@ class FedDPSD:
     num_clients: ClassVar[int | None] = None
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
@@ -226,12 +228,13 @@ class FedDPSD:
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
-        Procedural images come first, then those recombined from the bank, then the generators'. In
-        the first round nothing is answered: then procedural images are recombined.
+        Procedural images come first, or crops of public pictures in their place, then those
+        recombined from the bank, then the generators'. In the first round nothing is answered: then
+        the first kind is recombined.
         """
         counts = self.mixture(world.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
-        parts = procedural.draw(counts, world.image_shape, streams, number)
+        parts = draw_public(counts, world, streams, number)
         if recombined:
             answered = np.concatenate([part.images for part in bank] or parts)
             alike = np.zeros((len(answered), world.num_classes))

@@ -47,6 +47,7 @@ class FedAVG(WhiteBox):
     """
 
     averages: ClassVar[bool] = True
+    asks_pictures: ClassVar[bool] = False
     weighted: bool
     local_epochs: int
 

@@ -4,18 +4,19 @@ Lin, Kong, Stich, Jaggi: "Ensemble Distillation for Robust Model Fusion in Feder
 NeurIPS 2020, arXiv 2006.07242, Algorithm 1, with one round of communication.
 
 The paper distils on other data sets or on noise. Here the distillation set is procedural
-(fed_dpsd/models/procedural.py): areas, lines and noise.
+(fed_dpsd/models/procedural.py): areas, lines and noise; or, with `pictures`, their crops.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import World, draw_public
 from fed_dpsd.methods.white_box import Distilling, Ensemble
-from fed_dpsd.models import load_vector, procedural, to_vector
+from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.streams import Streams
 
@@ -24,6 +25,7 @@ from fed_dpsd.streams import Streams
 class FedDF(Distilling):
     """FedDF, Algorithm 1; conf/method/feddf.yaml explains the fields."""
 
+    asks_pictures: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
 
@@ -51,8 +53,8 @@ class FedDF(Distilling):
     def synthesise(
         self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
     ) -> NDArray[np.uint8]:
-        """Draw procedural images."""
+        """Draw procedural images, or crops of the public pictures."""
         queries = world.queries_per_round
         noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
         counts = {"noise": noise, "areas": areas, "lines": queries - noise - areas}
-        return np.concatenate(procedural.draw(counts, world.image_shape, streams, number))
+        return np.concatenate(draw_public(counts, world, streams, number))

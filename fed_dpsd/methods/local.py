@@ -22,6 +22,7 @@ class Local:
     num_clients: ClassVar[int | None] = None
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """Return the class counts of a private training; otherwise nothing leaves."""

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import nn
 
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.models import initialise
+from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
@@ -36,6 +37,7 @@ class World:
     make_generator: Callable[[int, torch.Generator], Generator]
     make_teacher: Callable[[int], nn.Module]
     device: torch.device
+    pictures: str = ""
     test: Split | None = None
 
     @classmethod
@@ -46,7 +48,9 @@ class World:
         shape, model = config.data.shape, config.model
 
         def student() -> Classifier:
-            return CLASSIFIERS[model.student](shape, config.data.num_classes, model.student_width)
+            build = CLASSIFIERS[model.student]
+            classifier = build(shape, config.data.num_classes, model.student_width)
+            return classifier.keep_features(Path(config.cache))
 
         def generator(latent_size: int, rng: torch.Generator) -> Generator:
             module = initialise(lambda: Generator(shape, latent_size, model.generator_width), rng)
@@ -74,12 +78,24 @@ class World:
             make_generator=generator,
             make_teacher=teacher,
             device=torch.device(device),
+            pictures=config.pictures,
             test=test,
         )
 
     def ask(self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING) -> Ask:
         """Return an ask for anything except answers to images."""
         return Ask.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
+
+
+def draw_public(
+    counts: Mapping[str, int], world: World, streams: Streams, number: int
+) -> list[NDArray[np.uint8]]:
+    """Draw a round's procedural images by kind, or as many crops where there are pictures."""
+    if not world.pictures:
+        return procedural.draw(counts, world.image_shape, streams, number)
+    loaded = pictures.load(world.pictures, world.image_shape[1])
+    rng = streams.numpy("crops", query_id=number)
+    return [pictures.crops(loaded, sum(counts.values()), world.image_shape, rng)]
 
 
 @dataclass(frozen=True)
@@ -239,11 +255,13 @@ class Method(Protocol):
         trainings: names of the trainings that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
+        asks_pictures: whether the method can ask crops of public pictures.
     """
 
     num_clients: ClassVar[int | None]
     trainings: ClassVar[tuple[str, ...] | None]
     averages: ClassVar[bool]
+    asks_pictures: ClassVar[bool]
 
     def plan(self, world: World) -> Plan:
         """Return the charges that one client has to expect, from public facts only."""

@@ -50,6 +50,7 @@ class PaperFedDPSD:
     num_clients: ClassVar[int | None] = None
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
     latent_size: int
     latents: Literal["drawn", "kept"]
     contrast: float

@@ -155,6 +155,7 @@ class WhiteBox(ABC):
     num_clients: ClassVar[int | None] = None
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """Return the stage of weights, with class counts where a private training releases them."""

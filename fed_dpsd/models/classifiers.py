@@ -8,11 +8,13 @@ number of channels of the first layer; torchvision's architectures ignore it.
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
 
 
@@ -23,6 +25,12 @@ class Classifier(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.classifier = nn.Linear(num_features, num_classes)
+
+    def keep_features(self, folder: Path) -> "Classifier":
+        """Keep public features in a folder, where there are any; return the classifier."""
+        if isinstance(self.backbone, Pretrained):
+            self.backbone.folder = folder / "features"
+        return self
 
     @property
     def fixed(self) -> bool:
@@ -117,6 +125,12 @@ def scattering(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
+def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build a linear classifier on public features, and at most 16 * width fixed ones."""
+    backbone = Pretrained(shape, 16 * width)
+    return Classifier(backbone, backbone.num_features, num_classes)
+
+
 def _torchvision() -> Any:
     """Import torchvision's models, which takes seconds and which few runs need."""
     from torchvision import models
@@ -159,6 +173,6 @@ CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
     for build in (
         *(cnn, cnn_bn, cnn_tanh, cnn3, lenet, mlp),
-        *(scattering, resnet18, mobilenet, squeezenet),
+        *(scattering, pretrained, resnet18, mobilenet, squeezenet),
     )
 }

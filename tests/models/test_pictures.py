@@ -1,0 +1,86 @@
+"""Crops of public pictures: shapes, variety, streams, and the files that they are read from."""
+
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from fed_dpsd.config import UserError
+from fed_dpsd.models import pictures
+from fed_dpsd.streams import Streams
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+
+
+def rng(seed=0):
+    return Streams(seed).numpy("crops")
+
+
+def encoded(colour, size=(40, 60)):
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_crops_are_bytes_of_the_shape_and_differ(shape):
+    loaded = pictures.load("scikit-learn", shape[1])
+    images = pictures.crops(loaded, 300, shape, rng())
+    assert (images.shape, images.dtype) == ((300, *shape), np.uint8)
+    assert images.min() < 20 < 235 < images.max()
+    flat = images.reshape(300, -1)
+    assert len(np.unique(flat[flat.std(1) > 5], axis=0)) > 200
+    assert (images == pictures.crops(loaded, 300, shape, rng())).all()
+    assert (images != pictures.crops(loaded, 300, shape, rng(1))).any()
+    assert pictures.crops(loaded, 0, shape, rng()).shape == (0, *shape)
+
+
+def test_crops_show_the_picture_and_nothing_else(tmp_path):
+    """Crops of one colour have one colour each; with a second picture some have the other."""
+    (tmp_path / "a.png").write_bytes(encoded((200, 40, 40)))
+    drawn = pictures.crops(pictures.load(str(tmp_path), 16), 50, (3, 16, 16), rng())
+    assert (drawn == drawn[:, :, :1, :1]).all()
+    assert len(np.unique(drawn[:, :, 0, 0], axis=0)) > 30  # in other colours each
+    Image.fromarray(np.eye(64, dtype=np.uint8) * 255).save(tmp_path / "b.png")
+    pictures.load.cache_clear()
+    drawn = pictures.crops(pictures.load(str(tmp_path), 16), 400, (3, 16, 16), rng())
+    assert (drawn != drawn[:, :, :1, :1]).any()
+
+
+def test_pictures_are_read_from_files_and_from_tables(tmp_path):
+    loaded = {}
+    for kind in ("files", "table"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        contents = [encoded((c, 0, 0)) for c in (10, 200)]
+        if kind == "files":
+            for number, content in enumerate(contents):
+                (folder / f"{number}.png").write_bytes(content)
+            (folder / "README.txt").write_text("not a picture")
+        else:
+            rows = [{"bytes": content} for content in contents]
+            pq.write_table(pa.table({"img": rows, "label": [0, 1]}), folder / "train.parquet")
+        loaded[kind] = pictures.load(str(folder), 8)
+    assert loaded["files"].digest == loaded["table"].digest
+    assert "2 of a folder" in str(loaded["files"])
+    assert loaded["files"].digest in str(loaded["files"])
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(UserError, match="holds no picture"):
+        pictures.load(str(tmp_path), 8)
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"a\.png cannot be read .* remove it"):
+        pictures.load(str(tmp_path), 8)
+    (tmp_path / "a.png").unlink()
+    pq.write_table(pa.table({"label": [0]}), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match="has no column image or img"):
+        pictures.load(str(tmp_path), 8)
+
+
+def test_the_packaged_pictures_are_those_that_their_licence_names():
+    """If scikit-learn changes its pictures, who made them must be looked up again."""
+    assert pictures.load("scikit-learn", 32).digest == "5862fdc995ec578e"

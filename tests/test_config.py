@@ -74,13 +74,13 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("answers.epsilon_per_answer=-1", "answers.epsilon_per_answer=-1.0 must be"),
         ("method.noise_fraction=1.5", "must be >= 0 and at most 1 together"),
         (
-            "method.recombined_fraction=0.6",
-            "recombined_fraction=0.6 must be >= 0 and at most 1 tog",
+            "method.recombined_fraction=0.5",
+            "recombined_fraction=0.5 must be >= 0 and at most 1 tog",
         ),
         (
             "method.noise_fraction=0 method.areas_fraction=0 method.lines_fraction=0 "
-            "method.recombined_fraction=0.6",
-            "recombined_fraction=0.6 needs procedural images to begin with",
+            "method.recombined_fraction=0.5",
+            "recombined_fraction=0.5 needs procedural images to begin with",
         ),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
         ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),

@@ -230,11 +230,13 @@ class FedDPSD:
 
         Procedural images come first, or crops of public pictures in their place, then those
         recombined from the bank, then the generators'. In the first round nothing is answered: then
-        the first kind is recombined.
+        these first images are recombined.
         """
         counts = self.mixture(world.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
         parts = draw_public(counts, world, streams, number)
+        if not bank and not sum(counts.values()):
+            recombined, left = 0, left + recombined  # there is nothing to recombine yet
         if recombined:
             answered = np.concatenate([part.images for part in bank] or parts)
             alike = np.zeros((len(answered), world.num_classes))

@@ -22,8 +22,9 @@ def recombine(
     """Draw answered images, turned, scaled and shifted; into half of them, paste a second one.
 
     Teachers name some classes for few procedural images. An image is drawn with a probability
-    inverse to how many have a label of the same class, so that rare classes are asked for more. The
-    second image, drawn in the same way, shows through a random area.
+    inverse to one more than the number of images with a label of the same class, so that rare
+    classes are asked for more. The second image is drawn in the same way, but not moved; it shows
+    through a random area.
 
     Args:
         answered: (Q, C, S, S) images that were answered.

@@ -56,7 +56,6 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
 def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
-    settings.append("method.recombined_fraction=0")
     experiment = small("training=plain", "answers=probabilities", *settings)
     world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))
@@ -104,6 +103,11 @@ def test_recombined_images_are_made_of_the_bank(small):
         assert (drawn[pixel][place] == pixel).all()
     same = (drawn[0] == drawn[255]).all((1, 2, 3))
     assert same.sum() == 48  # the other images do not depend on the bank
+    labels, predictions = np.eye(10, dtype=np.float32)[[0, *[1] * 63]], np.full((64, 10), 0.1)
+    one_white = np.repeat(np.uint8([255, *[0] * 63]), 64).reshape(64, 1, 8, 8)
+    bank = [Bank(one_white, predictions.astype(np.float32), labels)]
+    drawn = experiment.method.draw(student, world, Streams(0), 2, bank)
+    assert drawn[place].mean() > 40  # by its label it is rare; by predictions it would be a 64th
     first = experiment.method.draw(student, world, Streams(0), 1)  # nothing is answered yet
     assert len(first) == 64
     assert len({image.tobytes() for image in first[place]}) == 16
@@ -121,7 +125,7 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
         assert len(images) == 64
         return (images == images[:, :, :1, :1]).all((1, 2, 3))
 
-    assert flat(f"pictures={tmp_path}")[:32].all()
+    assert flat(f"pictures={tmp_path}")[:48].all()
     assert not flat(f"pictures={tmp_path}")[48:].any()  # the generators'
     assert not flat().any()
 
@@ -131,7 +135,6 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
 def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
-    settings.append("method.recombined_fraction=0")
     experiment = small(f"queries_per_round={queries}", *settings)
     world = World.of(experiment.config, experiment.training, experiment.answers)
     student = world.make_student(Streams(0).torch("student"))

@@ -2,7 +2,6 @@
 
 import functools
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional

@@ -7,6 +7,7 @@ with a package (requirements-pretrained.txt). Nothing is downloaded at run time.
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import BytesIO
@@ -81,8 +82,14 @@ def layers(
     device: torch.device,
 ) -> tuple[Convolution, list[list[Convolution]], Convolution]:
     """Return the stem, the blocks and the head on `device`."""
-    weights = _weights()
+    # A first call in inference mode would make tensors that no gradient may pass later.
+    with torch.inference_mode(False), torch.no_grad():
+        return _layers(_weights(), device)
 
+
+def _layers(
+    weights: Mapping[str, torch.Tensor], device: torch.device
+) -> tuple[Convolution, list[list[Convolution]], Convolution]:
     def folded(layer: str, norm: str, stride: int = 1, activated: bool = True) -> Convolution:
         scale = weights[f"{norm}.weight"] / (weights[f"{norm}.running_var"] + EPSILON).sqrt()
         bias = weights[f"{norm}.bias"] - weights[f"{norm}.running_mean"] * scale

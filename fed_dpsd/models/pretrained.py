@@ -17,12 +17,13 @@ from torch import nn
 
 from fed_dpsd.models import efficientnet
 from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import replacing
 
 # Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
 LENGTH = 6.0
-# Images at once, filled up with zeros. So an image's features do not depend on other images, to the
-# last bit (tested), and this is faster than larger batches.
+# Images at once, filled up with zeros; faster than larger batches. An image's features must not
+# depend on other images, to the last bit, so it is one where places in a batch do not agree.
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 NOTE = "features of EfficientNet-Lite0, which was trained on ImageNet, and is public by assumption"
@@ -73,6 +74,7 @@ class Memory:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._batch = 0  # not known before the first images
         self._rows: dict[bytes, NDArray[np.float32]] = {}
         self._unwritten: dict[bytes, NDArray[np.float32]] = {}
         self._numbers = itertools.count()
@@ -87,12 +89,14 @@ class Memory:
             for image in images.contiguous().numpy()
         ]
         unseen = {key: place for place, key in enumerate(keys) if key not in self._rows}
-        for start in range(0, len(unseen), BATCH):
-            self._compute(images, dict(list(unseen.items())[start : start + BATCH]))
+        if unseen and not self._batch:
+            self._batch = BATCH if places_agree(_features_at, images, BATCH) else 1
+        for start in range(0, len(unseen), self._batch or 1):
+            self._compute(images, dict(list(unseen.items())[start : start + self._batch]))
         return torch.from_numpy(np.stack([self._rows[key] for key in keys]))
 
     def _compute(self, images: torch.Tensor, places: dict[bytes, int]) -> None:
-        batch = images.new_zeros((BATCH, *images.shape[1:]))
+        batch = images.new_zeros((self._batch, *images.shape[1:]))
         batch[: len(places)] = images[list(places.values())]
         with torch.inference_mode():
             rows = dict(zip(places, efficientnet.features(batch).numpy(), strict=False))
@@ -108,6 +112,11 @@ class Memory:
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, np.array([np.frombuffer(key, np.uint8) for key in self._unwritten]))
         self._unwritten.clear()
+
+
+def _features_at(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return [efficientnet.features(2 * pixels - 1)]
 
 
 def _rows_beside(path: Path) -> Path:

@@ -61,6 +61,20 @@ def test_an_images_features_are_its_own_to_the_last_bit():
     assert not torch.equal(together[0], together[1])
 
 
+def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
+    """A kernel whose results follow the place in the batch would tie records together."""
+    sizes, true = [], efficientnet.features
+
+    def by_place(pixels):
+        sizes.append(len(pixels))
+        return true(pixels) + torch.arange(len(pixels))[:, None] * 2.0**-10
+
+    expected = pretrained.Memory(None)(images(5))
+    monkeypatch.setattr(efficientnet, "features", by_place)
+    assert torch.allclose(pretrained.Memory(None)(images(5)), expected, atol=1e-4)
+    assert sizes[-5:] == [1] * 5
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_rows_have_two_equal_parts_and_one_length(channels):
     backbone = Pretrained((channels, 8, 8), 32)

@@ -23,16 +23,8 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 NUM_FEATURES = 1280
 SIDE = 96  # pixels that images are scaled to
 EPSILON = 1e-3  # of the batch normalisations
-# Expansion, kernel, stride of the first, channels, repetitions.
-BLOCKS = (
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
-)
+# Expansion, stride of the first, repetitions; the weights tell kernels and channels.
+BLOCKS = ((1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def _layers(
         )
 
     blocks = []
-    for expansion, _, first_stride, _, repetitions in BLOCKS:
+    for expansion, first_stride, repetitions in BLOCKS:
         for repetition in range(repetitions):
             name = f"_blocks.{len(blocks)}"
             block = [folded(f"{name}._expand_conv", f"{name}._bn0")] if expansion > 1 else []

@@ -88,11 +88,11 @@ class Memory:
             hashlib.blake2b(image.tobytes(), digest_size=16).digest()
             for image in images.contiguous().numpy()
         ]
-        unseen = {key: place for place, key in enumerate(keys) if key not in self._rows}
+        unseen = list({k: place for place, k in enumerate(keys) if k not in self._rows}.items())
         if unseen and not self._batch:
             self._batch = BATCH if places_agree(_features_at, images, BATCH) else 1
         for start in range(0, len(unseen), self._batch or 1):
-            self._compute(images, dict(list(unseen.items())[start : start + self._batch]))
+            self._compute(images, dict(unseen[start : start + self._batch]))
         return torch.from_numpy(np.stack([self._rows[key] for key in keys]))
 
     def _compute(self, images: torch.Tensor, places: dict[bytes, int]) -> None:

@@ -23,7 +23,7 @@ from fed_dpsd.audits.one_run import Guesses, conclude
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
-from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.laws import gaussian_mu

@@ -28,7 +28,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import UserError, compose
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.flower import supernode
-from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Ask, Refusal

@@ -27,7 +27,7 @@ from fed_dpsd.flower.codec import (
     unpack_ask,
     unpack_step,
 )
-from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.models import torch_threads
 from fed_dpsd.protocol import Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.simulation.clients import open_site
 

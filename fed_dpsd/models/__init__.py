@@ -1,6 +1,7 @@
 """Classifiers and generators, and functions that draw, read and write their weights."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -96,3 +97,14 @@ def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:
         if shapes[name] != shape:
             return f"{name} has shape {shapes[name]}, the architecture's is {shape}"
     return ""
+
+
+@contextlib.contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use `count` torch threads inside the block, and restore the previous number after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

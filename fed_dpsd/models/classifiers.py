@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
 
@@ -125,6 +126,12 @@ def scattering(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
+def patches(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build a linear classifier on at most 16 * width fixed features that suit photographs."""
+    backbone = Patches(shape, 16 * width)
+    return Classifier(backbone, backbone.num_features, num_classes)
+
+
 def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Build a linear classifier on public features, and at most 16 * width fixed ones."""
     backbone = Pretrained(shape, 16 * width)
@@ -173,6 +180,6 @@ CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
     for build in (
         *(cnn, cnn_bn, cnn_tanh, cnn3, lenet, mlp),
-        *(scattering, pretrained, resnet18, mobilenet, squeezenet),
+        *(scattering, patches, pretrained, resnet18, mobilenet, squeezenet),
     )
 }

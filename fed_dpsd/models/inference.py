@@ -1,6 +1,5 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,14 +64,3 @@ def predict(
     model.eval()
     parts = [model(batch).softmax(1).cpu().numpy() for batch in batches(images, device)]
     return np.concatenate(parts)
-
-
-@contextlib.contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Use `count` torch threads inside the block, and restore the previous number after it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

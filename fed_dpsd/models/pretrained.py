@@ -1,4 +1,4 @@
-"""Public features beside fixed ones: EfficientNet-Lite0, which saw ImageNet, and scattering.
+"""Public features beside fixed ones: EfficientNet-Lite0, which saw ImageNet, and patches.
 
 With a small privacy budget features decide (Tramer and Boneh, arXiv 2011.11660), and public ones
 know more. That their training data are public is an assumption: no epsilon here covers them.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models import efficientnet
-from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.models.patches import Patches
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import replacing
 
@@ -37,7 +37,7 @@ class Pretrained(nn.Module):
 
     Args:
         shape: (C, S, S) of the images, C = 1 or 3.
-        num_scattering: the largest number of scattering features.
+        num_fixed: the largest number of fixed features.
 
     Raises:
         UserError: the weights of EfficientNet-Lite0 are not installed.
@@ -45,12 +45,12 @@ class Pretrained(nn.Module):
 
     folder: Path | None = None
 
-    def __init__(self, shape: tuple[int, ...], num_scattering: int) -> None:
+    def __init__(self, shape: tuple[int, ...], num_fixed: int) -> None:
         super().__init__()
         efficientnet.require_weights()
         self.shape = shape
-        self.scattering = Scattering(shape, num_scattering)
-        self.num_features = efficientnet.NUM_FEATURES + self.scattering.num_features
+        self.fixed = Patches(shape, num_fixed)
+        self.num_features = efficientnet.NUM_FEATURES + self.fixed.num_features
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, F) float32 rows of length 6."""
@@ -59,9 +59,7 @@ class Pretrained(nn.Module):
             public = _memory(self.shape, self.folder)(images)
         else:
             public = efficientnet.features(images)
-        parts = [
-            part / part.norm(dim=1, keepdim=True) for part in (public, self.scattering(images))
-        ]
+        parts = [part / part.norm(dim=1, keepdim=True) for part in (public, self.fixed(images))]
         return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 
 

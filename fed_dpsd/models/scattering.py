@@ -1,96 +1,64 @@
-"""Fixed features: first-order scattering, whitened by procedural images.
+"""Scattering features: averaged energies of edges and bars, by orientation and scale.
 
-With little data or a small privacy budget, a linear classifier on such features does best: it has
-few parameters and need not learn how images look. Tramer and Boneh use two orders and no whitening:
-"Differentially Private Learning Needs Better Features (or Much More Data)", arXiv 2011.11660.
-Nothing here is fitted to private data.
+Tramer and Boneh use two orders and no whitening: "Differentially Private Learning Needs Better
+Features (or Much More Data)", arXiv 2011.11660.
 """
 
 import functools
-import hashlib
 import math
-from collections import OrderedDict
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.models import procedural
+from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.streams import Streams
 
 SCALES = 2
 ORIENTATIONS = 8
 STRIDE = 2**SCALES
-FITTED_TO = 4_000  # procedural images that whitening uses: half areas, half lines
-WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
-REMEMBERED = 4_096  # batches whose features are cached
+EXAMPLES = 4_000  # procedural images that whitening uses
 
 
-class Scattering(nn.Module):
-    """Module from (B, C, S, S) to (B, F), F = min(num_features, C * 17 * ceil(S / 4)^2).
+class Scattering(FixedFeatures):
+    """First-order scattering: C * 17 * ceil(S / 4)^2 coefficients of (C, S, S) images.
 
     Each pixel's neighbourhood is described by its mean brightness and by the square roots of the
-    energies of eight orientations at two scales, all averaged over about four pixels. The principal
-    components of *procedural* images make the features nearly uncorrelated. A row has root mean
-    square 1, so the gradient of one record has a known length. There are no parameters.
-
-    Args:
-        shape: (C, S, S) of the images, S >= 8.
-        num_features: the largest number of features; the leading components are kept.
+    energies of eight orientations at two scales, all averaged over about four pixels.
     """
 
-    def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
-        super().__init__()
-        self.shape = shape
-        self.num_features = min(num_features, num_coefficients(shape))
-        # In a simulation all clients answer the same images, so features are cached.
-        self._remembered = _remembered(shape, self.num_features)
+    @staticmethod
+    def num_coefficients(shape: tuple[int, ...]) -> int:
+        """Return the number of coefficients of an image of `shape`."""
+        channels, size, _ = shape
+        return channels * (1 + SCALES * ORIENTATIONS) * math.ceil(size / STRIDE) ** 2
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map (B, C, S, S) floats in any range to (B, F) float32."""
-        # Features that a generator's gradient goes through are not cached.
-        uncached = images.requires_grad or images.device.type != "cpu"
-        if uncached or torch.compiler.is_compiling():
-            return self._features(images)
-        digest = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
-        # A different number of threads may change the last bits.
-        key = images.shape, images.dtype, torch.get_num_threads(), digest
-        if key not in self._remembered:
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-            ):  # a classifier may train on them
-                self._remembered[key] = self._features(images)
-            if len(self._remembered) > REMEMBERED:
-                self._remembered.popitem(last=False)
-        return self._remembered[key]
+    @staticmethod
+    def coefficients(images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
+        batch, channels, size, _ = images.shape
+        tiny = torch.finfo(images.dtype).tiny  # the derivative of a square root at 0 is infinite
+        planes = images.reshape(batch * channels, 1, size, size)
+        maps = [_filter(planes, low_pass(), STRIDE)]
+        for scale in range(SCALES):
+            real, imaginary = _filter(planes, wavelets(scale), 1).chunk(2, dim=1)
+            modulus = (real**2 + imaginary**2).clamp_min(tiny).sqrt()
+            energy = _filter(modulus.flatten(0, 1)[:, None], low_pass(), STRIDE)
+            maps.append(energy.sqrt().unflatten(0, (batch * channels, ORIENTATIONS)).squeeze(2))
+        rows = torch.cat(maps, 1).unflatten(0, (batch, channels)).flatten(1)
+        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
 
-    def _features(self, images: torch.Tensor) -> torch.Tensor:
-        mean, components = whitening(self.shape, self.num_features)
-        features = (coefficients(images) - mean.to(images)) @ components.to(images)
-        length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
-        return features * (self.num_features**0.5 / length)
-
-
-def num_coefficients(shape: tuple[int, ...]) -> int:
-    """Return the number of coefficients of an image of `shape`."""
-    channels, size, _ = shape
-    return channels * (1 + SCALES * ORIENTATIONS) * math.ceil(size / STRIDE) ** 2
-
-
-def coefficients(images: torch.Tensor) -> torch.Tensor:
-    """Map (B, C, S, S) floats to (B, C * 17 * ceil(S / 4)^2) coefficients, rows of length 1."""
-    batch, channels, size, _ = images.shape
-    tiny = torch.finfo(images.dtype).tiny  # the derivative of a square root at 0 is infinite
-    planes = images.reshape(batch * channels, 1, size, size)
-    maps = [_filter(planes, low_pass(), STRIDE)]
-    for scale in range(SCALES):
-        real, imaginary = _filter(planes, wavelets(scale), 1).chunk(2, dim=1)
-        modulus = (real**2 + imaginary**2).clamp_min(tiny).sqrt()
-        energy = _filter(modulus.flatten(0, 1)[:, None], low_pass(), STRIDE)
-        maps.append(energy.sqrt().unflatten(0, (batch * channels, ORIENTATIONS)).squeeze(2))
-    rows = torch.cat(maps, 1).unflatten(0, (batch, channels)).flatten(1)
-    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    @staticmethod
+    def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Draw 4,000 images, half areas, half lines."""
+        return np.concatenate(
+            [
+                draw(EXAMPLES // 2, shape, Streams(0).numpy(f"scattering {draw.__name__}"))
+                for draw in (procedural.areas, procedural.lines)
+            ]
+        )
 
 
 def _filter(planes: torch.Tensor, kernels: torch.Tensor, stride: int) -> torch.Tensor:
@@ -123,42 +91,3 @@ def low_pass() -> torch.Tensor:
     steps = torch.arange(-6, 7, dtype=torch.float64)
     bell = torch.exp(-(steps**2) / (2 * (0.8 * 2 ** (SCALES - 1)) ** 2))
     return (bell[:, None] * bell / bell.sum() ** 2)[None, None]
-
-
-@functools.cache
-def whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
-
-    A sign convention makes machines agree except for rounding. A single thread makes all processes
-    of a machine agree to the bit.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            return _whitening(shape, num_features)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _whitening(shape: tuple[int, ...], num_features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = []
-    for draw in (procedural.areas, procedural.lines):
-        images = draw(FITTED_TO // 2, shape, Streams(0).numpy(f"scattering {draw.__name__}"))
-        for part in torch.from_numpy(images).split(64):
-            rows.append(coefficients(2 * part.float() / 255 - 1))
-    drawn = torch.cat(rows).double()
-    mean = drawn.mean(0)
-    covariance = (drawn - mean).T @ (drawn - mean) / len(drawn)
-    variances, axes = torch.linalg.eigh(covariance)  # ascending
-    variances, axes = variances.flip(0)[:num_features], axes.flip(1)[:, :num_features]
-    axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-    return mean, axes / variances.clamp_min(1e-12) ** (WHITENING / 2)
-
-
-@functools.cache
-def _remembered(
-    shape: tuple[int, ...], num_features: int
-) -> OrderedDict[tuple[object, ...], torch.Tensor]:
-    """Return the cache of the last batches' features, by the hash of their pixels."""
-    return OrderedDict()

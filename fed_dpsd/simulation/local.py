@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.client.site import answer, take_step
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.models.inference import torch_threads
+from fed_dpsd.models import torch_threads
 from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.simulation.clients import open_site

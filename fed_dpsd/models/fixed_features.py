@@ -1,0 +1,115 @@
+"""Fixed features: coefficients of an image, whitened by procedural images; nothing is learned.
+
+With little data or a small privacy budget, a linear classifier on such features does best: it has
+few parameters and need not learn how images look. Tramer and Boneh: "Differentially Private
+Learning Needs Better Features (or Much More Data)", arXiv 2011.11660. Nothing is fitted to private
+data.
+"""
+
+import functools
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.models import torch_threads
+
+WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
+REMEMBERED = 4_096  # batches whose features are cached
+
+
+class FixedFeatures(nn.Module):
+    """Module from (B, C, S, S) to (B, F), F = min(num_features, the number of coefficients).
+
+    The principal components of *procedural* images make the coefficients nearly uncorrelated. A row
+    has root mean square 1, so the gradient of one record has a known length. There are no
+    parameters.
+
+    Args:
+        shape: (C, S, S) of the images, S >= 8.
+        num_features: the largest number of features; the leading components are kept.
+    """
+
+    def __init__(self, shape: tuple[int, ...], num_features: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_features = min(num_features, self.num_coefficients(shape))
+        # In a simulation all clients answer the same images, so features are cached.
+        self._remembered = _remembered(type(self), shape, self.num_features)
+
+    @staticmethod
+    def num_coefficients(shape: tuple[int, ...]) -> int:
+        """Return the number of coefficients of an image of `shape`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def coefficients(images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats to (B, P) coefficients, rows of length 1."""
+        raise NotImplementedError
+
+    @staticmethod
+    def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Draw the (N, C, S, S) procedural images whose principal components are taken."""
+        raise NotImplementedError
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
+        # Features that a generator's gradient goes through are not cached.
+        uncached = images.requires_grad or images.device.type != "cpu"
+        if uncached or torch.compiler.is_compiling():
+            return self._features(images)
+        digest = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
+        # A different number of threads may change the last bits.
+        key = images.shape, images.dtype, torch.get_num_threads(), digest
+        if key not in self._remembered:
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+            ):  # a classifier may train on them
+                self._remembered[key] = self._features(images)
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return self._remembered[key]
+
+    def _features(self, images: torch.Tensor) -> torch.Tensor:
+        mean, components = whitening(type(self), self.shape, self.num_features)
+        features = (self.coefficients(images) - mean.to(images)) @ components.to(images)
+        length = features.norm(dim=1, keepdim=True).clamp_min(1e-6)
+        return features * (self.num_features**0.5 / length)
+
+
+@functools.cache
+def whitening(
+    kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean (P,) and scaled principal components (P, F) of procedural images, in float64.
+
+    A sign convention makes machines agree except for rounding. A single thread makes all processes
+    of a machine agree to the bit.
+    """
+    with torch_threads(1), torch.inference_mode(False), torch.no_grad():
+        images = torch.from_numpy(kind.examples(shape))
+        parts = [kind.coefficients(to_pixels(part)) for part in images.split(64)]
+        drawn = torch.cat(parts).double()
+        mean = drawn.mean(0)
+        covariance = (drawn - mean).T @ (drawn - mean) / len(drawn)
+        variances, axes = torch.linalg.eigh(covariance)  # ascending
+        variances, axes = variances.flip(0)[:num_features], axes.flip(1)[:, :num_features]
+        axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
+        return mean, axes / variances.clamp_min(1e-12) ** (WHITENING / 2)
+
+
+def to_pixels(images: torch.Tensor) -> torch.Tensor:
+    """Convert bytes to floats in [-1, 1]."""
+    return 2 * images.float() / 255 - 1
+
+
+@functools.cache
+def _remembered(
+    kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int
+) -> OrderedDict[tuple[object, ...], torch.Tensor]:
+    """Return the cache of the last batches' features, by the hash of their pixels."""
+    return OrderedDict()

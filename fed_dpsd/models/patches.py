@@ -1,0 +1,118 @@
+"""Patch features: how often an image's patches look like each of 128 whitened patterns.
+
+The patterns come from dead leaves, or from areas and lines where images are grey; no data are used.
+Coates and Ng: "Learning Feature Representations with K-means", 2012, cluster patches of the data
+themselves. Here the patterns are clustered with their negatives, on the sphere.
+"""
+
+import functools
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from fed_dpsd.models import procedural, torch_threads
+from fed_dpsd.models.fixed_features import FixedFeatures, to_pixels
+from fed_dpsd.streams import Streams
+
+EXAMPLES = 2_000  # procedural images
+PATCHES = 25  # of each image
+SIDE = 6  # of a patch, in pixels
+PATTERNS = 128
+ITERATIONS = 10  # of k-means
+FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not blown up
+REGULAR = 0.1  # added to the variances that whitening divides by
+THRESHOLD = 0.25  # a weaker response counts as none
+PARTS = 3  # of an image along a side; responses are averaged over each of the nine
+AT_ONCE = 32  # images; larger batches do not stay in a processor's cache
+
+
+class Patches(FixedFeatures):
+    """Responses of 128 patterns and their negatives in nine parts of an image: 2,304 coefficients.
+
+    A patch has its mean taken off and is divided by its standard deviation, so a response is about
+    form, not about brightness and contrast.
+    """
+
+    @staticmethod
+    def num_coefficients(shape: tuple[int, ...]) -> int:
+        """Return the number of coefficients of an image of any shape."""
+        return 2 * PATTERNS * PARTS**2
+
+    @staticmethod
+    def coefficients(images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, rows of length 1."""
+        return torch.cat([_coefficients(part) for part in images.split(AT_ONCE)])
+
+    @staticmethod
+    def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Draw 2,000 dead leaves where there are colours, else half areas, half lines."""
+        kinds = [procedural.areas, procedural.lines] if shape[0] == 1 else [procedural.leaves]
+        return np.concatenate(
+            [
+                draw(EXAMPLES // len(kinds), shape, Streams(0).numpy(f"patches {draw.__name__}"))
+                for draw in kinds
+            ]
+        )
+
+
+def _coefficients(images: torch.Tensor) -> torch.Tensor:
+    kernels, offsets = (tensor.to(images) for tensor in patterns(tuple(images.shape[1:])))
+    box = torch.full_like(kernels[:1], 1 / kernels[0].numel())
+    mean, square = functional.conv2d(images, box), functional.conv2d(images**2, box)
+    deviation = ((square - mean**2).clamp_min(0) + FLOOR).sqrt()
+    responses = functional.conv2d(images, kernels) / deviation - offsets[:, None, None]
+    averages = [
+        functional.adaptive_avg_pool2d(functional.relu(signed - THRESHOLD), PARTS)
+        for signed in (responses, -responses)
+    ]
+    tiny = torch.finfo(images.dtype).tiny  # the derivative of a square root at 0 is infinite
+    rows = torch.cat(averages, 1).flatten(1).clamp_min(tiny).sqrt()
+    return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-6)
+
+
+@functools.cache
+def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return kernels (128, C, 6, 6) and offsets (128,) of responses to patches, in float64.
+
+    A kernel is a whitened pattern in terms of pixels, with its mean taken off. Its response to a
+    patch divided by the patch's standard deviation, less the offset, is the inner product of
+    pattern and whitened patch. A single thread makes all processes of a machine agree to the bit.
+    """
+    with torch_threads(1), torch.inference_mode(False), torch.no_grad():
+        rng = Streams(0).numpy("patches")
+        drawn = to_pixels(torch.from_numpy(_patches(Patches.examples(shape), rng))).double()
+        drawn -= drawn.mean(1, keepdim=True)
+        drawn /= (drawn.square().mean(1, keepdim=True) + FLOOR).sqrt()
+        mean = drawn.mean(0)
+        variances, axes = torch.linalg.eigh((drawn - mean).T @ (drawn - mean) / len(drawn))
+        whitening = axes / (variances + REGULAR).sqrt() @ axes.T
+        centres = _centres((drawn - mean) @ whitening, rng)
+        kernels = centres @ whitening
+        offsets = kernels @ mean
+        kernels -= kernels.mean(1, keepdim=True)
+        return kernels.view(-1, shape[0], SIDE, SIDE), offsets
+
+
+def _patches(images: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Return 25 random patches of each image, as rows."""
+    windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), (2, 3))
+    places = rng.integers(windows.shape[2], size=(2, len(images), PATCHES))
+    chosen = windows[np.arange(len(images))[:, None], :, places[0], places[1]]
+    return chosen.reshape(len(images) * PATCHES, -1)
+
+
+def _centres(rows: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """Return the unit centres of spherical k-means, in which a row and its negative are alike."""
+    rows = rows[rows.norm(dim=1) > 1]  # a flat patch has no form
+    chosen = rng.choice(len(rows), PATTERNS, replace=False)
+    centres = functional.normalize(rows[torch.from_numpy(chosen)])
+    for _ in range(ITERATIONS):
+        alike = rows @ centres.T
+        nearest = alike.abs().argmax(1)
+        signs = alike.gather(1, nearest[:, None]).sign()
+        centres = functional.normalize(
+            centres.new_zeros(centres.shape).index_add_(0, nearest, signs * rows)
+        )
+    return centres

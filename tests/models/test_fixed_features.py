@@ -1,0 +1,178 @@
+"""Fixed features: nothing to learn, nothing private, and the same bits for everybody."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fed_dpsd.models import fixed_features, initialise, patches, procedural
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.fixed_features import to_pixels, whitening
+from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.patches import Patches
+from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.streams import Streams
+
+SMALL = (1, 8, 8)
+KINDS = [Scattering, Patches]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def drawn(count, shape=SMALL, seed=1):
+    return procedural.areas(count, shape, Streams(seed).numpy("test images"))
+
+
+def pixels(images):
+    return to_pixels(torch.from_numpy(images))
+
+
+def classifier(name="scattering", shape=SMALL, width=4):
+    return initialise(lambda: CLASSIFIERS[name](shape, 10, width), Streams(0).torch("classifier"))
+
+
+@pytest.fixture(params=KINDS)
+def empty_memory(request):
+    """Makes features that remember nothing yet."""
+
+    def make(shape=SMALL, num_features=64):
+        made = request.param(shape, num_features)
+        made._remembered.clear()
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "most"),
+    [
+        (Scattering, SMALL, 68),
+        (Scattering, (1, 28, 28), 833),
+        (Scattering, (3, 32, 32), 3_264),
+        (Patches, SMALL, 2_304),
+        (Patches, (1, 29, 29), 2_304),
+        (Patches, (3, 32, 32), 2_304),
+    ],
+)
+def test_images_of_any_shape_have_as_many_features_as_said_at_length_one(kind, shape, most):
+    images = pixels(drawn(3, shape))
+    rows = kind.coefficients(images)
+    assert rows.shape == (3, most)
+    assert kind.num_coefficients(shape) == most
+    assert kind(shape, 10_000).num_features == most
+    assert rows.norm(dim=1) == pytest.approx([1, 1, 1], rel=1e-5)
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [SMALL, (3, 8, 8)], ids=str)
+def test_a_row_has_root_mean_square_one_whatever_the_image(kind, shape):
+    images = np.concatenate([drawn(6, shape), np.zeros((1, *shape), np.uint8)])
+    images = np.concatenate([images, np.full((1, *shape), 255, np.uint8)])
+    features = kind(shape, 64)(pixels(images))
+    assert features.shape == (8, 64)
+    assert features.square().mean(1).sqrt() == pytest.approx(np.ones(8), rel=1e-5)
+
+
+@every_kind
+def test_no_image_has_no_features(kind):
+    """An empty shard is trained too, else a private training would tell that it is empty."""
+    assert kind(SMALL, 64)(torch.zeros(0, *SMALL)).shape == (0, 64)
+    model = classifier(kind.__name__.lower())
+    _, take = learner(model, np.zeros((0, *SMALL), np.uint8), torch.device("cpu"))
+    assert take(slice(None)).shape == (0, 64)
+
+
+@pytest.mark.parametrize("name", ["scattering", "patches"])
+def test_nothing_learns_but_the_linear_layer(name):
+    model = classifier(name)
+    assert not list(model.backbone.parameters())
+    assert model.fixed
+    assert not classifier("cnn").fixed
+    assert set(model.state_dict()) == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape == (10, 64)
+
+
+@every_kind
+def test_whitening_is_the_same_bits_in_every_process(kind):
+    """Servers and clients have other numbers of threads; the control fits with two."""
+
+    def fitted():
+        whitening.cache_clear()
+        patches.patterns.cache_clear()
+        return whitening(kind, SMALL, 64)
+
+    torch.set_num_threads(1)
+    before = fitted()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            after = fitted()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not any(tensor.is_inference() for tensor in (*after, *patches.patterns(SMALL)))
+
+
+def test_features_are_the_same_remembered_or_not(empty_memory):
+    images = pixels(drawn(20))
+    features = empty_memory()
+    first = features(images)
+    assert len(features._remembered) == 1
+    assert features(images.clone()) is first
+    assert torch.equal(empty_memory()(images), first)
+    assert torch.equal(features._features(images), first)
+    assert not torch.equal(features(-images), first)
+
+
+def test_equal_bytes_of_another_type_are_other_images(empty_memory):
+    features = empty_memory()
+    images = pixels(drawn(2)).double()
+    assert features(images).shape == (2, 64)
+    bits = torch.from_numpy(images.numpy().view(np.float32).reshape(4, *SMALL))
+    assert features(bits).shape == (4, 64)
+
+
+def test_memory_is_bounded_and_forgets_the_oldest(empty_memory, monkeypatch):
+    monkeypatch.setattr(fixed_features, "REMEMBERED", 3)
+    features = empty_memory()
+    batches = [pixels(drawn(2, seed=seed)) for seed in range(5)]
+    rows = [features(batch) for batch in batches]
+    assert [any(row is known for known in features._remembered.values()) for row in rows] == [
+        *(False, False),
+        *(True, True, True),
+    ]
+    assert all(torch.equal(features(b), r) for b, r in zip(batches, rows, strict=True))
+
+
+@every_kind
+def test_features_do_not_hang_on_the_batch_but_for_rounding(kind):
+    images = pixels(drawn(9))
+    features = kind(SMALL, 64)
+    alone = torch.cat([features(image[None]) for image in images])
+    assert torch.allclose(features(images), alone, atol=1e-4)
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_layer_trains_on_features_that_were_predicted_with(empty_memory, remembered):
+    """Tensors of inference mode cannot be trained on, and the memory is filled in it."""
+    model, images = classifier(), drawn(12)
+    model.backbone = empty_memory()
+    if remembered:
+        predict(model, images, torch.device("cpu"))
+    layer, take = learner(model, images, torch.device("cpu"))
+    assert layer is model.classifier
+    loss = nn.functional.cross_entropy(layer(take(slice(None))), torch.arange(12) % 10)
+    loss.backward()
+    assert layer.weight.grad.norm() > 0
+    model(pixels(images) / 2 + 0.5)[:, 0].sum().backward()  # not through `learner` either
+
+
+@every_kind
+def test_a_generator_can_be_trained_through_the_features(kind):
+    """Its images need a gradient, a flat one's too, and what is remembered has none."""
+    images = torch.cat([pixels(drawn(3)), torch.zeros(1, *SMALL)]).requires_grad_()
+    features = kind(SMALL, 64)
+    features(images)[:, :5].sum().backward()
+    assert torch.isfinite(images.grad).all()
+    assert images.grad[:3].abs().amax((1, 2, 3)).min() > 0
+    assert torch.equal(features(images).detach(), features(images.detach()))

@@ -1,0 +1,97 @@
+"""Patches: that responses are those of whitened patterns to every patch, and to form alone."""
+
+import pytest
+import torch
+
+from fed_dpsd.models import patches, procedural
+from fed_dpsd.models.fixed_features import to_pixels
+from fed_dpsd.models.patches import Patches, patterns
+from fed_dpsd.streams import Streams
+
+COLOUR, GREY = (3, 12, 12), (1, 12, 12)
+shapes = pytest.mark.parametrize("shape", [COLOUR, GREY], ids=str)
+
+
+def leaves(count, shape=COLOUR):
+    images = procedural.leaves(count, shape, Streams(3).numpy("test images"))
+    return to_pixels(torch.from_numpy(images)).double()
+
+
+@shapes
+def test_coefficients_are_square_roots_of_mean_responses_to_the_patches_of_a_part(shape):
+    """Each patch is taken by itself; the control forgets that a patch's mean is taken off."""
+    kernels, offsets = patterns(shape)
+    images = leaves(2, shape)
+    rows = torch.nn.functional.unfold(images, patches.SIDE).mT  # (2, 49, C * 36)
+
+    def computed(centred):
+        deviations = (centred.square().mean(2, keepdim=True) + patches.FLOOR).sqrt()
+        responses = (centred / deviations) @ (kernels + 0.01).flatten(1).T - offsets
+        signed = torch.cat([responses, -responses], 2) - patches.THRESHOLD
+        grid = signed.clamp_min(0).mT.unflatten(2, (7, 7))
+        starts, ends = (0, 2, 4), (3, 5, 7)  # a third of seven, and what is left of its ends
+        parts = [
+            grid[:, :, a:b, c:d].mean((2, 3))
+            for a, b in zip(starts, ends, strict=True)
+            for c, d in zip(starts, ends, strict=True)
+        ]
+        expected = torch.stack(parts, 2).flatten(1).sqrt()
+        return expected / expected.norm(dim=1, keepdim=True)
+
+    assert torch.allclose(Patches.coefficients(images), computed(rows - rows.mean(2, True)))
+    assert not torch.allclose(Patches.coefficients(images), computed(rows), atol=1e-2)
+
+
+@shapes
+def test_brightness_contrast_and_sign_change_as_they_should(shape):
+    """Brightness and contrast do nothing; the negative exchanges a pattern and its negative."""
+    images = leaves(20, shape)
+    rows = Patches.coefficients(images)
+    assert torch.allclose(Patches.coefficients(images + 0.3), rows, atol=1e-6)
+    half = (Patches.coefficients(images / 2) - rows).norm(dim=1)
+    assert half.mean() < 0.1  # but for the floor under the variance
+    other = (rows.roll(1, 0) - rows).norm(dim=1)
+    assert other.mean() > 4 * half.mean()  # the control: another image
+    negative = Patches.coefficients(-images).unflatten(1, (2, -1)).flip(1).flatten(1)
+    patterns_alike = (negative - rows).norm(dim=1)
+    assert patterns_alike.mean() < 0.2 * other.mean()
+
+
+@shapes
+def test_responses_to_fresh_patches_are_about_equally_strong(shape):
+    """The control: without whitening, patches are far stronger in some directions."""
+    kernels, _ = patterns(shape)
+    assert kernels.shape == (patches.PATTERNS, shape[0], patches.SIDE, patches.SIDE)
+    assert kernels.sum((1, 2, 3)).abs().max() < 1e-9
+    rng = Streams(4).numpy("test patches")
+    rows = to_pixels(torch.from_numpy(patches._patches(Patches.examples(shape)[:500], rng)))
+    rows = rows.double() - rows.double().mean(1, keepdim=True)
+    rows /= (rows.square().mean(1, keepdim=True) + patches.FLOOR).sqrt()
+    spreads = (rows @ kernels.flatten(1).T).std(0)
+    assert spreads.max() / spreads.min() < 3
+    plain = torch.linalg.svdvals(rows - rows.mean(0))
+    assert plain[0] / plain[30] > 3
+
+
+def test_patches_are_parts_of_their_images():
+    images = leaves(6).mul(127).add(127).byte().numpy()
+    drawn = patches._patches(images, Streams(0).numpy("test"))
+    assert drawn.shape == (6 * patches.PATCHES, 3 * patches.SIDE**2)
+    windows = torch.nn.functional.unfold(torch.from_numpy(images).float(), patches.SIDE).mT
+    for number, row in enumerate(torch.from_numpy(drawn).float()):
+        assert (windows[number // patches.PATCHES] == row).all(1).any()
+        assert not (windows[(number // patches.PATCHES + 1) % 6] == row).all(1).any()
+    with_one_corner = {bytes(row) for row in drawn[: patches.PATCHES]}
+    assert len(with_one_corner) > patches.PATCHES / 2  # they lie in many places
+
+
+def test_centres_find_directions_whatever_their_sign(monkeypatch):
+    """Rows along six axes, with either sign; k-means without signs would need twelve centres."""
+    monkeypatch.setattr(patches, "PATTERNS", 6)
+    rng = Streams(0).numpy("test")
+    axes = torch.eye(6, dtype=torch.float64).repeat(50, 1)
+    signs = torch.from_numpy(rng.choice([-1.0, 1.0], (300, 1)))
+    rows = 5 * signs * axes + 0.1 * torch.from_numpy(rng.normal(size=(300, 6)))
+    centres = patches._centres(rows, rng)
+    assert torch.allclose(centres.norm(dim=1), torch.ones(6, dtype=torch.float64))
+    assert centres.abs().amax(1).min() > 0.6

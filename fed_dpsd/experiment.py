@@ -23,7 +23,7 @@ from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
-from fed_dpsd.privacy.mechanism import Mechanism, quorum_of
+from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.storage import home
@@ -122,6 +122,13 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                     f"model.teacher={name}: training={training.name} must bound each record's "
                     "part, and its layers mix records or cannot be taken apart; use "
                     "model.teacher=cnn"
+                )
+        if getattr(method, "pooling", "mean") == "odds":
+            counted = training.counts_classes if isinstance(training, TrainingMechanism) else True
+            if not (counted and method.class_counts and isinstance(answers, Probabilities)):
+                binder.problems.append(
+                    "method.pooling=odds needs answers=probabilities, method.class_counts=true "
+                    "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
                 )
         if method and config.pictures and not method.asks_pictures:
             binder.problems.append(

@@ -15,7 +15,11 @@ _NEW_NAMES = {
 }
 _FORMER_NAMES = {new: former for former, new in _NEW_NAMES.items()}
 _POLARITIES = {False: "both", True: "answers"}  # of the former keys `turn` and `match_polarity`
-_LATER = {"recombined_fraction": 0.0, "leaves_fraction": 0.0}  # keys of FedDPSD since 0.1
+_LATER = {
+    "recombined_fraction": 0.0,
+    "leaves_fraction": 0.0,
+    "pooling": "mean",
+}  # keys of FedDPSD since 0.1
 _FORMER_POLARITIES = {new: former for former, new in _POLARITIES.items()}
 # Until training and answers were two choices, `privacy` named one of these, and held its keys.
 _CHOICES = {

@@ -12,6 +12,8 @@ from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError
 
 MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
+SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in logarithms of `pool`
+RIDGE = 0.01  # of the mean weight: it keeps classes comparable that no two clients share
 
 
 def counts_stage(world: World, clear: bool) -> tuple[Stage, ...]:
@@ -82,3 +84,37 @@ def weigh(
     mass = np.sum(total, axis=1, keepdims=True)
     uniform = 1 / np.shape(total)[1]
     return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)
+
+
+def pool(
+    answers: Mapping[int, NDArray[np.floating]], class_weights: Mapping[int, NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """Return the (B, K) probabilities whose odds agree best with those of each client.
+
+    By Bayes' rule a client's probability of a class, divided by its part of the class, is the
+    probability under all records' frequencies of classes, but for one factor an image and client.
+    A client thus speaks about the odds of classes that it knows, and about no others: averages
+    instead believe a client that is sure of its own classes on any image. All factors and
+    probabilities are those of least squares in logarithms, where a part of a class weighs by its
+    root.
+
+    Args:
+        answers: for each client the (B, K) mean, or sum, of its teachers' probabilities.
+        class_weights: each client's (K,) weights; a class in which all have weight 0 gets no mass.
+    """
+    parts = np.stack([class_weights[client] for client in answers])
+    logs = np.stack([np.log(np.clip(own, SMALLEST_PROBABILITY, None)) for own in answers.values()])
+    logs -= np.log(np.clip(parts, SMALLEST_PART, None))[:, None]
+    weights = np.sqrt(parts)  # (C, K)
+    known = weights.sum(0) > 0
+    if not known.any():
+        return np.full(logs[0].shape, 1 / logs.shape[2])
+    of_classes = np.diag(weights.sum(0) + RIDGE * weights.mean())
+    of_clients = np.diag(np.where(weights.any(1), weights.sum(1), 1))
+    normal = np.block([[of_classes, weights.T], [weights, of_clients]])
+    sums = np.concatenate(
+        [np.einsum("ck,cbk->kb", weights, logs), np.einsum("ck,cbk->cb", weights, logs)]
+    )
+    scores = np.where(known, np.linalg.solve(normal, sums)[: len(known)].T, -np.inf)
+    odds = np.exp(scores - scores.max(1, keepdims=True))
+    return np.asarray(odds / odds.sum(1, keepdims=True))

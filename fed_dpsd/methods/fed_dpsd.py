@@ -27,6 +27,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.class_counts import (
     counts_stage,
     fetch_class_weights,
+    pool,
     release_class_counts,
     weigh,
 )
@@ -85,6 +86,7 @@ class FedDPSD:
     prediction_weight: float
     label_step: float
     class_counts: bool
+    pooling: Literal["mean", "odds"]
 
     def __post_init__(self) -> None:
         require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
@@ -195,7 +197,10 @@ class FedDPSD:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
-        mean = weigh(means, class_weights, isinstance(world.answers, Additive))
+        if self.pooling == "odds":
+            mean = pool(means, class_weights)
+        else:
+            mean = weigh(means, class_weights, isinstance(world.answers, Additive))
         return Total(count * mean, count, refused)
 
     def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:

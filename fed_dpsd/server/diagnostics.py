@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
+from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
@@ -44,8 +44,9 @@ def diagnose(
     plan = experiment.method.plan(world)
     if plan.counts and (weights := fetch_class_weights(federation, world)):
         sums = {client: v.sum(0) for client, v in sensitive.items() if client in weights}
+        combine = pool if getattr(experiment.method, "pooling", "mean") == "odds" else weigh
         for name, metric in METRICS.items():
-            scores[name]["weighted_ensemble"] = metric(weigh(sums, weights), labels)
+            scores[name]["weighted_ensemble"] = metric(combine(sums, weights), labels)
     scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
     mechanism, num_classes = experiment.answers, experiment.config.data.num_classes
     always = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None

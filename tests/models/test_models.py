@@ -4,10 +4,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
+from fed_dpsd.models import (
+    initialise,
+    load_vector,
+    misfit,
+    read_weights,
+    to_vector,
+    torch_threads,
+    write_weights,
+)
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.generators import Generator, UpConvolution
-from fed_dpsd.models import torch_threads
 from fed_dpsd.streams import Streams
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]

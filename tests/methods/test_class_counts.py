@@ -1,0 +1,84 @@
+"""Class counts: pooled odds are those of all records, whatever a client has most of."""
+
+import numpy as np
+import pytest
+
+from fed_dpsd.config import ConfigError
+from fed_dpsd.experiment import test_split as split_of
+from fed_dpsd.methods.class_counts import pool, weigh
+from fed_dpsd.methods.method import World
+from fed_dpsd.server.diagnostics import diagnose
+from tests.methods.test_white_box import finish
+
+
+def shifted_clients(seed=0):
+    """Return posteriors under equal frequencies, and three clients' under their own ones."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(0, 2, (200, 4))
+    posterior = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    parts = {0: [0.9, 0.1, 0.0, 0.3], 1: [0.1, 0.6, 0.2, 0.0], 2: [0.0, 0.3, 0.8, 0.7]}
+    weights = {client: np.array(part) for client, part in parts.items()}
+    own = {client: posterior * part for client, part in weights.items()}
+    return posterior, {c: p / p.sum(1, keepdims=True) for c, p in own.items()}, weights
+
+
+def test_pooled_odds_are_those_of_all_records_where_averages_are_not():
+    posterior, answers, weights = shifted_clients()
+    assert np.abs(pool(answers, weights) - posterior).max() < 0.03
+    assert np.abs(weigh(answers, weights) - posterior).mean() > 0.05
+    assert np.abs(pool(answers, weights) - posterior).mean() < 0.01
+
+
+def test_a_client_that_is_sure_of_its_only_class_says_nothing():
+    posterior, answers, weights = shifted_clients()
+    alone = pool(answers, weights)
+    answers[3] = np.eye(4)[[3] * len(posterior)]
+    weights[3] = np.array([0, 0, 0, 1.0])
+    assert np.abs(pool(answers, weights) - alone).max() < 0.02
+    assert np.abs(weigh(answers, weights) - weigh(*shifted_clients()[1:])).max() > 0.2
+
+
+def test_classes_that_nobody_has_get_no_mass():
+    _, answers, weights = shifted_clients()
+    unknown = {client: part * [1, 1, 1, 0] for client, part in weights.items()}
+    pooled = pool(answers, unknown)
+    assert (pooled[:, 3] == 0).all()
+    assert pooled.sum(1) == pytest.approx(np.ones(len(pooled)))
+    nothing = {client: part * 0 for client, part in weights.items()}
+    assert (pool(answers, nothing) == 1 / 4).all()
+    some = pool({**answers, 3: answers[0]}, {**weights, 3: np.zeros(4)})
+    assert np.isfinite(some).all()
+    assert np.abs(some - pool(answers, weights)).max() < 0.02
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        ("training=plain", "answers=label"),
+        ("answers=probabilities", "method.class_counts=false"),
+        ("training=dp_sgd", "answers=probabilities", "training.count_fraction=null"),
+    ],
+)
+def test_odds_need_probabilities_and_counts(small, without):
+    with pytest.raises(ConfigError, match=r"method.pooling=odds needs .*; use method.pooling=mean"):
+        small("method.pooling=odds", *without)
+    assert small("method.pooling=odds", "training=plain", "answers=probabilities").method.pooling
+
+
+def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):
+    """The control averages, from the same teachers and for the same images."""
+
+    def labels_and_score(pooling):
+        experiment = small(
+            *("training=plain", "answers=probabilities", "partition.alpha=0.1"),
+            *("rounds=1", f"method.pooling={pooling}"),
+        )
+        federation, (last,) = finish(experiment, tmp_path / pooling)
+        world = World.of(experiment.config, experiment.training, experiment.answers)
+        scores = diagnose(experiment, federation, world, split_of(experiment).labels)
+        return last.state.bank[0].labels, scores["auroc"]["weighted_ensemble"]
+
+    (odds, pooled), (mean, averaged) = labels_and_score("odds"), labels_and_score("mean")
+    assert odds.sum(1) == pytest.approx(np.ones(len(odds)), abs=1e-5)
+    assert np.abs(odds - mean).mean() > 0.01
+    assert pooled != averaged

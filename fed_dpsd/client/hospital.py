@@ -260,6 +260,7 @@ class Hospital:
         return {
             **raw,
             **places,
+            "pictures": "",  # only a server draws questions; its folders are none of this machine
             "cache": str(self.folder / "cache"),
             "threads_client": self.threads,
             "noise": "secure",

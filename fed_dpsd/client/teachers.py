@@ -24,6 +24,7 @@ from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
@@ -268,7 +269,9 @@ class Teachers:
         labels = torch.from_numpy(records.labels)
         copies = shifted(records.images, self._training.copies)
         images = copies.reshape(-1, *records.images.shape[1:])
-        model, take = learner(teacher, images, torch.device("cpu"), _safe_batch(teacher, images))
+        with remembering("records"):
+            batch = _safe_batch(teacher, images)
+            model, take = learner(teacher, images, torch.device("cpu"), batch)
         inputs = take(slice(None)).unflatten(0, copies.shape[:2])
         if self._by_patient:
             places = torch.from_numpy(self._places(records))
@@ -299,7 +302,8 @@ def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), torch.device("cpu"))
-        return [teacher.features(batch)]
+        with remembering("nothing"):
+            return [teacher.features(batch)]
 
     if not teacher.fixed or places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE):
         return IMAGES_AT_ONCE
@@ -366,7 +370,8 @@ def train(teacher: Classifier, records: Split, config: Config, rng: torch.Genera
     size = min(settings.batch_size, len(records))
     batches = len(records) // size
     steps = max(settings.epochs * batches, settings.min_steps)
-    model, take = learner(teacher, records.images, torch.device("cpu"))
+    with remembering("records"):
+        model, take = learner(teacher, records.images, torch.device("cpu"))
     inputs = take(slice(None))
     labels = torch.from_numpy(records.labels)
     optimiser: torch.optim.Optimizer

@@ -6,9 +6,13 @@ Learning Needs Better Features (or Much More Data)", arXiv 2011.11660. Nothing i
 data.
 """
 
+import contextlib
 import functools
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +23,29 @@ from fed_dpsd.models import torch_threads
 
 WHITENING = 0.5  # a principal component is divided by its standard deviation to this power
 REMEMBERED = 4_096  # batches whose features are cached
+
+Remembering = Literal["asked", "records", "nothing"]
+_remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked")
+
+
+@contextlib.contextmanager
+def remembering(images: Remembering) -> Iterator[None]:
+    """Use the memory of `images` in this block, which is another one than that of the rest.
+
+    Features of records and of asked images are remembered apart, for the time of an answer must not
+    tell whether an asked image is a record.
+    """
+    token = _remembering.set(images)
+    try:
+        yield
+    finally:
+        _remembering.reset(token)
+
+
+def memory_for(images: torch.Tensor) -> Remembering:
+    """Return the memory that `images` belong to: none where a gradient or a device is."""
+    forgotten = images.requires_grad or images.device.type != "cpu"
+    return "nothing" if forgotten or torch.compiler.is_compiling() else _remembering.get()
 
 
 class FixedFeatures(nn.Module):
@@ -37,8 +64,6 @@ class FixedFeatures(nn.Module):
         super().__init__()
         self.shape = shape
         self.num_features = min(num_features, self.num_coefficients(shape))
-        # In a simulation all clients answer the same images, so features are cached.
-        self._remembered = _remembered(type(self), shape, self.num_features)
 
     @staticmethod
     def num_coefficients(shape: tuple[int, ...]) -> int:
@@ -57,22 +82,24 @@ class FixedFeatures(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, F) float32."""
-        # Features that a generator's gradient goes through are not cached.
-        uncached = images.requires_grad or images.device.type != "cpu"
-        if uncached or torch.compiler.is_compiling():
+        images = images.contiguous(memory_format=torch.channels_last)  # another layout rounds so
+        memory = memory_for(images)
+        if memory == "nothing":
             return self._features(images)
+        # In a simulation all clients answer the same images, so features are cached.
+        remembered = _remembered(type(self), self.shape, self.num_features, memory)
         digest = hashlib.blake2b(images.contiguous().numpy().tobytes(), digest_size=16).digest()
         # A different number of threads may change the last bits.
         key = images.shape, images.dtype, torch.get_num_threads(), digest
-        if key not in self._remembered:
+        if key not in remembered:
             with (
                 torch.inference_mode(False),
                 torch.no_grad(),
             ):  # a classifier may train on them
-                self._remembered[key] = self._features(images)
-            if len(self._remembered) > REMEMBERED:
-                self._remembered.popitem(last=False)
-        return self._remembered[key]
+                remembered[key] = self._features(images)
+            if len(remembered) > REMEMBERED:
+                remembered.popitem(last=False)
+        return remembered[key]
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         mean, components = whitening(type(self), self.shape, self.num_features)
@@ -109,7 +136,7 @@ def to_pixels(images: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _remembered(
-    kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int
+    kind: type[FixedFeatures], shape: tuple[int, ...], num_features: int, memory: Remembering
 ) -> OrderedDict[tuple[object, ...], torch.Tensor]:
     """Return the cache of the last batches' features, by the hash of their pixels."""
     return OrderedDict()

@@ -4,6 +4,7 @@ With a small privacy budget features decide (Tramer and Boneh, arXiv 2011.11660)
 know more. That their training data are public is an assumption: no epsilon here covers them.
 """
 
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models import efficientnet
+from fed_dpsd.models.fixed_features import Remembering, memory_for
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.storage import replacing
@@ -26,6 +28,7 @@ LENGTH = 6.0
 # depend on other images, to the last bit, so it is one where places in a batch do not agree.
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
+MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
 NOTE = "features of EfficientNet-Lite0, which was trained on ImageNet, and is public by assumption"
 
 
@@ -54,11 +57,11 @@ class Pretrained(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats to (B, F) float32 rows of length 6."""
-        remembering = not (images.requires_grad or images.device.type != "cpu")
-        if remembering and not torch.compiler.is_compiling():
-            public = _memory(self.shape, self.folder)(images)
-        else:
+        memory = memory_for(images)
+        if memory == "nothing":
             public = efficientnet.features(images)
+        else:
+            public = _memory(self.shape, self.folder, memory, torch.get_num_threads())(images)
         parts = [part / part.norm(dim=1, keepdim=True) for part in (public, self.fixed(images))]
         return torch.cat(parts, 1) * (LENGTH / 2**0.5)
 
@@ -76,9 +79,12 @@ class Memory:
         self._rows: dict[bytes, NDArray[np.float32]] = {}
         self._unwritten: dict[bytes, NDArray[np.float32]] = {}
         self._numbers = itertools.count()
-        for path in sorted(folder.glob("*.hashes.npy")) if folder else ():
-            rows = np.asarray(np.load(_rows_beside(path), mmap_mode="r"))
-            self._rows |= {key.tobytes(): row for key, row in zip(np.load(path), rows, strict=True)}
+        for path in sorted(folder.glob("*.hashes.npy"), key=_age) if folder else ():
+            if len(self._rows) < MOST_READ and (known := _read(path)):
+                self._rows |= known
+            else:  # it is damaged, or old: its features are computed again, to the same bits
+                path.unlink(missing_ok=True)
+                _rows_beside(path).unlink(missing_ok=True)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, 1280) features of (B, C, S, S) images, computing those that are new."""
@@ -91,13 +97,17 @@ class Memory:
             self._batch = BATCH if places_agree(_features_at, images, BATCH) else 1
         for start in range(0, len(unseen), self._batch or 1):
             self._compute(images, dict(unseen[start : start + self._batch]))
-        return torch.from_numpy(np.stack([self._rows[key] for key in keys]))
+        rows = np.empty((len(keys), efficientnet.NUM_FEATURES), np.float32)
+        for row, key in zip(rows, keys, strict=True):
+            row[:] = self._rows[key]
+        return torch.from_numpy(rows)
 
     def _compute(self, images: torch.Tensor, places: dict[bytes, int]) -> None:
         batch = images.new_zeros((self._batch, *images.shape[1:]))
         batch[: len(places)] = images[list(places.values())]
         with torch.inference_mode():
-            rows = dict(zip(places, efficientnet.features(batch).numpy(), strict=False))
+            computed = efficientnet.features(batch)[: len(places)].numpy().copy()
+        rows = dict(zip(places, computed, strict=True))
         self._rows |= rows
         self._unwritten |= rows
         if self._folder and len(self._unwritten) >= WRITTEN_AT:
@@ -121,8 +131,30 @@ def _rows_beside(path: Path) -> Path:
     return path.with_name(path.name.replace(".hashes.", ".rows."))
 
 
+def _age(path: Path) -> float:
+    """Return the negative time of a file's last change: the newest come first."""
+    with contextlib.suppress(OSError):  # another process may have removed it
+        return -path.stat().st_mtime
+    return 0
+
+
+def _read(path: Path) -> dict[bytes, NDArray[np.float32]]:
+    """Return a pair's rows by their hashes; none where the pair is damaged."""
+    with contextlib.suppress(OSError, EOFError, ValueError):
+        rows, keys = np.load(_rows_beside(path), mmap_mode="r"), np.load(path)
+        if rows.shape == (len(keys), efficientnet.NUM_FEATURES) and rows.dtype == np.float32:
+            return {key.tobytes(): np.asarray(row) for key, row in zip(keys, rows, strict=True)}
+    return {}
+
+
 @functools.cache
-def _memory(shape: tuple[int, ...], folder: Path | None) -> Memory:
-    """Return the process's memory for images of a shape; another torch may round otherwise."""
-    version = f"{efficientnet.SHA256[:8]}-{torch.__version__}-{torch.get_num_threads()}"
-    return Memory(folder and folder / f"{version}-{'x'.join(map(str, shape))}")
+def _memory(
+    shape: tuple[int, ...], folder: Path | None, memory: Remembering, threads: int
+) -> Memory:
+    """Return the process's memory for images of a shape; whatever may round otherwise has its own.
+
+    The folder of records is apart from that of asked images: see `remembering`.
+    """
+    version = [efficientnet.SHA256[:8], torch.__version__, torch.backends.cpu.get_cpu_capability()]
+    name = "-".join([*version, str(threads), "x".join(map(str, shape))])
+    return Memory(folder and folder / memory / name)

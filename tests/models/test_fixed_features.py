@@ -7,7 +7,7 @@ from torch import nn
 
 from fed_dpsd.models import fixed_features, initialise, patches, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.models.fixed_features import to_pixels, whitening
+from fed_dpsd.models.fixed_features import remembering, to_pixels, whitening
 from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
@@ -26,6 +26,10 @@ def pixels(images):
     return to_pixels(torch.from_numpy(images))
 
 
+def memory(features, images="asked"):
+    return fixed_features._remembered(type(features), SMALL, features.num_features, images)
+
+
 def classifier(name="scattering", shape=SMALL, width=4):
     return initialise(lambda: CLASSIFIERS[name](shape, 10, width), Streams(0).torch("classifier"))
 
@@ -35,9 +39,8 @@ def empty_memory(request):
     """Makes features that remember nothing yet."""
 
     def make(shape=SMALL, num_features=64):
-        made = request.param(shape, num_features)
-        made._remembered.clear()
-        return made
+        fixed_features._remembered.cache_clear()
+        return request.param(shape, num_features)
 
     return make
 
@@ -117,7 +120,7 @@ def test_features_are_the_same_remembered_or_not(empty_memory):
     images = pixels(drawn(20))
     features = empty_memory()
     first = features(images)
-    assert len(features._remembered) == 1
+    assert len(memory(features)) == 1
     assert features(images.clone()) is first
     assert torch.equal(empty_memory()(images), first)
     assert torch.equal(features._features(images), first)
@@ -137,7 +140,7 @@ def test_memory_is_bounded_and_forgets_the_oldest(empty_memory, monkeypatch):
     features = empty_memory()
     batches = [pixels(drawn(2, seed=seed)) for seed in range(5)]
     rows = [features(batch) for batch in batches]
-    assert [any(row is known for known in features._remembered.values()) for row in rows] == [
+    assert [any(row is known for known in memory(features).values()) for row in rows] == [
         *(False, False),
         *(True, True, True),
     ]
@@ -176,3 +179,24 @@ def test_a_generator_can_be_trained_through_the_features(kind):
     assert torch.isfinite(images.grad).all()
     assert images.grad[:3].abs().amax((1, 2, 3)).min() > 0
     assert torch.equal(features(images).detach(), features(images.detach()))
+
+
+def test_records_and_asked_images_have_memories_of_their_own(empty_memory):
+    """Else an ask that is answered at once would tell that its images are records."""
+    features, images = empty_memory(), pixels(drawn(4))
+    with remembering("records"):
+        first = features(images)
+        assert features(images) is first
+    assert not memory(features)
+    asked = features(images)
+    assert asked is not first
+    assert torch.equal(asked, first)
+    with remembering("nothing"):
+        assert features(images) is not asked
+    assert len(memory(features)) == len(memory(features, "records")) == 1
+
+
+def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
+    images = pixels(drawn(6, (3, 8, 8)))
+    turned = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(empty_memory((3, 8, 8))(images), empty_memory((3, 8, 8))(turned))

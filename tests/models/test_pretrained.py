@@ -1,7 +1,9 @@
 """Public features: that they are EfficientNet's, each image's own, and computed once."""
 
 import functools
+import os
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -9,6 +11,7 @@ from torch.nn import functional
 from fed_dpsd.config import UserError
 from fed_dpsd.models import efficientnet, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.pretrained import Pretrained
 
 DAISY = 985  # class of ImageNet
@@ -139,3 +142,81 @@ def test_the_card_names_public_features_and_pictures(small):
     assert "ImageNet" in notes("model.student=pretrained")
     assert "china.jpg by danielbuechele" in notes("pictures=scikit-learn")
     assert "public" not in notes()
+
+
+def counted(monkeypatch):
+    """Return a list that grows by the number of images whenever the network runs."""
+    sizes, true = [], efficientnet.features
+    monkeypatch.setattr(efficientnet, "features", lambda x: (sizes.append(len(x)), true(x))[1])
+    return sizes
+
+
+def test_an_ask_for_a_record_takes_as_long_as_any_other(tmp_path, monkeypatch):
+    """In this process and in the next; the control: asked again, it takes nothing."""
+    monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)
+    backbone = Pretrained((1, 8, 8), 32)
+    backbone.folder = tmp_path
+    with remembering("records"):
+        backbone(images(3))
+    sizes = counted(monkeypatch)
+    backbone(images(1, seed=1))  # this process's check of the kernels comes first
+    calls = len(sizes)
+    backbone(images(3)[:1])
+    assert len(sizes) == calls + 1
+    backbone(images(3)[:1])
+    assert len(sizes) == calls + 1
+    pretrained._memory.cache_clear()
+    backbone(images(3)[1:2])
+    assert len(sizes) > calls + 1
+
+
+def test_an_empty_shard_has_no_features():
+    """A crash would tell that it is empty."""
+    assert Pretrained((1, 8, 8), 32)(images(0)).shape == (0, 1280 + 32)
+
+
+@pytest.mark.parametrize("damage", ["empty", "short", "missing", "narrow"])
+def test_a_damaged_cache_is_removed_and_computed_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(pretrained, "WRITTEN_AT", 2)
+    backbone = Pretrained((1, 8, 8), 32)
+    backbone.folder = tmp_path
+    first = backbone(images(2))
+    (rows,) = tmp_path.rglob("*.rows.npy")
+    if damage == "missing":
+        rows.unlink()
+    elif damage == "narrow":
+        np.save(rows, np.zeros((2, 7), np.float32))
+    else:
+        rows.write_bytes(rows.read_bytes()[: 200 if damage == "short" else 0])
+    pretrained._memory.cache_clear()
+    assert torch.equal(backbone(images(2)), first)
+    (whole,) = tmp_path.rglob("*.rows.npy")
+    assert np.load(whole).shape == (2, 1280)
+    assert len([*tmp_path.rglob("*.hashes.npy")]) == 1
+
+
+def test_the_oldest_files_of_the_cache_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "WRITTEN_AT", 1)
+    monkeypatch.setattr(pretrained, "MOST_READ", 2)
+    backbone = Pretrained((1, 8, 8), 32)
+    backbone.folder = tmp_path
+    for seed in range(4):
+        backbone(images(1, seed=seed))
+        (newest,) = tmp_path.rglob("*.hashes.npy")
+        os.utime(newest, (seed, seed))
+        newest.rename(newest.with_suffix(".seen"))
+    for path in tmp_path.rglob("*.seen"):
+        path.rename(path.with_suffix(".npy"))
+    pretrained._memory.cache_clear()
+    sizes = counted(monkeypatch)
+    backbone(torch.cat([images(1, seed=2), images(1, seed=3)]))
+    assert not sizes
+    backbone(images(1, seed=0))
+    assert sizes
+
+
+def test_threads_have_memories_of_their_own():
+    """Another number of them rounds otherwise, in one process too."""
+    assert pretrained._memory((1, 8, 8), None, "asked", 1) is not pretrained._memory(
+        (1, 8, 8), None, "asked", 2
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -150,9 +151,9 @@ def _packaged() -> Iterator[NDArray[np.uint8]]:
 
 
 def _in_folder(folder: Path) -> Iterator[NDArray[np.uint8]]:
-    suffixes = Image.registered_extensions()
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".parquet":
+    suffixes = {end for end, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        if path.suffix.lower() == ".parquet":
             yield from (_decoded(content, path) for content in _column(path))
         elif path.suffix.lower() in suffixes:
             yield _decoded(path.read_bytes(), path)
@@ -160,15 +161,30 @@ def _in_folder(folder: Path) -> Iterator[NDArray[np.uint8]]:
 
 def _column(path: Path) -> list[bytes]:
     """Return the encoded pictures of a parquet file in the layout of the Hugging Face hub."""
-    names = pq.read_schema(path).names
-    name = next((name for name in COLUMNS if name in names), None)
-    if name is None:
-        raise UserError(f"pictures: {path} has no column {' or '.join(COLUMNS)}; it has {names}")
-    return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
+    try:
+        names = pq.read_schema(path).names
+        name = next((name for name in COLUMNS if name in names), None)
+        if name is None:
+            raise UserError(
+                f"pictures: {path} has no column {' or '.join(COLUMNS)}; it has {names}"
+            )
+        return [row["bytes"] for row in pq.read_table(path, columns=[name])[name].to_pylist()]
+    except (pyarrow.ArrowException, TypeError, KeyError):
+        raise UserError(
+            f"pictures: {path} is no parquet file with structs of bytes, as the Hugging Face hub "
+            "has them; remove it"
+        ) from None
 
 
 def _decoded(content: bytes, path: Path) -> NDArray[np.uint8]:
     try:
-        return np.array(Image.open(io.BytesIO(content)).convert("RGB"))
-    except (UnidentifiedImageError, OSError) as error:
+        picture = Image.open(io.BytesIO(content or b""))
+        if picture.mode.startswith(("I", "F")):  # a conversion would make nearly all of it white
+            raise UserError(
+                f"pictures: {path} has more than 8 bits a channel; convert or remove it"
+            )
+        return np.array(picture.convert("RGB"))
+    except UnidentifiedImageError:
+        raise UserError(f"pictures: {path} is not a picture; remove it") from None
+    except (OSError, Image.DecompressionBombError) as error:
         raise UserError(f"pictures: {path} cannot be read ({error}); remove it") from None

@@ -166,6 +166,7 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw["privacy"] |= {"budget": 1e9, "delta": 0.9}
     raw["data"] |= {"path": "/etc", "patient_column": "image", "hub": "x"}
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
+    raw |= {"pictures": "/etc"}
     raw |= {"threads_client": 64, "noise": "seeded"}
     raw["federation"]["simulation"] = True
     config = hospital.experiment(json.dumps(raw), 16).config

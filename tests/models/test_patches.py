@@ -95,3 +95,12 @@ def test_centres_find_directions_whatever_their_sign(monkeypatch):
     centres = patches._centres(rows, rng)
     assert torch.allclose(centres.norm(dim=1), torch.ones(6, dtype=torch.float64))
     assert centres.abs().amax(1).min() > 0.6
+
+
+def test_patterns_are_those_of_the_measured_results():
+    """Other images, constants or numbers of steps change them; docs/results would be of others."""
+    kernels, offsets = patterns((3, 32, 32))
+    assert kernels.std() == pytest.approx(0.1266, rel=1e-2)
+    assert offsets.std() == pytest.approx(0.0066, rel=2e-2)
+    alike = torch.corrcoef(kernels.flatten(1)).fill_diagonal_(0).abs()
+    assert alike.max() == pytest.approx(0.7406, rel=1e-2)

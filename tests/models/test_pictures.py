@@ -73,9 +73,27 @@ def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(UserError, match="holds no picture"):
         pictures.load(str(tmp_path), 8)
     (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"a\.png is not a picture; remove it"):
+        pictures.load(str(tmp_path), 8)
+    Image.fromarray(np.full((9, 9), 3_000, np.uint16)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match=r"a\.png has more than 8 bits a channel"):
+        pictures.load(str(tmp_path), 8)
+    noise = rng().integers(0, 256, (40, 40, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:1_000])
     with pytest.raises(UserError, match=r"a\.png cannot be read .* remove it"):
         pictures.load(str(tmp_path), 8)
     (tmp_path / "a.png").unlink()
+    (tmp_path / "a.png").mkdir()
+    (tmp_path / "notes.pdf").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="holds no picture"):
+        pictures.load(str(tmp_path), 8)
+    (tmp_path / "train.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match=r"train\.parquet is no parquet file"):
+        pictures.load(str(tmp_path), 8)
+    pq.write_table(pa.table({"image": ["a"]}), tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"train\.parquet is no parquet file with structs"):
+        pictures.load(str(tmp_path), 8)
     pq.write_table(pa.table({"label": [0]}), tmp_path / "train.parquet")
     with pytest.raises(UserError, match="has no column image or img"):
         pictures.load(str(tmp_path), 8)

@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -26,7 +27,8 @@ def save(folder: Path, state: State) -> None:
     (folder / "bank").mkdir(parents=True, exist_ok=True)
     digests = []
     if state.bank:
-        part = dict(vars(state.bank[-1]))
+        # safetensors writes an array's memory as it lies, and would exchange rows and columns.
+        part = {name: np.ascontiguousarray(a) for name, a in vars(state.bank[-1]).items()}
         digests = [_write(_bank_file(folder, len(state.bank)), safetensors.numpy.save(part))]
     if state.bank and state.round > 1:
         digests = [*_read_index(folder, state.round - 1)["bank"], *digests]

@@ -1,6 +1,5 @@
 """Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -14,6 +13,7 @@ from fed_dpsd.methods.white_box import WEIGHTS
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
 from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
+from fed_dpsd.server import checkpoint
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
@@ -37,6 +37,7 @@ PLAIN = [
     ("answers=votes", "teachers_per_client=3"),
     ("answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
     ("answers=probabilities", "method.polarity=answers"),
+    ("answers=probabilities", "method.pooling=odds"),
 ]
 DP_SGD = ("training=dp_sgd", "training.steps=3", "training.sample_rate=0.1")
 CLEAR, PRIVATE = ("training=plain", "answers=probabilities"), (*DP_SGD, "answers=probabilities")
@@ -91,7 +92,8 @@ def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp
     straight, states = [], []
     for finished in rounds(experiment, tmp_path / "straight"):
         straight.append(weights(finished))
-        states.append(dataclasses.replace(finished.state, bank=list(finished.state.bank)))
+        checkpoint.save(tmp_path / "checkpoint", finished.state)
+        states.append(checkpoint.load(tmp_path / "checkpoint"))
         assert all(np.isfinite(value) for value in finished.metrics.values())
     one = experiment.method_name in ONE_ROUND
     assert len(straight) == (1 if one else experiment.config.rounds)

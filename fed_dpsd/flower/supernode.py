@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,7 +70,8 @@ def pass_on() -> None:
         pid = int(reply.readline())
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: os.kill(pid, number))
-        reply.read()  # returns when the other process has ended
+        code = reply.read()  # returns when the other process has ended
+    raise SystemExit(int(code or 1))
 
 
 # --- the process that keeps everything ready ---
@@ -120,7 +122,8 @@ def _prepare(site: Path) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Run a command in this process; the connection closes when the process ends."""
+    """Run a command in this process; reply its process id and exit status, and end the process."""
+    status = 1
     try:
         with connection.makefile("rb") as requests:
             request = json.loads(requests.readline())
@@ -130,9 +133,15 @@ def _serve(connection: socket.socket) -> None:
         os.environ.update(request["environment"])
         os.chdir(request["folder"])
         _client()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        connection.sendall(b"%d" % status)
         os._exit(0)
 
 

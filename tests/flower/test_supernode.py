@@ -20,11 +20,15 @@ import os, time
 from fed_dpsd.flower import supernode
 def client():
     if sys.argv[1] == "prepared":
-        from fed_dpsd.models.scattering import whitening
+        from fed_dpsd.models.fixed_features import whitening
         before = set(sys.modules)
         from flwr.supernode.cli import flwr_clientapp
         print(whitening.cache_info().currsize, set(sys.modules) - before)
         return
+    if sys.argv[1] == "broken":
+        raise ValueError("this command fails")
+    if sys.argv[1] == "exits":
+        sys.exit(int(sys.argv[2]))
     print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
     time.sleep(float(sys.argv[2]))
     print("ended", flush=True)
@@ -58,7 +62,7 @@ def keeper(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keeper")
     command = [sys.executable, "-c", keeping(folder)]
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment(folder), stdout=log)
+        process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
     deadline = time.monotonic() + 60
     while not (folder / "commands" / "socket").exists():
         assert time.monotonic() < deadline
@@ -90,8 +94,15 @@ def test_a_command_that_is_ended_ends_its_fork(keeper):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     command.send_signal(signal.SIGTERM)
-    assert command.wait(30) == 0
+    assert command.wait(30) == 1
     assert log.read_text().count("ended") == ended
+
+
+def test_a_command_that_fails_says_why(keeper):
+    assert call(keeper.settings, "broken").wait(30) == 1
+    assert "ValueError: this command fails" in (keeper.folder / "log").read_text()
+    assert [call(keeper.settings, "exits", code).wait(30) for code in "03"] == [0, 3]
+    assert keeper.poll() is None
 
 
 def test_the_keeper_ends_with_its_parent(settings, tmp_path):

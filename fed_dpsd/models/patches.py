@@ -25,7 +25,7 @@ FLOOR = 10 * (2 / 255) ** 2  # added to a patch's variance, so that noise is not
 REGULAR = 0.1  # added to the variances that whitening divides by
 THRESHOLD = 0.25  # a weaker response counts as none
 PARTS = 3  # of an image along a side; responses are averaged over each of the nine
-AT_ONCE = 32  # images; larger batches do not stay in a processor's cache
+AT_ONCE = 32 * 32**2  # pixels of a batch, which must stay in a processor's cache
 
 
 class Patches(FixedFeatures):
@@ -43,7 +43,8 @@ class Patches(FixedFeatures):
     @staticmethod
     def coefficients(images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) floats in [-1, 1] to (B, 2304) coefficients, rows of length 1."""
-        return torch.cat([_coefficients(part) for part in images.split(AT_ONCE)])
+        count = min(32, max(1, AT_ONCE // images.shape[-1] ** 2))
+        return torch.cat([_coefficients(part) for part in images.split(count)])
 
     @staticmethod
     def examples(shape: tuple[int, ...]) -> NDArray[np.uint8]:
@@ -79,6 +80,7 @@ def patterns(shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     A kernel is a whitened pattern in terms of pixels, with its mean taken off. Its response to a
     patch divided by the patch's standard deviation, less the offset, is the inner product of
     pattern and whitened patch. A single thread makes all processes of a machine agree to the bit.
+    A processor with other instructions may find other patterns, since clusters part at a rounding.
     """
     with torch_threads(1), torch.inference_mode(False), torch.no_grad():
         rng = Streams(0).numpy("patches")

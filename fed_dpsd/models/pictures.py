@@ -48,7 +48,7 @@ class Pictures:
     def __str__(self) -> str:
         """Return what a card says of the pictures."""
         known = PACKAGES.get(self.source, f"{len(self.levels):,} of a folder")
-        return f"questions are crops of public pictures: {known}, digest {self.digest}"
+        return f"questions are made with crops of public pictures: {known}, digest {self.digest}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -81,7 +81,7 @@ def crops(
 ) -> NDArray[np.uint8]:
     """Draw (count, C, S, S) crops, turned, mirrored and stretched, in other colours.
 
-    Half of them have their channels exchanged; all have another saturation, contrast and
+    Half of them have their channels in a random order; all have another saturation, contrast and
     brightness. A grey image is the mean of its channels.
     """
     images = np.empty((count, *shape), np.uint8)

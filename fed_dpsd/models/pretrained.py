@@ -29,7 +29,7 @@ LENGTH = 6.0
 BATCH = 16
 WRITTEN_AT = 1_024  # rows in a file of the cache
 MOST_READ = 400 * WRITTEN_AT  # rows of the cache; older files are removed
-NOTE = "features of EfficientNet-Lite0, which was trained on ImageNet, and is public by assumption"
+NOTE = "features are EfficientNet-Lite0's, trained on ImageNet, which is public by assumption"
 
 
 class Pretrained(nn.Module):

@@ -68,9 +68,9 @@ def lines(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArr
 def leaves(count: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Draw dead leaves: discs, squares and triangles that hide one another.
 
-    Their radii have the density r^-2, as sizes in photographs do, and an image has few colours.
-    Each leaf has one of two textures with a random spectrum, shading, and an edge from soft to
-    crisp.
+    Their radii have the density r^-2: as in photographs, small things are many. An image has few
+    colours. Each leaf has one of two textures with a random spectrum, shading, and an edge from
+    soft to crisp.
     """
     images = np.empty((count, *shape), np.uint8)
     for start in range(0, count, GROUP):

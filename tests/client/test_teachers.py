@@ -1,19 +1,24 @@
 """A client's teachers: disjoint shards, architectures, files and the cache."""
 
+import functools
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from fed_dpsd.client import teachers
-from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher, shifted
+from fed_dpsd.client.teachers import Teachers, _safe_batch, assign_shards, make_teacher, shifted
 from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import load_data
-from fed_dpsd.models import write_weights
+from fed_dpsd.methods.method import World
+from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.models.inference import predict
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, predict
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.streams import Streams
 
 
 @pytest.fixture
@@ -30,6 +35,31 @@ def make(experiment, records, record_ids=None, client=0):
 def same(one, other):
     weights = one.state_dict()
     return all(torch.equal(weights[name], t) for name, t in other.state_dict().items())
+
+
+def test_public_features_are_kept_in_the_cache(small):
+    """A teacher's and a student's; other classifiers, the control, have no folder."""
+    experiment = small("model=pretrained")
+    world = World.of(experiment.config, experiment.training, experiment.answers)
+    expected = Path(experiment.config.cache) / "features"
+    assert make_teacher(experiment.config, 0, 0).backbone.folder == expected
+    assert world.make_student(Streams(0).torch("student")).backbone.folder == expected
+    assert not hasattr(make_teacher(small().config, 0, 0).backbone, "folder")
+
+
+def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monkeypatch):
+    """Else a record's features would depend on the records beside it."""
+    build = functools.partial(CLASSIFIERS["scattering"], (1, 8, 8), 10, 4)
+    teacher = initialise(build, Streams(0).torch("teacher"))
+    images = np.zeros((3, 1, 8, 8), np.uint8)
+    assert _safe_batch(teacher, images) == IMAGES_AT_ONCE
+    features = teacher.features
+
+    def by_place(pixels):
+        return features(pixels) + torch.arange(len(pixels))[:, None] * 2.0**-10
+
+    monkeypatch.setattr(teacher, "features", by_place)
+    assert _safe_batch(teacher, images) == 1
 
 
 def test_a_records_shard_depends_on_its_own_id_and_the_key_alone():

@@ -138,7 +138,7 @@ def test_the_card_names_public_features_and_pictures(small):
         (row, *_) = privacy_card(experiment, plan_of(experiment))["proven"]
         return "; ".join(row["notes"])
 
-    assert "ImageNet, and is public by assumption" in notes("model=pretrained")
+    assert "ImageNet, which is public by assumption" in notes("model=pretrained")
     assert "ImageNet" in notes("model.student=pretrained")
     assert "china.jpg by danielbuechele" in notes("pictures=scikit-learn")
     assert "public" not in notes()
@@ -213,6 +213,28 @@ def test_the_oldest_files_of_the_cache_are_removed(tmp_path, monkeypatch):
     assert not sizes
     backbone(images(1, seed=0))
     assert sizes
+
+
+def test_a_cache_that_stops_halfway_holds_whole_pairs_alone(tmp_path, monkeypatch):
+    """Hashes are written last, and each row once."""
+    monkeypatch.setattr(pretrained, "WRITTEN_AT", 2)
+    backbone = Pretrained((1, 8, 8), 32)
+    backbone.folder = tmp_path
+    backbone(images(2))
+    backbone(images(2, seed=1))
+    assert [len(np.load(path)) for path in tmp_path.rglob("*.hashes.npy")] == [2, 2]
+    written = []
+
+    def full_disk(file, array):
+        if written:
+            raise OSError("no space left")
+        written.append(array.shape)
+
+    monkeypatch.setattr(np, "save", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        backbone(images(2, seed=2))
+    assert written == [(2, 1280)]
+    assert len([*tmp_path.rglob("*.hashes.npy")]) == 2
 
 
 def test_threads_have_memories_of_their_own():

@@ -24,6 +24,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
+from fed_dpsd.privacy.gradient_sum import GradientSum
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Training, TrainingMechanism
@@ -137,6 +138,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
                     "method.pooling=odds needs answers=probabilities, method.class_counts=true "
                     "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
                 )
+        if isinstance(answers, GradientSum) and getattr(method, "mean_over", None) != "batch":
+            binder.problems.append(
+                "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
+                "or another with method.mean_over=batch"
+            )
         if method and config.pictures and not method.asks_pictures:
             binder.problems.append(
                 f"pictures={config.pictures}: method {type(method).__name__} asks no pictures; "

@@ -28,6 +28,8 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         overrides.append(f"data.path={tmp_path}")
     if path.stem in ("dpsd", "central"):
         overrides.append("num_clients=1")
+    if path.stem == "gradient_sum":
+        overrides.append("method=dpdfd")
     if path.stem in ("fedavg", "dp_fedavg"):
         overrides.append("teacher.same_start=true")
     experiment = set_up(compose(overrides), tmp_path)
@@ -123,6 +125,7 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
             'pictures=scikit-learn: method DENSE asks no pictures; use pictures=""',
         ),
         ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
+        ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),
         ("method._target_=1", "method._target_=1 is not a class fed_dpsd.methods.MODULE.CLASS"),
         ("partition.name=random", "partition.name='random' is not one of dirichlet, iid, class"),
         ("+privacy.sigma=1", "privacy.sigma=1 is not a key of privacy"),

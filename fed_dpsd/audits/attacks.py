@@ -136,7 +136,7 @@ def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> 
 
 def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) -> Iterator[Attack]:
     mechanism, config = experiment.answers, experiment.config
-    alone = mechanism.releases(1, 2) < 2
+    alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)
     asks = sum(stage.asks for stage in plan.stages if stage.mechanism == mechanism)
     queries = asks if alone else plan.queries

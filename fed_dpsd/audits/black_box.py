@@ -156,9 +156,9 @@ def audit(
     which then tells the worlds apart. The classes of the worst case are rolled, for each run by
     another shift, so that noise is tested on every class.
 
-    Runs share asks, unless an ask is one release. The failure probability assumes that the rows of
-    an ask are independent draws. Independence is part of the claim: the audit is to find code that
-    breaks it.
+    Runs share asks, unless the rows of an ask are not releases of their own. The failure
+    probability assumes that the rows of an ask are independent draws. Independence is part of the
+    claim: the audit is to find code that breaks it.
 
     Args:
         mechanism: the claim: the worlds and the likelihoods are its own.
@@ -303,7 +303,7 @@ def _ratios(
     num_classes = mechanism.num_classes
     public, statistic = _shifted(public_row(num_classes)[0]), _statistic(mechanism)
     worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])  # (2, K, n, K)
-    alone = mechanism.releases(1, 2) < 2  # an ask is one release, however many rows it has
+    alone = mechanism.releases(1, 2) != 2  # the rows of an ask are not releases of their own
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
     half = math.ceil(queries / 2)
     piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in an ask

@@ -114,6 +114,11 @@ class NormalizedGradient:
         """Return the spacing of the noise's lattice; see `lattice_spacing`."""
         return lattice_spacing(self.scale)
 
+    @property
+    def most_numbers(self) -> int:
+        """Return the most noisy numbers of a release."""
+        return self.num_classes if self.normalise == "sample" else MOST_NUMBERS
+
     def row_norm(self, queries: int) -> float:
         """Estimate the norm of one of `queries` encoded rows of an ask."""
         return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
@@ -187,11 +192,10 @@ class NormalizedGradient:
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
         stddev = self.noise_multiplier * self.bound
-        numbers = self.num_classes if self.normalise == "sample" else MOST_NUMBERS
         return ComposedDpEvent(
             [
                 GaussianDpEvent(stddev / self.sensitivity(unit, relation)),
-                FinitePrecisionDpEvent(numbers * GAUSSIAN_LOSS),
+                FinitePrecisionDpEvent(self.most_numbers * GAUSSIAN_LOSS),
             ]
         )
 

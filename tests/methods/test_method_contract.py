@@ -56,8 +56,10 @@ WHITE_BOX = [CLEAR, PRIVATE, (*DP_SGD, "answers=label"), ("training=plain", "ans
 ANSWERED = dict.fromkeys(METHODS, WHITE_BOX) | {"fed_dpsd": ANSWERS, "dp_fedavg": WHITE_BOX[1:3]}
 PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
 ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
+SUM = ("training=plain", "answers=gradient_sum")
+ANSWERED |= {"dpdfd": [SUM, (*SUM, "answers.normalise=batch"), (*DP_SGD, *SUM[1:])]}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
-NEEDS = dict.fromkeys(("dpsd", "central", "paper_dpsd"), ("num_clients=1",))
+NEEDS = dict.fromkeys(("dpsd", "central", "paper_dpsd", "dpdfd"), ("num_clients=1",))
 NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
 ONE_ROUND = {"central", "ensemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]

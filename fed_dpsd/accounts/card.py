@@ -47,9 +47,10 @@ TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's r
 TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
 TIME_NOTE = "the time that a client takes tells about how many records it has"
+COUNTS_NOTE = "class counts tell about how many records of each class a client has"
 UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
-PUBLIC_NOTE = "data that features were trained on are not covered"
+PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
@@ -248,6 +249,8 @@ def proven(
         notes.append(RECORDS_NOTE.format("" if delta * records < 1 else "NOT ", records))
     if not config.federation.simulation:
         notes.append(TIME_NOTE)
+        if _counted(experiment, plan):
+            notes.append(COUNTS_NOTE)
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # whom a record's shard and part depend on
@@ -266,6 +269,13 @@ def proven(
         notes.append(QUORUM_NOTE.format(quorum.colluding))
     stages, caveats = plan.bases[basis], (*notes, *further_notes)
     return prove(stages, delta, unit, relation, caveats, plan.queries)
+
+
+def _counted(experiment: Experiment, plan: Plan) -> bool:
+    """Return whether class counts leave the clients, noisy or not."""
+    training = experiment.training
+    drawn = isinstance(training, TrainingMechanism) and training.counts_classes
+    return drawn or "class_counts" in plan.releases
 
 
 def _by_patient(experiment: Experiment) -> bool:

@@ -27,7 +27,8 @@ PACKAGES = {
     "scikit-learn": "china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0",
 }
 AREA = 0.002, 0.5  # of a picture, that a crop shows
-GROUP = 64  # number of crops that are drawn together, from one picture at about one scale
+# Crops that are drawn together, from one picture at about one scale; fewer with more pictures.
+GROUP = 64
 COLUMNS = "image", "img"  # of pictures in a parquet file
 
 
@@ -48,7 +49,10 @@ class Pictures:
     def __str__(self) -> str:
         """Return what a card says of the pictures."""
         known = PACKAGES.get(self.source, f"{len(self.levels):,} of a folder")
-        return f"questions are made with crops of public pictures: {known}, digest {self.digest}"
+        return (
+            f"questions are made with crops of pictures that are public by assumption: {known}, "
+            f"digest {self.digest}"
+        )
 
 
 @functools.lru_cache(maxsize=1)
@@ -137,7 +141,7 @@ def _coloured(crops: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def _halved(pixels: NDArray[np.uint8], size: int) -> tuple[torch.Tensor, ...]:
-    """Return (H, W, 3) pixels as floats, then at half the size, down to `size` and a half."""
+    """Return (H, W, 3) pixels as floats, then at half the size, down to below 2 * `size`."""
     levels = [torch.from_numpy(pixels.transpose(2, 0, 1)[None] / np.float32(255))]
     while min(levels[-1].shape[-2:]) >= 2 * size:
         levels.append(functional.avg_pool2d(levels[-1], 2))

@@ -36,7 +36,7 @@ class Pretrained(nn.Module):
     """Module from (B, C, S, S) in [-1, 1] to (B, F): two kinds of features, equally long.
 
     There are no parameters. On a processor each image's row is remembered by the hash of its
-    pixels, and kept in `folder` for other processes, if there is one.
+    pixels, and kept in `folder` for other processes, if there is one, 1,024 rows at a time.
 
     Args:
         shape: (C, S, S) of the images, C = 1 or 3.

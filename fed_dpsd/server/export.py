@@ -18,16 +18,18 @@ from fed_dpsd import __version__
 from fed_dpsd.binder import Binder
 from fed_dpsd.config import ConfigError, UserError
 from fed_dpsd.methods.method import below
-from fed_dpsd.models import initialise, misfit, read_weights
+from fed_dpsd.models import initialise, misfit, procedural, read_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line
 from fed_dpsd.storage import write_atomically
+from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
 NAME = "student"
+ROUNDING = 1e-3  # most that a probability may differ between processors
 
 
 class Format(StrEnum):
@@ -160,6 +162,7 @@ def student_of(run_folder: Path) -> Student:
         "version": __version__,
         "network": vars(network),
         "result": result_line(experiment, summary),
+        "check": _check(model, network).tolist(),
         **{key: summary[key] for key in ("method", "data", "student_sha256", "privacy")},
     }
     return Student(network, model, facts)
@@ -191,7 +194,23 @@ def open_student(path: Path) -> Student:
     if checkpoint.digest_of(weights) != facts.get("student_sha256"):
         raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
     model.load_state_dict(weights)
+    known = facts.get("check")  # files of earlier versions have none
+    if known is not None and np.abs(_check(model, network) - known).max() > ROUNDING:
+        raise UserError(
+            f"{path}: this processor computes other fixed features than the one that trained the "
+            "student; use one of that kind, or an export with --format onnx, which holds them"
+        )
     return Student(network, model, facts)
+
+
+def _check(model: Classifier, network: Network) -> NDArray[np.float32]:
+    """Return a student's (4, K) probabilities on images of random pixels.
+
+    A file holds no constants of fixed features, which a processor with other instructions may
+    compute otherwise (fed_dpsd/models/patches.py).
+    """
+    images = procedural.noise(4, network.shape, Streams(0).numpy("check"))
+    return predict(model, images, torch.device("cpu"))
 
 
 class _Probabilities(nn.Module):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import OrderedDict
 
 import numpy as np
 import onnxruntime
@@ -11,6 +12,7 @@ import torch
 
 from fed_dpsd.config import UserError
 from fed_dpsd.experiment import test_split as held_out
+from fed_dpsd.models import fixed_features, patches
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
@@ -49,6 +51,17 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
     assert checkpoint.digest_of(student.model.state_dict()) == summary["student_sha256"]
     assert student.facts["privacy"] == summary["privacy"]
     assert "proven" in student.facts["result"]
+
+
+def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypatch):
+    """As where rounding has clusters of patches part otherwise; the control is this processor."""
+    path = export(finished("model=patches")[0], tmp_path, Format.safetensors)
+    open_student(path)
+    kernels, offsets = patches.patterns((1, 8, 8))
+    monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
+    monkeypatch.setattr(fixed_features, "_remembered", lambda *_: OrderedDict())
+    with pytest.raises(UserError, match="other fixed features than the one that trained"):
+        open_student(path)
 
 
 @pytest.mark.slow

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import __version__
+from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.models import initialise, load_vector, misfit, read_weights, to_vector, write_weights
+from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
@@ -82,7 +83,9 @@ class Teachers:
         self._secret = secret
         self._noise: Noise = secret or Streams(config.teacher.seed)
         self._training = training if isinstance(training, TrainingMechanism) else None
-        self._read = config.teacher.path and read_teacher(config, client)
+        self._read = config.teacher.path and read_teacher(
+            make_teacher(config, client, 0), config, client
+        )
         self._by_patient = self._training is not None and self._training.unit == "patient"
         if self._by_patient:
             if records.patients is None:
@@ -335,29 +338,6 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))
-
-
-def read_teacher(config: Config, client: int) -> Classifier:
-    """Read the teacher in teacher.path, where {client} stands for the client's number.
-
-    Raises:
-        UserError: the file is missing, is no safetensors file, or holds another architecture.
-    """
-    teacher = make_teacher(config, client, 0)
-    path = str(config.teacher.path).replace("{client}", str(client))
-    try:
-        weights = read_weights(Path(path))
-        problem = misfit(teacher, weights)
-    except ValueError as error:
-        raise UserError(f"teacher.path={error}") from None
-    if problem:
-        raise UserError(
-            f"teacher.path={path} does not fit teacher.arch={config.architecture(client)} "
-            f"(model.teacher_width={config.model.teacher_width}, data {config.data.name}): "
-            f"{problem}; give the architecture and width that it was trained with"
-        )
-    teacher.load_state_dict(weights)
-    return teacher
 
 
 def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:

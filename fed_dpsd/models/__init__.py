@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+POSITIONS = "class_token", "pos_embedding"  # of vision transformers
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -31,13 +33,19 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
                 nn.init.xavier_uniform_(layer.weight, generator=generator)
                 if layer.bias is not None:
                     layer.bias.zero_()
-            elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+            elif isinstance(layer, nn.MultiheadAttention):
+                nn.init.xavier_uniform_(layer.in_proj_weight, generator=generator)
+                layer.in_proj_bias.zero_()
+            elif isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
                 if isinstance(layer, nn.BatchNorm2d):
                     layer.reset_running_stats()
                 layer.weight.fill_(1)
                 layer.bias.zero_()
-            elif list(layer.parameters(recurse=False)):
-                raise TypeError(f"no rule draws the weights of {type(layer).__name__}")
+            else:
+                for name, weights in layer.named_parameters(recurse=False):
+                    if name not in POSITIONS:
+                        raise TypeError(f"no rule draws the weights of {type(layer).__name__}")
+                    nn.init.normal_(weights, std=0.02, generator=generator)
     return module.to(memory_format=torch.channels_last)
 
 
@@ -83,6 +91,12 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except SafetensorError:
         raise ValueError(f"{path} is not a safetensors file") from None
+
+
+def read_facts(path: Path) -> dict[str, str]:
+    """Return the metadata of a safetensors file that `read_weights` has read."""
+    with safetensors.safe_open(path, "pt") as file:
+        return dict(file.metadata() or {})
 
 
 def misfit(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> str:

@@ -17,6 +17,7 @@ from torch import nn
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.models.torchvision_networks import NETWORKS, backbone
 
 
 class Classifier(nn.Module):
@@ -138,6 +139,11 @@ def pretrained(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
     return Classifier(backbone, backbone.num_features, num_classes)
 
 
+def _large(name: str, shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build one of torchvision's networks as it is; `width` is ignored."""
+    return Classifier(*backbone(name, shape), num_classes)
+
+
 def _torchvision() -> Any:
     """Import torchvision's models, which takes seconds and which few runs need."""
     from torchvision import models
@@ -172,7 +178,7 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 
 # Architectures that DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
-NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet")
+NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *NETWORKS)
 
 _group_norm = functools.partial(nn.GroupNorm, 1)
 
@@ -182,4 +188,4 @@ CLASSIFIERS: dict[str, Build] = {
         *(cnn, cnn_bn, cnn_tanh, cnn3, lenet, mlp),
         *(scattering, patches, pretrained, resnet18, mobilenet, squeezenet),
     )
-}
+} | {name: functools.partial(_large, name) for name in NETWORKS}

@@ -1,0 +1,39 @@
+"""Teachers that somebody has trained already, from files."""
+
+from pathlib import Path
+
+from fed_dpsd.config import Config, UserError
+from fed_dpsd.models import misfit, read_facts, read_weights
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.torchvision_networks import Adapted, own_names
+
+
+def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier:
+    """Read the weights in teacher.path into a teacher, and return it.
+
+    {client} in the path stands for the client's number. A state of torchvision's own network is
+    read as it is; the file's metadata say how its pixels were normalised.
+
+    Raises:
+        UserError: the file is missing, is no safetensors file, or holds another architecture.
+    """
+    path = str(config.teacher.path).replace("{client}", str(client))
+    try:
+        found = read_weights(Path(path))
+        weights = own_names(config.architecture(client), found)
+        problem = misfit(teacher, weights)
+    except ValueError as error:
+        raise UserError(f"teacher.path={error}") from None
+    if problem:
+        raise UserError(
+            f"teacher.path={path} does not fit teacher.arch={config.architecture(client)} "
+            f"(model.teacher_width={config.model.teacher_width}, data {config.data.name}): "
+            f"{problem}; give the architecture and width that it was trained with"
+        )
+    if isinstance(teacher.backbone, Adapted) and set(weights) != set(found):
+        try:
+            teacher.backbone.normalise(read_facts(Path(path)), config.data.shape[0])
+        except ValueError as error:
+            raise UserError(f"teacher.path={path}: {error}") from None
+    teacher.load_state_dict(weights)
+    return teacher

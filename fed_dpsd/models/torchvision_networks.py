@@ -1,0 +1,142 @@
+"""The papers' teachers: torchvision's networks, for images of any size and one or three channels.
+
+Each is torchvision's own, with BatchNorm, so a model that somebody trained elsewhere fits: see
+`own_names` and `Adapted.normalise`. Smaller images than a network takes are enlarged. Dropout is
+off, since its draws would not follow a run's seeds.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+# For each network the name of its last layer, and the least side of an image that it takes.
+NETWORKS = {
+    "alexnet": ("classifier.6", 63),
+    "vgg19_bn": ("classifier.6", 32),
+    "resnet34": ("fc", 28),
+    "resnet50": ("fc", 28),
+    "wide_resnet50_2": ("fc", 28),
+    "densenet161": ("classifier", 32),
+    "mobilenet_v2": ("classifier.1", 28),
+    "shufflenet_v2_x1_0": ("fc", 28),
+    "googlenet": ("fc", 28),
+    "vit_b": ("heads.head", 28),
+}
+PATCHES = 16, 8, 4, 2  # sides of ViT's patches, of which at least 7 lie along an image's side
+
+
+class Adapted(nn.Module):
+    """A network whose images are enlarged to `least` pixels a side where they are smaller.
+
+    Args:
+        network: the network, from (B, C, S, S) to (B, F).
+        least: the least side that it takes.
+    """
+
+    def __init__(self, network: nn.Module, least: int) -> None:
+        super().__init__()
+        self.network, self.least = network, least
+        self.mean: list[float] | None = None
+        self.std: list[float] | None = None
+
+    def normalise(self, facts: Mapping[str, str], channels: int) -> None:
+        """Have pixels normalised as a file's facts say: "mean" and "std", JSON lists, of [0, 1].
+
+        Raises:
+            ValueError: a fact is missing, or is no list of a number for each channel.
+        """
+        for name in ("mean", "std"):
+            try:
+                numbers = [float(number) for number in json.loads(facts[name])]
+            except (KeyError, ValueError, TypeError):
+                numbers = []
+            if len(numbers) != channels or not all(map(math.isfinite, numbers)):
+                raise ValueError(
+                    f"its metadata have {name}={facts.get(name)}; save it with a list of "
+                    f"{channels} numbers, by which pixels in [0, 1] were normalised"
+                )
+            setattr(self, name, numbers)
+        if min(self.std or [0]) <= 0:
+            raise ValueError(f"its metadata have std={facts['std']}; all must be above 0")
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) images in [-1, 1] to (B, F) features."""
+        if self.mean is not None and self.std is not None:
+            mean, std = (images.new_tensor(n)[:, None, None] for n in (self.mean, self.std))
+            images = ((images + 1) / 2 - mean) / std
+        if images.shape[-1] < self.least:
+            images = functional.interpolate(
+                images, (self.least, self.least), mode="bilinear", align_corners=False
+            )
+        return self.network(images)
+
+
+def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """Build one of `NETWORKS` without its last layer; return it and the number of its features."""
+    head, least = NETWORKS[name]
+    network = _vit(shape[1]) if name == "vit_b" else _plain(name)
+    for layer in network.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    if shape[0] != 3:
+        first = next(n for n, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
+        conv = network.get_submodule(first)
+        assert isinstance(conv, nn.Conv2d)
+        network.set_submodule(first, _with_channels(conv, shape[0]))
+    last = network.get_submodule(head)
+    assert isinstance(last, nn.Linear)
+    network.set_submodule(head, nn.Identity())
+    return Adapted(network, least), last.in_features
+
+
+def own_names(architecture: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights under our names, where they have torchvision's; others as they are.
+
+    Args:
+        architecture: a name of `NETWORKS`, or any other, whose weights are returned unchanged.
+        weights: a state, by name, such as the `state_dict` of torchvision's own network.
+    """
+    if architecture not in NETWORKS or any(name.startswith("backbone.") for name in weights):
+        return dict(weights)
+    head = NETWORKS[architecture][0]
+    return {
+        name.replace(head, "classifier", 1)
+        if name.rpartition(".")[0] == head
+        else f"backbone.network.{name}": tensor
+        for name, tensor in weights.items()
+    }
+
+
+def _plain(name: str) -> nn.Module:
+    from torchvision import models  # takes seconds, and few runs need it
+
+    options: dict[str, Any] = {"weights": None}
+    if name == "googlenet":
+        options |= {"aux_logits": False, "init_weights": False}
+    network: nn.Module = getattr(models, name)(**options)
+    return network
+
+
+def _vit(size: int) -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    patch = next((p for p in PATCHES if size % p == 0 and size // p >= 7), 1)
+    network: nn.Module = VisionTransformer(size, patch, 12, 12, 768, 3072)
+    return network
+
+
+def _with_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
+    """Return a convolution like another, for so many input channels."""
+    return nn.Conv2d(
+        channels,
+        conv.out_channels,
+        conv.kernel_size,  # type: ignore[arg-type]
+        conv.stride,  # type: ignore[arg-type]
+        conv.padding,  # type: ignore[arg-type]
+        bias=conv.bias is not None,
+    )

@@ -1,0 +1,118 @@
+"""The papers' teachers: every network at every size, and models that were trained elsewhere."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from torch.nn import functional
+from torchvision import models
+
+from fed_dpsd.client.teacher_file import read_teacher
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config import UserError
+from fed_dpsd.models import initialise, write_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.torchvision_networks import NETWORKS, own_names
+from fed_dpsd.streams import Streams
+
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
+SIZES = [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 224, 224)]
+
+
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_takes_a_step_at_every_size(name, shape):
+    """A step changes the weights; nothing is drawn from torch's global generator, as by dropout."""
+    streams = Streams(0)
+    model = initialise(lambda: CLASSIFIERS[name](shape, 3, 4), streams.torch("model")).train()
+    assert name in NO_DP_SGD
+    images = torch.rand((2, *shape), generator=streams.torch("images"))
+    before = torch.get_rng_state()
+    loss = functional.cross_entropy(model(images), torch.tensor([0, 2]))
+    loss.backward()
+    first = next(model.parameters())
+    assert torch.isfinite(loss)
+    assert first.grad.abs().sum() > 0
+    assert model.classifier.weight.shape == (3, model.features(images).shape[1])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def elsewhere(path, network, facts=None):
+    """Save torchvision's own network, as somebody does who has trained it; return it."""
+    torch.manual_seed(0)
+    model = getattr(models, network)(num_classes=10)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            layer.momentum = 1.0
+    model(torch.randn(64, 3, 32, 32))  # without statistics an untrained network says nothing
+    model.eval()
+    safetensors.torch.save_file(model.state_dict(), path, facts)
+    return model
+
+
+def read(small, path, arch="resnet34", *overrides):
+    settings = f"teacher.path={path}", f"teacher.arch={arch}", "data.shape=[3,32,32]"
+    config = small(*settings, *overrides).config
+    return read_teacher(make_teacher(config, 0, 0), config, 0)
+
+
+@pytest.mark.parametrize("network", ["resnet34", "densenet161", "mobilenet_v2"])
+def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network):
+    path = tmp_path / "theirs.safetensors"
+    theirs = elsewhere(path, network, {"mean": json.dumps(MEAN), "std": json.dumps(STD)})
+    ours = read(small, path, network).eval()
+    images = torch.rand((4, 3, 32, 32), generator=Streams(0).torch("images"))
+    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
+    with torch.inference_mode():
+        expected = theirs((images - mean) / std)
+        assert torch.allclose(ours(images), expected, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(theirs(images), expected, atol=1e-2)  # pixels as they are
+
+
+def test_own_files_keep_their_names():
+    weights = {"backbone.network.fc.weight": torch.zeros(1)}
+    assert own_names("resnet34", weights) == weights
+    assert own_names("cnn", {"fc.weight": torch.zeros(1)}).keys() == {"fc.weight"}
+    theirs = {"classifier.1.weight": torch.zeros(1), "classifier.6.bias": torch.zeros(1)}
+    mapped = own_names("alexnet", theirs)
+    assert mapped.keys() == {"backbone.network.classifier.1.weight", "classifier.bias"}
+
+
+def test_our_own_file_is_read_without_facts(small, tmp_path):
+    path = tmp_path / "ours.safetensors"
+    config = small("model.teacher=resnet34", "data.shape=[3,32,32]").config
+    write_weights(make_teacher(config, 0, 0), path)
+    assert read(small, path).backbone.mean is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (None, "metadata have mean=None; save it with a list of 3 numbers"),
+        ({"mean": "[0, 0, 0]"}, "metadata have std=None"),
+        ({"mean": "[0, 0]", "std": "[1, 1, 1]"}, r"metadata have mean=\[0, 0\]; save it with"),
+        ({"mean": "[0, 0, 0]", "std": "[1, 0, 1]"}, "all must be above 0"),
+        ({"mean": "[0, 0, NaN]", "std": "[1, 1, 1]"}, "metadata have mean="),
+    ],
+)
+def test_pixels_of_another_file_must_be_described(small, tmp_path, facts, expected):
+    path = tmp_path / "theirs.safetensors"
+    elsewhere(path, "mobilenet_v2", facts)
+    with pytest.raises(UserError, match=expected) as error:
+        read(small, path, "mobilenet_v2")
+    assert str(path) in str(error.value)
+
+
+def test_another_architecture_channels_or_classes_are_named(small, tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    elsewhere(path, "mobilenet_v2")
+    with pytest.raises(UserError, match="does not fit teacher.arch=resnet34"):
+        read(small, path)
+    with pytest.raises(UserError, match=r"shape \[32, 3, 3, 3\], the architecture's is \[32, 1"):
+        read(small, path, "mobilenet_v2", "data.shape=[1,32,32]")
+    with pytest.raises(UserError, match=r"has shape \[10.*the architecture's is \[7"):
+        read(small, path, "mobilenet_v2", "data.num_classes=7")
+    torch.save({}, path)
+    with pytest.raises(UserError, match="is not a safetensors file"):
+        read(small, path)

@@ -1,7 +1,7 @@
 """Data-sensitive answers: normalised gradients plus Gaussian noise (arXiv 2601.19090, Alg. 2)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -70,6 +70,8 @@ class NormalizedGradient:
         quorum: of the secure sum; only with noise_at="distributed", where each client adds a noise
             share.
         shards: the client's teachers.
+        scaling: "normalise" (each gradient gets norm `bound`, but for `stability`) or "clip" (only
+            a longer one is shortened to `bound`, as in DP-SGD).
 
     Raises:
         ValueError: a parameter is out of its range.
@@ -90,6 +92,7 @@ class NormalizedGradient:
     noise_at: NoiseAt = "client"
     quorum: Quorum | None = None
     shards: Shards = ONE_TEACHER
+    scaling: Literal["normalise", "clip"] = field(default="normalise", repr=False)
 
     def __post_init__(self) -> None:
         check_noise_at(self.noise_at, self.quorum)
@@ -102,6 +105,14 @@ class NormalizedGradient:
             raise ValueError(f"mask={self.mask!r} must be 'public', 'private' or 'signed'")
         if self.normalise not in ("sample", "batch"):
             raise ValueError(f"normalise={self.normalise!r} must be 'sample' or 'batch'")
+        if self.scaling not in ("normalise", "clip"):
+            raise ValueError(f"scaling={self.scaling!r} must be 'normalise' or 'clip'")
+
+    def __repr__(self) -> str:
+        """Return the text that ledgers hold; it names a scaling that is not the usual one."""
+        shown = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr]
+        more = [] if self.scaling == "normalise" else [f"scaling={self.scaling!r}"]
+        return f"{type(self).__name__}({', '.join([*shown, *more])})"
 
     @property
     def scale(self) -> float:
@@ -124,7 +135,7 @@ class NormalizedGradient:
         return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
-        """Mask, normalise and clip (B, K) gradients, by row or as a whole."""
+        """Mask (B, K) gradients, normalise or clip them, and bound their norms last."""
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
         if self.k is not None:
@@ -136,8 +147,11 @@ class NormalizedGradient:
         largest = np.abs(sensitive).max(axis=axis, keepdims=True, initial=0)
         unit = sensitive / np.where(largest > 0, largest, 1)
         norm = largest * np.sqrt(np.square(unit).sum(axis=axis, keepdims=True))
+        divisor = norm + self.stability
+        if self.scaling == "clip":
+            divisor = np.maximum(norm, self.bound)
         with np.errstate(over="ignore"):
-            bounded = self.bound * (sensitive / (norm + self.stability))
+            bounded = self.bound * (sensitive / divisor)
         length = np.sqrt(np.square(bounded).sum(axis=axis, keepdims=True))
         most = self.bound * ROOM
         clipped: NDArray[np.float64] = bounded * np.minimum(1, most / np.maximum(length, most))
@@ -203,5 +217,6 @@ class NormalizedGradient:
         """Return (n, 1, K) gradients in two worlds, one record apart, that differ the most."""
         first = np.zeros((self.shards.teachers, 1, self.num_classes))
         second = first.copy()
-        first[0, 0, 0], second[0, 0, 0] = 1e6 * self.stability, -1e6 * self.stability
+        unit = self.stability if self.scaling == "normalise" else self.bound
+        first[0, 0, 0], second[0, 0, 0] = 1e6 * unit, -1e6 * unit
         return first, second

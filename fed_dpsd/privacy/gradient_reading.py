@@ -20,7 +20,7 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientReading(NormalizedGradient):
     """Normalised gradients whose noise does not cover them, as Eq. 3 may be read.
 

@@ -13,7 +13,7 @@ from fed_dpsd.privacy.noise import Rng
 MOST_IMAGES = 1_024  # of an ask, whose sum has to stay exact
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GradientSum(NormalizedGradient):
     """The sum of an ask's normalised gradients plus one draw of Gaussian noise, in its first row.
 

@@ -46,6 +46,29 @@ def test_encoded_rows_never_exceed_the_bound():
     assert lengths.max() > 0.0999  # the bound is reached, so it is not vacuous
 
 
+@pytest.mark.parametrize("normalise", ["sample", "batch"])
+@pytest.mark.parametrize("bound", [1e-3, 0.5, 1e4])
+def test_clipping_shortens_longer_gradients_alone(normalise, bound):
+    """The control, normalising, lengthens shorter ones."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 10)) * 10.0 ** rng.integers(-6, 6, (200, 1))
+    predictions = np.full((200, 10), 0.1)
+    clip = NormalizedGradient(10, 1.0, bound=bound, normalise=normalise, scaling="clip")
+    axis = 1 if normalise == "sample" else None
+    encoded = clip.encode(rows, predictions)
+    before = np.linalg.norm(rows, axis=axis, keepdims=True)
+    after = np.linalg.norm(encoded, axis=axis, keepdims=True)
+    assert (after <= bound).all()
+    assert encoded == pytest.approx(rows * np.minimum(1, bound / before), rel=1e-8)
+    usual = NormalizedGradient(10, 1.0, bound=bound, normalise=normalise)
+    short = before < 1e-2 * bound
+    lengths = np.linalg.norm(usual.encode(rows, predictions), axis=axis, keepdims=True)
+    assert (lengths[short] > after[short]).all()
+    first, second = (clip.encode(world[0], predictions[:1]) for world in clip.worst_case())
+    assert np.linalg.norm(first - second) == pytest.approx(2 * bound)
+    assert clip.event("record", "replace_one") == usual.event("record", "replace_one")
+
+
 def test_a_small_gradient_is_shortened_by_the_stability_constant():
     """Eq. 3 divides by the norm plus h: a gradient of norm h has half the bound, one of 9 h 0.9."""
     for normalise in ("sample", "batch"):

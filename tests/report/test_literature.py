@@ -145,6 +145,12 @@ QUOTATIONS = {
         "({DPSD[data_1_epsilon]})",
         "divided by the batch's {DPSD[b]} images",
     ],
+    "docs/results/dpdfd.md": [
+        "{DPDFD[one_1]} % with one teacher and {DPDFD[many_1]} % with a hundred (published, MNIST, "
+        "under a stated epsilon of 1; {DPDFD[many_10]} % under 10)",
+        "the paper's have {DPDFD[teacher]}",
+        "sigma {DPDFD[sigma]}, batches of {DPDFD[B]}",
+    ],
     "docs/results/dense.md": [
         "where the paper has {DENSE[dense]} %",
         "DENSE's networks (width {DENSE[width]}, generator {DENSE[generator_width]}), "

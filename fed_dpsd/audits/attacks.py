@@ -44,6 +44,7 @@ CANARIES, COUNTED_CANARIES, COUNTED_RUNS = 100, 1_000, 200
 ASKED_RUNS, OWN_RUNS = 500, (10, 100)
 TRAINING_FAILURE = 0.001
 
+TITLE = "the run's settings"
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
 COUNTS = "the adversary chooses the records and sees the class counts"
 BLACK_BOX = "the adversary chooses the records and sees the released probabilities only"
@@ -91,6 +92,7 @@ class Attack:
         """Return the object of `fed-dpsd privacy audit --json`."""
         proven = self.proof.epsilon.to_json()
         return self.audit.to_json() | {
+            "title": self.title,
             "mechanism": str(self.mechanism),
             "epsilon_proven": proven["epsilon"],
             "mu_proven": self.proof.mu,
@@ -160,7 +162,12 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
     )
     yield Attack("the implementation", close, result, _answers_proof(close, CLOSE_QUERIES, result))
 
-    say(f"the run's settings: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
+    # A sum of many gradients costs more than one of a single image, which is what is attacked.
+    larger = mechanism.releases(1, 2) > 2
+    title = (
+        "the run's noise, asks of one image, which cost less than the run's" if larger else TITLE
+    )
+    say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):
         result = enumerated(attacked, queries)
@@ -170,7 +177,7 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
             mechanism, client, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, report_mu=False
         )
     yield Attack(
-        "the run's settings",
+        title,
         mechanism,
         result,
         _answers_proof(mechanism, queries, result, delta),

@@ -238,6 +238,20 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(fed_dpsd, broken
     assert "NOT refuted: the audit is blind" in out[-1]
 
 
+def test_an_audit_of_sums_says_that_it_asks_one_image(fed_dpsd, monkeypatch):
+    """A run's own asks have many, and cost more: its epsilon must not be read off the audit."""
+    monkeypatch.setattr("fed_dpsd.audits.attacks.ALONE_RUNS", 200)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 20)
+    settings = ("method=dpdfd", "rounds=4", "training=plain", "answers=gradient_sum")
+    code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
+    assert code == 0
+    claim = json.loads(out[0])
+    _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
+    planned = json.loads(out[0])["privacy"]["proven"][1]
+    assert claim["title"].endswith("asks of one image, which cost less than the run's")
+    assert claim["epsilon_proven"] < planned["epsilon"] / 100
+
+
 def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, monkeypatch):
     def truthful(self, value, predictions, rng):
         return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)

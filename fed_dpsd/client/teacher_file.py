@@ -7,6 +7,8 @@ from fed_dpsd.models import misfit, read_facts, read_weights
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.torchvision_networks import Adapted, own_names
 
+PIXELS = "backbone.mean", "backbone.std"  # which a state of torchvision's own does not have
+
 
 def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier:
     """Read the weights in teacher.path into a teacher, and return it.
@@ -21,6 +23,8 @@ def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier
     try:
         found = read_weights(Path(path))
         weights = own_names(config.architecture(client), found)
+        if weights.keys() != found.keys():
+            weights |= {name: t for name, t in teacher.state_dict().items() if name in PIXELS}
         problem = misfit(teacher, weights)
     except ValueError as error:
         raise UserError(f"teacher.path={error}") from None
@@ -30,10 +34,10 @@ def read_teacher(teacher: Classifier, config: Config, client: int) -> Classifier
             f"(model.teacher_width={config.model.teacher_width}, data {config.data.name}): "
             f"{problem}; give the architecture and width that it was trained with"
         )
-    if isinstance(teacher.backbone, Adapted) and set(weights) != set(found):
+    teacher.load_state_dict(weights)
+    if isinstance(teacher.backbone, Adapted) and weights.keys() != found.keys():
         try:
-            teacher.backbone.normalise(read_facts(Path(path)), config.data.shape[0])
+            teacher.backbone.normalise(read_facts(Path(path)))
         except ValueError as error:
             raise UserError(f"teacher.path={path}: {error}") from None
-    teacher.load_state_dict(weights)
     return teacher

@@ -41,6 +41,8 @@ def initialise(build: Callable[[], Module], generator: torch.Generator) -> Modul
                     layer.reset_running_stats()
                 layer.weight.fill_(1)
                 layer.bias.zero_()
+            elif hasattr(layer, "reset_buffers"):
+                layer.reset_buffers()
             else:
                 for name, weights in layer.named_parameters(recurse=False):
                     if name not in POSITIONS:

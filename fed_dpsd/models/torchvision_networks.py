@@ -31,25 +31,38 @@ PATCHES = 16, 8, 4, 2  # sides of ViT's patches, of which at least 7 lie along a
 
 
 class Adapted(nn.Module):
-    """A network whose images are enlarged to `least` pixels a side where they are smaller.
+    """A network whose images are normalised, and enlarged to `least` pixels a side.
+
+    The `mean` and `std` of pixels in [0, 1] are a part of its state, so they go where it goes.
 
     Args:
         network: the network, from (B, C, S, S) to (B, F).
         least: the least side that it takes.
+        channels: C.
     """
 
-    def __init__(self, network: nn.Module, least: int) -> None:
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, network: nn.Module, least: int, channels: int) -> None:
         super().__init__()
         self.network, self.least = network, least
-        self.mean: list[float] | None = None
-        self.std: list[float] | None = None
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.empty(channels))
+        self.reset_buffers()
 
-    def normalise(self, facts: Mapping[str, str], channels: int) -> None:
+    def reset_buffers(self) -> None:
+        """Have pixels in [0, 1] normalised to [-1, 1]."""
+        self.mean.fill_(0.5)
+        self.std.fill_(0.5)
+
+    def normalise(self, facts: Mapping[str, str]) -> None:
         """Have pixels normalised as a file's facts say: "mean" and "std", JSON lists, of [0, 1].
 
         Raises:
             ValueError: a fact is missing, or is no list of a number for each channel.
         """
+        channels = len(self.mean)
         for name in ("mean", "std"):
             try:
                 numbers = [float(number) for number in json.loads(facts[name])]
@@ -60,15 +73,14 @@ class Adapted(nn.Module):
                     f"its metadata have {name}={facts.get(name)}; save it with a list of "
                     f"{channels} numbers, by which pixels in [0, 1] were normalised"
                 )
-            setattr(self, name, numbers)
-        if min(self.std or [0]) <= 0:
+            self.get_buffer(name).copy_(torch.tensor(numbers))
+        if self.std.min() <= 0:
             raise ValueError(f"its metadata have std={facts['std']}; all must be above 0")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Map (B, C, S, S) images in [-1, 1] to (B, F) features."""
-        if self.mean is not None and self.std is not None:
-            mean, std = (images.new_tensor(n)[:, None, None] for n in (self.mean, self.std))
-            images = ((images + 1) / 2 - mean) / std
+        mean, std = self.mean[:, None, None], self.std[:, None, None]
+        images = ((images + 1) / 2 - mean) / std
         if images.shape[-1] < self.least:
             images = functional.interpolate(
                 images, (self.least, self.least), mode="bilinear", align_corners=False
@@ -91,11 +103,13 @@ def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     last = network.get_submodule(head)
     assert isinstance(last, nn.Linear)
     network.set_submodule(head, nn.Identity())
-    return Adapted(network, least), last.in_features
+    return Adapted(network, least, shape[0]), last.in_features
 
 
 def own_names(architecture: str, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return weights under our names, where they have torchvision's; others as they are.
+
+    A state of torchvision's does not say how pixels were normalised: see `Adapted.normalise`.
 
     Args:
         architecture: a name of `NETWORKS`, or any other, whose weights are returned unchanged.

@@ -11,7 +11,7 @@ from torchvision import models
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import UserError
-from fed_dpsd.models import initialise, write_weights
+from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.torchvision_networks import NETWORKS, own_names
 from fed_dpsd.streams import Streams
@@ -68,6 +68,10 @@ def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network
         expected = theirs((images - mean) / std)
         assert torch.allclose(ours(images), expected, atol=1e-4, rtol=1e-4)
         assert not torch.allclose(theirs(images), expected, atol=1e-2)  # pixels as they are
+        settings = f"model.teacher={network}", "data.shape=[3,32,32]"
+        copy = make_teacher(small(*settings).config, 0, 0).eval()
+        load_vector(copy, to_vector(ours))  # as weights go to a server
+        assert torch.allclose(copy(images), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_own_files_keep_their_names():
@@ -83,7 +87,7 @@ def test_our_own_file_is_read_without_facts(small, tmp_path):
     path = tmp_path / "ours.safetensors"
     config = small("model.teacher=resnet34", "data.shape=[3,32,32]").config
     write_weights(make_teacher(config, 0, 0), path)
-    assert read(small, path).backbone.mean is None
+    assert read(small, path).backbone.mean.tolist() == [0.5] * 3
 
 
 @pytest.mark.parametrize(

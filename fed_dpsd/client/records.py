@@ -6,9 +6,6 @@ and log, and never part of a message.
 
 import csv
 import hashlib
-import io
-import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.data.images import open_image, scaled
+from fed_dpsd.data.sources import walk_classes
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
-PHOTOMETRIC = 262  # the TIFF tag that is 0 if white is stored as 0
-FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,8 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             unknown_labels.add(item.label)
             continue
         try:
-            content, pixels = open_image(item.image, shape)
+            content, image = open_image(item.image, shape[0])
+            pixels = scaled(image, shape)
         except (OSError, ValueError) as error:
             unreadable.append(f"{item.name}: {' '.join(str(error).split())}")
             continue
@@ -199,23 +196,13 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
         if not (path / label).is_dir():
             raise UserError(f"{path}: there is no folder {label!r} of classes; {_ACCESS_REMEDY}")
 
-    def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename} cannot be read ({error.strerror}); {_ACCESS_REMEDY}")
-
-    for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
-        here = Path(place).resolve()
-        folders[:] = [folder for folder in folders if not folder.startswith(".")]
-        for folder in folders:
-            if (Path(place) / folder).resolve() in (here, *here.parents):
-                raise UserError(
-                    f"{place}/{folder} is a link to a folder that it lies in; delete it"
-                )
-        for name in names:
-            file = Path(place) / name
-            inside = file.relative_to(path)
-            if not name.startswith("."):
-                below = inside.parts[0] if len(inside.parts) > 1 else None
-                yield _Item(str(inside), file, below, None)
+    try:
+        for file, label in walk_classes(path):
+            yield _Item(str(file.relative_to(path)), file, label, None)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be read ({error.strerror}); {_ACCESS_REMEDY}"
+        ) from None
 
 
 def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
@@ -299,59 +286,3 @@ def _check_columns(path: Path, files: HospitalFiles, names: Sequence[str]) -> No
             raise UserError(
                 f"{path}: there is no {key}={column!r}; it has {', '.join(names) or 'none'}"
             )
-
-
-# --- images ---
-
-
-def open_image(
-    image: Path | bytes | NDArray[np.uint8], shape: tuple[int, ...]
-) -> tuple[bytes, NDArray[np.uint8]]:
-    """Return an image's own content, and its (C, size, size) pixels of `shape`.
-
-    Args:
-        image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
-        shape: (C, size, size) of the result: grey or RGB, the middle square, scaled.
-
-    Raises:
-        OSError or ValueError: it is no image, or the range of its pixels is unknown.
-    """
-    if isinstance(image, np.ndarray):
-        return image.tobytes(), _fit(Image.fromarray(image), shape)
-    if isinstance(image, Path) and image.exists() and not image.is_file():
-        raise ValueError("it is no file")
-    content = image.read_bytes() if isinstance(image, Path) else image
-    try:
-        with (
-            warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
-            Image.open(io.BytesIO(content), formats=FORMATS) as opened,
-        ):
-            inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            return content, _fit(ImageOps.exif_transpose(opened), shape, inverted)
-    except UnidentifiedImageError:
-        raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
-    except (OSError, ValueError, MemoryError):
-        raise
-    except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
-        raise ValueError(str(error) or type(error).__name__) from None
-
-
-def _fit(image: Any, shape: tuple[int, ...], inverted: bool = False) -> NDArray[np.uint8]:
-    """Return (C, size, size) pixels: the middle square, scaled; 16 bits become 8.
-
-    Pillow itself turns an inverted image (white is 0) around if it has 8 bits, but not if it has
-    16. So `inverted` matters only for the latter.
-    """
-    if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
-        raise ValueError(
-            "its pixels are floats, signed or of 32 bits; convert it to 8 or 16 bits without a sign"
-        )
-    if image.mode.startswith("I;16"):  # radiographs often have 16 bits
-        values = np.asarray(image).astype(np.uint16)
-        image = Image.fromarray(((~values if inverted else values) >> 8).astype(np.uint8))
-    image = image.convert("L" if shape[0] == 1 else "RGB")
-    size = shape[1:]
-    if image.size != size:
-        image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-    pixels = np.asarray(image)
-    return pixels[None] if shape[0] == 1 else pixels.transpose(2, 0, 1)

@@ -1,20 +1,19 @@
-"""A loader for scikit-learn's digits, parquet folders and Hugging Face data sets.
+"""A loader for scikit-learn's digits, parquet files, folders of classes and Hugging Face data sets.
 
-Folders have the Hugging Face parquet layout, so the same code reads both.
+Decoded images are cached. `sources` finds them and their labels.
 """
 
 import hashlib
-import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet
 from numpy.typing import NDArray
-from PIL import Image
 
 from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.data import sources
+from fed_dpsd.data.images import open_image, scaled, to_pixels
+from fed_dpsd.data.sources import LAYOUT, Source
 from fed_dpsd.storage import replacing
 
 DIGITS_TEST_SIZE = 360
@@ -83,28 +82,15 @@ def _digits() -> Dataset:
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
     """Load a split from `config.path` or, without a path, from the Hugging Face hub."""
-    if config.path is not None:
-        file = Path(config.path) / f"{split}.parquet"
-        if not file.is_file():
-            raise UserError(
-                f"data.path={config.path}: there is no {split}.parquet; "
-                "give a folder with train.parquet and test.parquet"
-            )
-        status = file.stat()
-        source = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-    elif config.hub is not None:
-        source = f"hub {config.hub}"
-    else:
-        raise UserError(
-            f"data={config.name}: data.path is null and no hub name is known; "
-            "set data.path to a folder with train.parquet and test.parquet"
-        )
-    key = hashlib.sha256(f"{source} {split} {config}".encode()).hexdigest()[:24]
+    later = {key: getattr(config, key) for key in ("resize", "label_columns")}
+    settings = "".join(f" {key}={value}" for key, value in later.items() if value)
+    text = f"{sources.fingerprint(config, split)} {split} {config}{settings}"
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
     images, labels, patients = (
         cache / "data" / f"{key}.{name}.npy" for name in ("images", "labels", "patients")
     )
     if not labels.is_file():
-        decoded = _decode(config, split, _read_table(config, split))
+        decoded = _decode(config, sources.read(config, split))
         _save(images, decoded.images)
         if decoded.patients is not None:
             _save(patients, decoded.patients)
@@ -113,57 +99,33 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
     return Split(np.load(images, mmap_mode="r"), np.load(labels), patient_ids)
 
 
-def _read_table(config: DataConfig, split: str) -> "pyarrow.Table":
-    if config.path is not None:
-        return pyarrow.parquet.read_table(Path(config.path) / f"{split}.parquet")
-    from fed_dpsd.data.partition import read_hub
-
-    return read_hub(str(config.hub), split)
-
-
-def _decode(config: DataConfig, split: str, table: "pyarrow.Table") -> Split:
-    """Convert Arrow columns to arrays, and images to grey or RGB as `config.shape` says."""
-    where = f"data={config.name} ({config.path or config.hub}), split {split}"
-    for key in ("image_column", "label_column", "patient_column"):
-        column = getattr(config, key)
-        if column is not None and column not in table.column_names:
-            raise UserError(
-                f"{where}: there is no column data.{key}={column!r}; "
-                f"the columns are {', '.join(table.column_names)}"
-            )
-    labels = table.column(config.label_column).to_numpy().astype(np.int64)
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= config.num_classes:
-        actual = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
+def _decode(config: DataConfig, source: Source) -> Split:
+    """Convert images to grey or RGB as `config.shape` says, and check shapes and labels."""
+    where, labels = source.where, source.labels
+    if len(labels) == 0:
+        raise UserError(f"{where}: there is no image with a label; give {LAYOUT}")
+    if labels.min() < 0 or labels.max() >= config.num_classes:
         raise UserError(
-            f"{where}: labels are {actual}, but data.num_classes={config.num_classes} "
-            f"needs 0 to {config.num_classes - 1}"
+            f"{where}: labels are {labels.min()} to {labels.max()}, but "
+            f"data.num_classes={config.num_classes} needs 0 to {config.num_classes - 1}"
         )
-    pictures = (row["bytes"] for row in table.column(config.image_column).to_pylist())
     images = np.empty((len(labels), *config.shape), np.uint8)
-    for index, image in enumerate(_open_images(pictures, config.shape[0])):
-        if image.shape != config.shape:
+    for index, (name, image) in enumerate(zip(source.names, source.images, strict=True)):
+        try:
+            opened = open_image(image, config.shape[0])[1]
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{where}: image {index} has shape {list(image.shape)}, "
-                f"but data.shape={list(config.shape)}"
+                f"{where}: {name} cannot be read ({reason}); mend or delete it"
+            ) from None
+        pixels = scaled(opened, config.shape) if config.resize else to_pixels(opened)
+        if pixels.shape != config.shape:
+            raise UserError(
+                f"{where}: {name} has shape {list(pixels.shape)}, but "
+                f"data.shape={list(config.shape)}; set its shape, or data.resize=true to scale it"
             )
-        images[index] = image
-    return Split(images, labels, _read_patients(config, table))
-
-
-def _read_patients(config: DataConfig, table: "pyarrow.Table") -> NDArray[np.int64] | None:
-    """Return each record's patient as a number, the hash of the column's text."""
-    if config.patient_column is None:
-        return None
-    names = (str(name).encode() for name in table.column(config.patient_column).to_pylist())
-    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
-    return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
-
-
-def _open_images(pictures: Iterable[bytes], channels: int) -> Iterable[NDArray[np.uint8]]:
-    mode = "L" if channels == 1 else "RGB"
-    for picture in pictures:
-        pixels = np.asarray(Image.open(io.BytesIO(picture)).convert(mode))
-        yield pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+        images[index] = pixels
+    return Split(images, labels, source.patients)
 
 
 def _save(path: Path, array: NDArray[np.generic]) -> None:

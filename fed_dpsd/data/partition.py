@@ -162,14 +162,21 @@ def _try_split(
 def read_hub(name: str, split_name: str) -> "pyarrow.Table":
     """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
 
+    Args:
+        name: OWNER/NAME, or OWNER/NAME/SUBSET.
+        split_name: the split.
+
     Raises:
         UserError: there is no network, or the data set does not exist.
     """
     from datasets import Image
     from flwr_datasets import FederatedDataset
 
+    parts = name.split("/")
+    source, subset = "/".join(parts[:2]), "/".join(parts[2:]) or None
     try:
-        dataset = FederatedDataset(dataset=name, partitioners={}).load_split(split_name)
+        federated = FederatedDataset(dataset=source, subset=subset, partitioners={})
+        dataset = federated.load_split(split_name)
     except Exception as error:
         raise UserError(
             f"data.hub={name}: {type(error).__name__} while downloading it; without a network, "

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fed_dpsd.client import hospital as hospitals
-from fed_dpsd.client.hospital import NotAllowed
+from fed_dpsd.client.hospital import NotAllowed, _choices
 from fed_dpsd.config import ConfigError, UserError
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.protocol import Refusal
@@ -245,3 +245,9 @@ def test_a_bad_file_names_every_problem(tmp_path):
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(UserError, match="it is empty"):
         hospitals.open_file(tmp_path / "empty.yaml")
+
+
+@pytest.mark.parametrize("group", ["method", "training", "answers"])
+def test_every_choice_that_a_file_may_allow_names_its_class(group):
+    """A choice that only inherits its class would keep all hospitals from opening."""
+    assert all(name.startswith("fed_dpsd.") for name in _choices(group).values())

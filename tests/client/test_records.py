@@ -147,14 +147,14 @@ def test_whatever_a_plugin_raises_is_an_unreadable_image(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise SyntaxError("broken chunk")
 
-    monkeypatch.setattr("fed_dpsd.client.records.ImageOps.exif_transpose", broken)
+    monkeypatch.setattr("fed_dpsd.data.images.ImageOps.exif_transpose", broken)
     with pytest.raises(UserError, match=r"3 images \(.*broken chunk.*\) are unreadable"):
         read(files, SHAPE, 3)
 
     def exhausted(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("fed_dpsd.client.records.ImageOps.exif_transpose", exhausted)
+    monkeypatch.setattr("fed_dpsd.data.images.ImageOps.exif_transpose", exhausted)
     with pytest.raises(MemoryError):  # else free memory would decide which records there are
         read(replace(files, skip_unreadable=True), SHAPE, 3)
 

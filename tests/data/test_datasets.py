@@ -1,5 +1,6 @@
 """The loader: digits, parquet folders, hub names, and what is wrong with a folder."""
 
+import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -72,16 +73,32 @@ def test_data_that_is_not_as_configured_is_an_error(tmp_path, change, expected):
     assert not list((tmp_path / "cache").rglob("*.npy"))
 
 
+def test_later_keys_leave_the_cache_of_former_versions_alone(tmp_path):
+    config = write(tmp_path / "data", [0, 1, 2], [0, 1, 2])
+    file = tmp_path / "data" / "train.parquet"
+    status = file.stat()
+    text = (
+        f"{file.resolve()} {status.st_size} {status.st_mtime_ns} train DataConfig(name='folder', "
+        f"hub=None, path='{tmp_path}/data', image_column='image', label_column='label', "
+        "patient_column=None, shape=(1, 8, 8), num_classes=3)"
+    )
+    datasets.load(config, tmp_path / "cache")
+    names = {path.name for path in (tmp_path / "cache" / "data").iterdir()}
+    assert f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.images.npy" in names
+    datasets.load(replace(config, resize=True), tmp_path / "cache")
+    assert len(list((tmp_path / "cache" / "data").iterdir())) == 2 * len(names)
+
+
 def test_an_empty_table_is_an_error(tmp_path):
     config = write(tmp_path / "data", [0], [0])
     empty = pyarrow.parquet.read_table(tmp_path / "data" / "train.parquet").slice(0, 0)
     pyarrow.parquet.write_table(empty, tmp_path / "data" / "train.parquet")
-    with pytest.raises(UserError, match="labels are none"):
+    with pytest.raises(UserError, match="there is no image with a label; give a folder"):
         datasets.load(config, tmp_path / "cache")
 
 
 def test_a_folder_without_parquet_and_a_set_without_source(tmp_path):
-    with pytest.raises(UserError, match=r"no train.parquet; give a folder with"):
+    with pytest.raises(UserError, match=r"no train.parquet and no folder train; give a folder"):
         datasets.load(replace(CONFIG, path=str(tmp_path)), tmp_path)
     with pytest.raises(UserError, match=r"data.path is null and no hub name is known"):
         datasets.load(CONFIG, tmp_path)
@@ -97,8 +114,11 @@ def test_a_validation_split_is_not_read(tmp_path):
 class FakeHub:
     """Stands for flwr_datasets.FederatedDataset where there is no network."""
 
-    def __init__(self, dataset, partitioners):
+    subset = "not asked for"
+
+    def __init__(self, dataset, subset, partitioners):
         self.dataset = dataset
+        FakeHub.subset = subset
 
     def load_split(self, split):
         if self.dataset == "missing/set":
@@ -118,6 +138,9 @@ def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
     data = datasets.load(replace(CONFIG, hub="some/set"), tmp_path)
     assert data.train.images[:, 0, 0, 0].tolist() == [7, 8]
     assert data.train.labels.tolist() == [1, 2]
+    assert FakeHub.subset is None
+    datasets.load(replace(CONFIG, hub="some/set/cropped"), tmp_path)
+    assert FakeHub.subset == "cropped"
 
 
 def test_without_a_network_the_remedy_is_a_folder(tmp_path, monkeypatch):

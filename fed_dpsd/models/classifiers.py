@@ -1,9 +1,10 @@
 """Classifiers for teachers and students. Input: (B, C, S, S) float in [0, 1].
 
 Each has a backbone and a linear classifier; the generator's losses use the backbone's `features`.
-S must be a multiple of 4, >= 8. Only cnn_bn keeps statistics of the data. The others use GroupNorm
-where they need a normalisation, so they can train on a single record or class. `width` is the
-number of channels of the first layer; torchvision's architectures ignore it.
+S must be a multiple of 4, >= 8. Only cnn_bn, and networks that are torchvision's own, keep
+statistics of the data. The others use GroupNorm where they need a normalisation, so they can train
+on a single record or class. `width` is the number of channels of the first layer; torchvision's
+architectures ignore it.
 """
 
 import functools
@@ -17,7 +18,7 @@ from torch import nn
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
-from fed_dpsd.models.torchvision_networks import NETWORKS, backbone
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
 
 
 class Classifier(nn.Module):
@@ -79,6 +80,43 @@ def cnn_tanh(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier
     return Classifier(nn.Sequential(*layers), 2 * width, num_classes)
 
 
+class TemperedSigmoid(nn.Module):
+    """A sigmoid of a steeper argument, stretched and shifted; by default it is tanh.
+
+    Papernot et al.: "Tempered Sigmoid Activations for Deep Learning with Differential Privacy",
+    arXiv 2007.14191.
+
+    Args:
+        scale: s, the width of its range.
+        inverse_temperature: T, of the argument.
+        offset: o, which is subtracted.
+    """
+
+    def __init__(
+        self, scale: float = 2.0, inverse_temperature: float = 2.0, offset: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.scale, self.inverse_temperature, self.offset = scale, inverse_temperature, offset
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return s * sigmoid(T * values) - o."""
+        return self.scale * torch.sigmoid(self.inverse_temperature * values) - self.offset
+
+
+def cnn_tempered(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build the network for MNIST of arXiv 2007.14191, which has width 16.
+
+    Images are enlarged to 16 pixels where they are smaller, the fewest that it takes.
+    """
+    size = max(shape[1], 16)
+    layers: list[nn.Module] = [nn.Upsample(size)] if shape[1] < size else []
+    layers += [nn.Conv2d(shape[0], width, 8, 2, 3), TemperedSigmoid(), nn.MaxPool2d(2, 1)]
+    layers += [nn.Conv2d(width, 2 * width, 4, 2), TemperedSigmoid(), nn.MaxPool2d(2, 1)]
+    side = (size // 2 - 5) // 2
+    layers += [nn.Flatten(), nn.Linear(2 * width * side**2, 2 * width), TemperedSigmoid()]
+    return Classifier(nn.Sequential(*layers), 2 * width, num_classes)
+
+
 def cnn3(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     """Build three pairs of 3x3 convolutions with GroupNorm and pooling, for colour images."""
     channels, size, _ = shape
@@ -111,6 +149,19 @@ def lenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
     hidden = nn.Linear(2 * width * (shape[1] // 4) ** 2, 8 * width)
     backbone = nn.Sequential(*_two_convolutions(shape, width, 5), hidden, nn.ReLU())
     return Classifier(backbone, 8 * width, num_classes)
+
+
+def cnn_datalens(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
+    """Build the classifier of DataLens' evaluation, which has width 32; without its dropout.
+
+    Wang et al.: "DataLens: Scalable Privacy Preserving Training via Gradient Compression and
+    Aggregation", CCS 2021; evaluation/train-classifier-mnist.py of github.com/AI-secure/DataLens.
+    """
+    layers: list[nn.Module] = [nn.Conv2d(shape[0], width, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(width, 2 * width, 3), nn.ReLU(), nn.Flatten()]
+    size = (shape[1] - 2) // 2 - 2
+    layers += [nn.Linear(2 * width * size**2, 2 * width), nn.ReLU()]
+    return Classifier(nn.Sequential(*layers), 2 * width, num_classes)
 
 
 def mlp(shape: tuple[int, ...], num_classes: int, width: int) -> Classifier:
@@ -178,14 +229,14 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 
 # Architectures that DP-SGD cannot train: BatchNorm mixes the records of a batch, so no bound holds
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
-NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *NETWORKS)
+NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
 
 _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {
     build.__name__: build
     for build in (
-        *(cnn, cnn_bn, cnn_tanh, cnn3, lenet, mlp),
+        *(cnn, cnn_bn, cnn_tanh, cnn_tempered, cnn3, cnn_datalens, lenet, mlp),
         *(scattering, patches, pretrained, resnet18, mobilenet, squeezenet),
     )
-} | {name: functools.partial(_large, name) for name in NETWORKS}
+} | {name: functools.partial(_large, name) for name in (*NETWORKS, *GROUP_FORMS.values())}

@@ -2,7 +2,8 @@
 
 Each is torchvision's own, with BatchNorm, so a model that somebody trained elsewhere fits: see
 `own_names` and `Adapted.normalise`. Smaller images than a network takes are enlarged. Dropout is
-off, since its draws would not follow a run's seeds.
+off, since its draws would not follow a run's seeds. For DP-SGD each has a form with GroupNorm,
+whose name ends with _gn.
 """
 
 import json
@@ -26,6 +27,10 @@ NETWORKS = {
     "shufflenet_v2_x1_0": ("fc", 28),
     "googlenet": ("fc", 28),
     "vit_b": ("heads.head", 28),
+}
+# For each network with BatchNorm the name of its form with GroupNorm.
+GROUP_FORMS = {
+    name: f"{name.removesuffix('_bn')}_gn" for name in NETWORKS if name not in ("alexnet", "vit_b")
 }
 PATCHES = 16, 8, 4, 2  # sides of ViT's patches, of which at least 7 lie along an image's side
 
@@ -89,12 +94,22 @@ class Adapted(nn.Module):
 
 
 def backbone(name: str, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """Build one of `NETWORKS` without its last layer; return it and the number of its features."""
-    head, least = NETWORKS[name]
-    network = _vit(shape[1]) if name == "vit_b" else _plain(name)
+    """Build a network without its last layer; return it and the number of its features.
+
+    Args:
+        name: one of `NETWORKS`, or of the forms in `GROUP_FORMS`.
+        shape: (C, S, S) of the images.
+    """
+    kind = {form: network for network, form in GROUP_FORMS.items()}.get(name, name)
+    head, least = NETWORKS[kind]
+    network = _vit(shape[1]) if kind == "vit_b" else _plain(kind)
     for layer in network.modules():
         if isinstance(layer, nn.Dropout):
             layer.p = 0.0
+        elif hasattr(layer, "inplace"):
+            layer.inplace = False  # Opacus cannot take layers apart that work in place
+    if kind != name:
+        _norm_groups(network)
     if shape[0] != 3:
         first = next(n for n, layer in network.named_modules() if isinstance(layer, nn.Conv2d))
         conv = network.get_submodule(first)
@@ -142,6 +157,25 @@ def _vit(size: int) -> nn.Module:
     patch = next((p for p in PATCHES if size % p == 0 and size // p >= 7), 1)
     network: nn.Module = VisionTransformer(size, patch, 12, 12, 768, 3072)
     return network
+
+
+class Copy(nn.Module):
+    """A copy of what comes in, so that torchvision may add to it in place without Opacus' notice.
+
+    Opacus keeps what leaves a layer with weights for its gradients.
+    """
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a copy."""
+        return values.clone()
+
+
+def _norm_groups(network: nn.Module) -> None:
+    """Put GroupNorm of a single group, and a copy of its output, in the place of each BatchNorm."""
+    for path, layer in list(network.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            normed = nn.Sequential(nn.GroupNorm(1, layer.num_features), Copy())
+            network.set_submodule(path, normed)
 
 
 def _with_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:

@@ -13,12 +13,12 @@ from fed_dpsd.models import (
     torch_threads,
     write_weights,
 )
-from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.classifiers import CLASSIFIERS, TemperedSigmoid
 from fed_dpsd.models.generators import Generator, UpConvolution
-from fed_dpsd.models.torchvision_networks import NETWORKS
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.streams import Streams
 
-OWN = [name for name in CLASSIFIERS if name not in NETWORKS]
+OWN = [name for name in CLASSIFIERS if name not in {*NETWORKS, *GROUP_FORMS.values()}]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
@@ -39,6 +39,22 @@ def test_classifiers_take_any_shape(name, shape):
     assert logits.shape == (5, 7)
     assert torch.equal(model.classifier(model.features(images)), logits)
     assert logits.std() > 0
+
+
+def test_tempered_sigmoids_are_scaled_and_shifted_sigmoids_of_which_tanh_is_one():
+    values = torch.linspace(-4, 4, 33)
+    assert torch.allclose(TemperedSigmoid()(values), values.tanh(), atol=1e-6)
+    other = TemperedSigmoid(1.58, 3.0, 0.71)(values)
+    assert torch.allclose(other, 1.58 / (1 + torch.exp(-3 * values)) - 0.71, atol=1e-6)
+
+
+def test_the_tempered_network_is_the_papers():
+    """16 filters of 8x8, 32 of 4x4, 32 units: 26,010 weights; and any image of 8 pixels or more."""
+    model = initialise(
+        lambda: CLASSIFIERS["cnn_tempered"]((1, 28, 28), 10, 16), Streams(0).torch("model")
+    )
+    assert sum(parameter.numel() for parameter in model.parameters()) == 26_010
+    assert sum(isinstance(layer, TemperedSigmoid) for layer in model.modules()) == 3
 
 
 def test_weights_follow_xaviers_rule():

@@ -13,7 +13,8 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import UserError
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
-from fed_dpsd.models.torchvision_networks import NETWORKS, own_names
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, own_names
+from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.streams import Streams
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
@@ -26,7 +27,7 @@ def test_every_network_takes_a_step_at_every_size(name, shape):
     """A step changes the weights; nothing is drawn from torch's global generator, as by dropout."""
     streams = Streams(0)
     model = initialise(lambda: CLASSIFIERS[name](shape, 3, 4), streams.torch("model")).train()
-    assert name in NO_DP_SGD
+    assert (name in NO_DP_SGD) == (name in GROUP_FORMS)
     images = torch.rand((2, *shape), generator=streams.torch("images"))
     before = torch.get_rng_state()
     loss = functional.cross_entropy(model(images), torch.tensor([0, 2]))
@@ -36,6 +37,59 @@ def test_every_network_takes_a_step_at_every_size(name, shape):
     assert first.grad.abs().sum() > 0
     assert model.classifier.weight.shape == (3, model.features(images).shape[1])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def sized(name):
+    """A case; a step of a large network takes a quarter of a minute."""
+    quick = name in ("mobilenet_v2_gn", "shufflenet_v2_x1_0_gn", "googlenet_gn")
+    return pytest.param(name, marks=[] if quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("name", [*map(sized, (*GROUP_FORMS.values(), "alexnet", "vit_b"))])
+def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
+    """Each record's gradient is that of the record alone, and the step moves every weight.
+
+    Rounding may turn a unit of a deep network on or off, which changes a hundredth of its gradient.
+    """
+    monkeypatch.setattr(dp_sgd, "RECORDS_AT_ONCE", 2)
+    formed = []
+
+    def watched(*given):
+        gradients = single(*given)  # which are clipped in place
+        formed.append([part.clone() for part in gradients])
+        return gradients
+
+    single = lattice.single_gradients
+    monkeypatch.setattr(lattice, "single_gradients", watched)
+    streams = Streams(0)
+    model = initialise(lambda: CLASSIFIERS[name]((1, 28, 28), 3, 4), streams.torch("model"))
+    images = torch.rand((2, 1, 28, 28), generator=streams.torch("images"))
+    labels, expected = torch.tensor([0, 2]), []
+    for image, label in zip(images, labels, strict=True):
+        model.train().zero_grad()
+        functional.cross_entropy(model(image[None]), label[None]).backward()
+        expected.append(torch.cat([weights.grad.flatten() for weights in model.parameters()]))
+    model.zero_grad(set_to_none=True)
+    before = to_vector(model)
+    training = dp_sgd.DPSGD(1.0, 1.0, steps=1, max_grad_norm=1.0, learning_rate=0.1)
+    training.train(model, images[:, None], labels, streams.numpy("noise"))
+    assert name not in NO_DP_SGD
+    for number, gradient in enumerate(expected):
+        own = torch.cat([part[number].flatten() for part in formed[-1][:-1]])
+        assert (own - gradient).norm() < 0.03 * gradient.norm()
+    still = (to_vector(model) == before).float().mean()
+    assert still < 1e-3  # mean and standard deviation of the pixels, and no weights but by chance
+
+
+@pytest.mark.parametrize("network", ["mobilenet_v2", "shufflenet_v2_x1_0"])
+def test_a_form_with_group_norm_treats_each_image_alone(network):
+    """Also while it trains. The control is the network itself, which has batch statistics."""
+    images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+    for name, alone in ((GROUP_FORMS[network], True), (network, False)):
+        model = initialise(lambda n=name: CLASSIFIERS[n]((1, 28, 28), 7, 4), torch.Generator())
+        together = model.train()(images)
+        apart = torch.cat([model(image[None].repeat(2, 1, 1, 1))[:1] for image in images])
+        assert torch.allclose(together, apart, atol=1e-3) == alone
 
 
 def elsewhere(path, network, facts=None):

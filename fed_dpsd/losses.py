@@ -104,6 +104,26 @@ def decoupled_kd_gradients(
     return np.stack([decoupled_kd_gradient(own, student, balance, divisor) for own in teachers])
 
 
+def kd_gradients(
+    teachers: NDArray[np.floating], student: NDArray[np.floating]
+) -> NDArray[np.float64]:
+    """Return the gradient of classic distillation in the student's *probabilities*.
+
+    Hinton, Vinyals, Dean (arXiv 1503.02531), at temperature 1: the divergence of the teacher's
+    probabilities from the student's, sum of p_t log(p_t / p_s). Fig. 6 of the paper compares it
+    with Eq. 2, and states no temperature.
+
+    Args:
+        teachers: (n, B, K) float, probabilities of each of n teachers.
+        student: (B, K) float, student probabilities.
+
+    Returns:
+        (n, B, K) float64.
+    """
+    low, high = SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY
+    return -np.asarray(teachers, np.float64) / np.asarray(student, np.float64).clip(low, high)
+
+
 def noisy_label(
     predictions: NDArray[np.floating],
     gradient: NDArray[np.float64],

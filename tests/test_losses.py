@@ -71,6 +71,18 @@ def test_the_gradient_is_finite_where_probabilities_vanish():
     assert np.isfinite(losses.decoupled_kd_gradient(sure, sure[::-1])).all()
 
 
+def test_the_gradient_of_classic_distillation_is_that_of_automatic_differentiation():
+    teachers = np.stack([probabilities(50, 10, seed) for seed in (2, 4)])
+    student = probabilities(50, 10, 3)
+    ours = losses.kd_gradients(teachers, student)
+    for own, teacher in zip(ours, torch.tensor(teachers), strict=True):
+        variable = torch.tensor(student, requires_grad=True)
+        (teacher * (teacher / variable).log()).sum().backward()
+        assert own == pytest.approx(variable.grad.numpy(), rel=1e-9)
+    sure = np.eye(10)[[0, 1]]
+    assert np.isfinite(losses.kd_gradients(sure[None], sure[::-1])).all()
+
+
 def test_noisy_label_steps_down_the_gradient():
     predictions = np.array([[0.4, 0.6]])
     gradient = np.array([[1e-3, -1e-3]])

@@ -24,6 +24,7 @@ from fed_dpsd.privacy.mechanism import (
     Unit,
     Values,
 )
+from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 # A client of the audited mechanism, with noise of its own at every call. It takes (n, B, K) values
@@ -31,6 +32,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 # later ask that is smaller has the first of these rows. It returns the (B, K) values of each ask
 # that the adversary sees.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
+Audited = Additive | TopKRandomizedResponse | NoisyMax  # mechanisms that randomise an answer
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
 VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, which stay in the cache
@@ -180,11 +182,11 @@ def audit(
         raise ValueError(f"delta={delta} must be at least 0 and below 1")
     if not 0 < failure_probability < 1:
         raise ValueError(f"failure_probability={failure_probability} must be between 0 and 1")
-    if not isinstance(mechanism, Additive | TopKRandomizedResponse):
+    if not isinstance(mechanism, Audited):
         raise ValueError(
             f"mechanism={mechanism.name!r} leaves nothing to audit: its answers leave without "
-            "noise, and no epsilon holds; audit 'gradient', 'votes' or 'label' "
-            "instead"
+            "noise, and no epsilon holds; audit 'gradient', 'votes', 'noisy_max' or "
+            "'label' instead"
         )
     failure = failure_probability / (4 if report_mu else 2)
     pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))
@@ -293,9 +295,7 @@ def _shifted(values: Values) -> Values:
     return np.stack([np.roll(values, shift, axis=-1) for shift in range(values.shape[-1])])
 
 
-def _ratios(
-    mechanism: Additive | TopKRandomizedResponse, client: Client, queries: int, runs: int
-) -> NDArray[np.float64]:
+def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDArray[np.float64]:
     """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants.
 
     A row of an ask belongs to a slot and a run; the rows of one slot are together.
@@ -328,11 +328,12 @@ def _ratios(
 
 
 def _statistic(
-    mechanism: Additive | TopKRandomizedResponse,
+    mechanism: Audited,
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) shifts to (B,) log-likelihood ratios.
 
-    Ratios are up to constants.
+    Ratios are up to constants. Of a noisy maximum only the classes that gain and lose a vote count,
+    which is a test like any other.
     """
     public = _shifted(public_row(mechanism.num_classes))
     worlds = [
@@ -350,7 +351,7 @@ def _statistic(
     else:
         first, second = (world.sum(axis=1) for world in worlds)
         weights = first - second
-        if mechanism.noise_law == "laplace":
+        if isinstance(mechanism, Additive) and mechanism.noise_law == "laplace":
             middle, reach = (first + second) / 2, np.abs(weights) / 2
             signs = np.sign(weights)
 
@@ -368,9 +369,11 @@ def _dot(left: Values, right: Values) -> NDArray[np.float64]:
     return np.asarray(np.einsum("bk,bk->b", left, right))
 
 
-def _randomness(mechanism: Additive | TopKRandomizedResponse) -> str:
+def _randomness(mechanism: Audited) -> str:
     if isinstance(mechanism, TopKRandomizedResponse):
         return "randomised responses"
+    if isinstance(mechanism, NoisyMax):
+        return "noisy maxima"
     if isinstance(mechanism, NormalizedGradient):
         return "noise N(0, sigma^2 beta^2)"
     return "noise N(0, sigma^2)" if mechanism.noise_law == "gaussian" else "noise Laplace(0, sigma)"

@@ -131,6 +131,12 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
     return Bound(ideal.epsilon + loss, delta if ideal.delta else 0.0, ideal.accountant)
 
 
+def pure(event: DpEvent) -> Bound:
+    """Return the bound at delta 0 of an `event` of responses and Laplace noise; otherwise `inf`."""
+    counts, loss = _without_precision(_count_leaves(event))
+    return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
+
+
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget by which `within_budget` admits `event`, settings unchanged."""
     counts, loss = _without_precision(_count_leaves(event))

@@ -31,6 +31,7 @@ SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are c
 # The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
+GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of such a part
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
 # Images of a patient: their (N, A, A) inner products fill no more memory than 128 inputs would.
 MOST_PLACES = 64
@@ -319,7 +320,8 @@ class DPSGD(TrainingMechanism):
         size = sum(parameter.numel() for parameter in parameters)
         lattice.check_rows(len(labels))
         form = functools.partial(lattice.single_gradients, model)
-        most = min(RECORDS_AT_ONCE, max(1, RECORDS_AT_ONCE * MOST_COPIES // self.places))
+        held = min(RECORDS_AT_ONCE * MOST_COPIES // self.places, GRADIENTS_AT_ONCE // size)
+        most = min(RECORDS_AT_ONCE, max(1, held))
         records = most if lattice.places_agree(form, inputs, most) else 1
         for _ in range(self.steps):
             totals = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]

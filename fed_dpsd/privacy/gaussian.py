@@ -80,6 +80,7 @@ class NormalizedGradient:
     name: ClassVar[str] = "gradient"
     input: ClassVar[Literal["gradient"]] = "gradient"
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
     noise_law: ClassVar[Literal["gaussian"]] = "gaussian"
     num_classes: int

@@ -50,7 +50,7 @@ class Epsilon:
 
     value: float
     delta: float
-    unit: Unit
+    unit: Unit | Literal["label"]
     relation: Relation
     trust: Trust
     accountant: str
@@ -226,6 +226,8 @@ class Additive(Mechanism, Protocol):
     Its answers are unbiased, so a student learns from them by least squares. An audit samples the
     two worlds of `worst_case`.
     """
+
+    additive: ClassVar[Literal[True]]
 
     @property
     def num_classes(self) -> int:

@@ -9,7 +9,10 @@ from scipy.optimize import minimize_scalar
 
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.noisy_max import NoisyMax
+from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import Training
 from fed_dpsd.privacy.votes import NoisyVotes
 
 
@@ -24,8 +27,24 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
     noise = getattr(mechanism, "noise_multiplier", 0.0)
     if isinstance(mechanism, NormalizedGradient) and noise > 0:
         return theorem_1(mechanism.bound, noise, mechanism.num_classes, queries, delta)
-    if isinstance(mechanism, NoisyVotes) and mechanism.noise_law == "laplace" and noise > 0:
+    if (
+        isinstance(mechanism, NoisyVotes | NoisyMax)
+        and mechanism.noise_law == "laplace"
+        and noise > 0
+    ):
         return dgd_labels(2 / noise, queries, delta)
+    return math.inf
+
+
+def published_of_training(training: Training, num_classes: int, delta: float) -> float:
+    """Return what the formula of a training's own paper gives for all that its teachers say.
+
+    It is `inf` where the paper claims nothing. DPDFD says of its Algorithm 3 only that it runs the
+    same procedures, so this is its Theorem 3.
+    """
+    if isinstance(training, OutputGradient):
+        settings = (training.bound, training.noise_multiplier, num_classes)
+        return dpdfd_theorem_3(*settings, training.batch_size, training.steps, delta)
     return math.inf
 
 

@@ -22,6 +22,25 @@ class Plain:
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
+    reason: ClassVar[str | None] = None
+
+
+@dataclass(frozen=True)
+class CustomTraining(Plain, ABC):
+    """A training with steps of its own, which protects a record no more than `Plain` does.
+
+    Only the answers' own noise protects records. `reason` says what its own noise falls short of.
+    """
+
+    @abstractmethod
+    def train(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
 
 class TrainingMechanism(ABC):
@@ -118,3 +137,31 @@ class ClassCounts(Clear):
 
 
 Training = Plain | TrainingMechanism
+
+
+@dataclass(frozen=True)
+class BaselineWeights(Clear):
+    """The weights of one classifier of all a client's records, beside its teachers.
+
+    Its training has drawn all the noise that there is. What the teachers answer is not covered by
+    it, and is charged besides.
+
+    Args:
+        training: how the classifier is trained.
+    """
+
+    name: ClassVar[str] = "baseline"
+    training: Training
+
+    @property
+    def reason(self) -> str:
+        """Return why nothing is proven for some units, or for any."""
+        if isinstance(self.training, TrainingMechanism):
+            return self.training.reason
+        return "the weights of a classifier of all records leave the clients"
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of the whole training, which is not private where it draws no noise."""
+        if isinstance(self.training, TrainingMechanism):
+            return self.training.event(unit, relation)
+        return super().event(unit, relation)

@@ -2,8 +2,8 @@
 
 Laplace votes of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et al.:
 "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", Eq. 3);
-Gaussian votes are those of its variant DGD+. Those methods release the arg max alone; here all
-counts leave.
+Gaussian votes are those of its variant DGD+. Those methods release the arg max alone, as
+fed_dpsd/privacy/noisy_max.py does; here all counts leave.
 """
 
 import math
@@ -77,6 +77,7 @@ class NoisyVotes:
     name: ClassVar[str] = "votes"
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     calibrated_by: ClassVar[str] = "noise_multiplier"
+    additive: ClassVar[Literal[True]] = True
     reason: ClassVar[None] = None
     num_classes: int
     noise_multiplier: float

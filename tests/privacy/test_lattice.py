@@ -13,6 +13,7 @@ from torch import nn
 
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.privacy.dp_sgd import DPSGD
 
@@ -217,7 +218,8 @@ def test_the_largest_numbers_are_held_exactly():
 
 # --- networks ---
 
-NETWORKS = sorted(set(CLASSIFIERS) - set(NO_DP_SGD) - {"scattering"})
+LARGE = {"alexnet", "vit_b", *GROUP_FORMS.values()}  # tests/models/test_torchvision_networks.py
+NETWORKS = sorted(set(CLASSIFIERS) - set(NO_DP_SGD) - {"scattering"} - LARGE)
 
 
 def seen_sums(monkeypatch, mechanism, build, inputs, labels):

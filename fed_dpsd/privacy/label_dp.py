@@ -1,0 +1,85 @@
+"""Trainings that keep labels private, and labels alone: all else of the records is taken as public.
+
+Label differential privacy compares data sets that differ in the label of one record. For records,
+patients and clients such a training is a plain one: nothing is proven of them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.accounting import epsilon, pure
+from fed_dpsd.privacy.mechanism import Epsilon, Trust
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.training import Plain
+
+IMAGES_NOTE = "the images are not protected"
+# From (B,) numbers of records, and the network's (B, K) logits on their images, to the targets of
+# the cross-entropy: (B,) classes or (B, K) probabilities.
+Targets = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def fixed(targets: NDArray[np.int64]) -> Targets:
+    """Return (N,) classes of records as targets."""
+    classes = torch.from_numpy(targets)
+    return lambda chosen, _: classes[chosen]
+
+
+class Learner(Protocol):
+    """A network that learns from the public images of a shard's records, numbered from 0."""
+
+    def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
+        """Train the network on these records, anew from its first weights."""
+
+    def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the network's (n, K) probabilities on these records' images."""
+
+
+class LabelPrivate(Plain, ABC):
+    """A plain training that sees the labels of a shard through a mechanism alone.
+
+    Guarantee: `event`, for one label that is replaced, with the images and all other labels as they
+    are. A label lies in one shard, so it is seen by one training. Nothing is proven for more than a
+    label, and no ledger holds it: these trainings are for simulations.
+
+    Attributes:
+        trust: who must be honest besides those whose labels they are: "nobody" if each label could
+            be randomised where it comes from, "server" if the place that trains sees them.
+    """
+
+    reason: ClassVar[str] = "the training protects labels alone"
+    trust: ClassVar[Trust]
+
+    @property
+    def failure(self) -> float:
+        """Return delta, the failure probability of the guarantee; 0 where it is pure."""
+        return 0.0
+
+    @abstractmethod
+    def event(self) -> DpEvent:
+        """Return the event of a whole training, for one label that is replaced."""
+
+    @abstractmethod
+    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Train the learner on one shard's (N,) labels, N >= 1; its last `fit` is the teacher."""
+
+
+def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) -> Epsilon:
+    """Prove the epsilon of a label, whatever leaves of the teachers and however often.
+
+    Args:
+        training: the training.
+        notes: caveats that the epsilon carries.
+        queries: number of answers that leave, all of them post-processing.
+    """
+    event, delta = training.event(), training.failure
+    bound = epsilon(event, delta) if delta else pure(event)
+    return Epsilon(
+        *(bound.epsilon, bound.delta, "label", "replace_one", training.trust, bound.accountant),
+        *(queries, (IMAGES_NOTE, *notes)),
+    )

@@ -1,0 +1,104 @@
+"""Report noisy max: the teachers vote, and only the class of the largest noisy count leaves.
+
+Votes with Laplace noise of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et
+al.: "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE
+TIP 32, Eq. 3); Gaussian noise is that of its variant DGD+.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.mechanism import (
+    ONE_TEACHER,
+    NoiseAt,
+    Relation,
+    Shards,
+    Unit,
+    Values,
+)
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.votes import NoisyVotes
+
+
+@dataclass(frozen=True)
+class NoisyMax:
+    """The class with the most noisy votes, one label a query.
+
+    Guarantee: the label is a function of the noisy counts of `NoisyVotes`, so by post-processing it
+    has their guarantee. Nothing smaller is claimed for it.
+
+    | input row           | encoded row |
+    | ------------------- | ----------- |
+    | any NaN or infinity | no vote     |
+    | ties                | lower class |
+
+    Args:
+        num_classes: K, >= 2.
+        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
+            0 for no noise, of which nothing is proven.
+        noise_law: "gaussian" or "laplace".
+        shards: the client's teachers.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "noisy_max"
+    input: ClassVar[Literal["probabilities"]] = "probabilities"
+    calibrated_by: ClassVar[str] = "noise_multiplier"
+    noise_at: ClassVar[NoiseAt] = "client"
+    reason: ClassVar[None] = None
+    num_classes: int
+    noise_multiplier: float
+    noise_law: Literal["gaussian", "laplace"] = "laplace"
+    shards: Shards = ONE_TEACHER
+
+    def __post_init__(self) -> None:
+        _ = self.votes  # it checks the parameters
+
+    @property
+    def votes(self) -> NoisyVotes:
+        """Return the mechanism of the noisy counts."""
+        return NoisyVotes(
+            self.num_classes, self.noise_multiplier, self.noise_law, shards=self.shards
+        )
+
+    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+        """Return a teacher's (B, K) votes: 1 at its class."""
+        return self.votes.encode(sensitive_value, predictions)
+
+    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
+        """Draw the noisy counts of (n, B, K) votes; return n votes for the largest of each row."""
+        label = self.votes.noise(value, predictions, rng).argmax(1)
+        smallest = np.min_scalar_type(len(value))
+        votes: NDArray[np.unsignedinteger] = (len(value) * np.eye(self.num_classes)[label]).astype(
+            smallest
+        )
+        return votes
+
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """Find the rows in which one class has the votes of all teachers."""
+        single = (values == 0) | (values == teachers)
+        return np.asarray(single.all(axis=1) & (values.sum(axis=1, dtype=np.float64) == teachers))
+
+    def releases(self, asks: int, queries: int) -> int:
+        """Count one for each query."""
+        return asks * queries
+
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of the noisy counts."""
+        return self.votes.event(unit, relation)
+
+    def worst_case(self) -> tuple[Values, Values]:
+        """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart.
+
+        Half of the other teachers vote for each of the two classes, so the label is open.
+        """
+        others = np.eye(self.num_classes)[np.arange(self.shards.teachers) % 2][:, None]
+        first, second = others.copy(), others
+        first[0, 0], second[0, 0] = np.eye(self.num_classes)[:2]
+        return first, second

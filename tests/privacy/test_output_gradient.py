@@ -1,0 +1,157 @@
+"""Noise on the outputs' gradients: the printed steps, and why nothing is proven of them."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.config import ConfigError
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.noise import noisy_sum
+from fed_dpsd.privacy.output_gradient import OutputGradient
+from fed_dpsd.privacy.published import dpdfd_theorem_3
+
+SIGMA, BOUND, RATE = 100.0, 0.001, 0.1
+DIRECT = ("method=direct", "training=output_gradient")
+
+
+def training(**fields):
+    values = {"noise_multiplier": SIGMA, "bound": BOUND, "stability": 1e-4, "label_step": 0.1}
+    values |= {"learning_rate": RATE, "batch_size": 10**6, "steps": 1, "mean_over": "batch"}
+    return OutputGradient(**(values | fields))
+
+
+def rng(seed=0):
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def network(scale=1.0):
+    """Two hidden units, of which each sees one pixel, and three classes."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 3, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(scale * torch.eye(2))
+        model[2].weight.copy_(torch.tensor([[0.1, 0.2], [0.3, -0.1], [0.0, 0.1]]))
+    return model
+
+
+# Worlds that are one record apart: in the first alone, a record has the second pixel.
+USED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]])
+UNUSED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.7, 0.0]])
+LABELS = torch.tensor([0, 1, 2])
+
+
+def moved(mechanism, inputs, seed=0, scale=1.0):
+    """How far a training moves the last layer's weights."""
+    model = network(scale)
+    before = model[2].weight.detach().clone()
+    mechanism.train(model, inputs, LABELS, rng(seed))
+    return model[2].weight.detach() - before
+
+
+@pytest.mark.parametrize("mean_over", ["batch", "record"])
+def test_a_step_is_that_of_algorithm_3(mean_over):
+    model, draws = network(), rng()
+    draws.random(3)  # who takes part: all
+    logits = model(USED)
+    outputs = logits.detach().softmax(1).requires_grad_()
+    loss = functional.nll_loss(outputs.log(), LABELS, reduction="sum")
+    (gradients,) = torch.autograd.grad(loss, outputs)
+    bounded = BOUND * gradients / (gradients.norm(dim=1, keepdim=True) + 1e-4)
+    assert bounded.norm(dim=1).max() < BOUND
+    parts = bounded.numpy() if mean_over == "batch" else bounded.numpy()[None]
+    noisy = torch.from_numpy(noisy_sum(parts, SIGMA * BOUND, "gaussian", draws)).float()
+    targets = outputs.detach() - 0.1 * noisy / (3 if mean_over == "batch" else 1)
+    (-(targets * logits.log_softmax(1)).sum(1).mean()).backward()
+    expected = -RATE * model[2].weight.grad
+    assert torch.allclose(moved(training(mean_over=mean_over), USED), expected, atol=1e-7)
+
+
+def test_what_a_record_changes_has_no_bound():
+    """Outputs' gradients stay below the bound; what they do to the weights follows the network."""
+    differences = [
+        (moved(training(), USED, scale=scale) - moved(training(), UNUSED, scale=scale)).norm()
+        for scale in (1.0, 10.0, 100.0, 1000.0)
+    ]
+    assert all(far > 5 * near for near, far in itertools.pairwise(differences))
+    assert differences[-1] > 100 * differences[0] > 0
+
+
+@pytest.mark.parametrize("sigma", [SIGMA, 1e6])
+def test_noise_misses_weights_that_one_record_alone_moves(sigma):
+    """So the worlds are told apart each time. The control: DP-SGD's noise reaches every weight."""
+    private = DPSGD(sigma, sample_rate=1.0, steps=1, max_grad_norm=1.0, learning_rate=RATE)
+    for seed in range(20):
+        for inputs, seen in ((USED, True), (UNUSED, False)):
+            of_second_unit = moved(training(noise_multiplier=sigma), inputs, seed)[:, 1]
+            assert bool((of_second_unit != 0).all()) == bool((of_second_unit != 0).any()) == seen
+            assert (moved(private, inputs[:, None], seed) != 0).all()
+
+
+def test_records_take_part_by_chance_and_an_empty_step_changes_nothing():
+    assert not moved(training(batch_size=1), USED, seed=1).equal(moved(training(), USED, seed=1))
+    few = training(batch_size=1, steps=40)
+    far = nn.Sequential(nn.Linear(2, 3))
+    few.train(far, USED[:1].repeat(1000, 1), LABELS[:1].repeat(1000), rng())
+    assert all(torch.isfinite(weight).all() for weight in far.parameters())
+
+
+def test_a_prediction_of_zero_is_no_hindrance():
+    model = network()
+    with torch.no_grad():
+        model[2].weight.mul_(1e4)
+    training(steps=3).train(model, USED, LABELS, rng())
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("noise_multiplier", 0.0),
+        ("bound", -1.0),
+        ("stability", 0.0),
+        ("label_step", math.inf),
+        ("learning_rate", 0.0),
+        ("batch_size", 0),
+        ("steps", 0),
+        ("mean_over", "epoch"),
+    ],
+)
+def test_bad_settings_are_named(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
+        training(**{field: value})
+
+
+def test_its_card_claims_nothing_and_says_why(small):
+    experiment = small(*DIRECT)
+    card = privacy_card(experiment, plan_of(experiment))
+    assert {row["epsilon"] for row in card["proven"]} == {"inf"}
+    assert "weights leave the clients; noise on the outputs' gradients passes" in card["reason"]
+    published = dpdfd_theorem_3(0.001, 100.0, 10, 256, 200, 1e-5)
+    assert card["epsilon_published"] == pytest.approx(published)
+    plain = small("method=direct")
+    assert privacy_card(plain, plan_of(plain))["epsilon_published"] == "inf"
+
+
+def test_answers_with_noise_of_their_own_prove_what_they_do_of_plain_teachers(small):
+    noisy, plain = small("training=output_gradient"), small()
+    cards = [privacy_card(each, plan_of(each)) for each in (noisy, plain)]
+    assert cards[0] == cards[1] | {"training": "output_gradient"}
+    assert cards[0]["proven"][0]["epsilon"] != "inf"
+
+
+def test_a_deployment_refuses_it(small):
+    deployed = ("federation=deployment", *DIRECT)
+    with pytest.raises(ConfigError, match="output_gradient: nothing is proven of it") as error:
+        small(*deployed)
+    assert len(error.value.problems) == 1
+    small("federation=deployment", "method=direct")  # the control
+
+
+def test_a_teacher_from_a_file_is_not_trained(small, tmp_path):
+    with pytest.raises(ConfigError, match="training=output_gradient trains its teachers itself"):
+        small(*DIRECT, f"teacher.path={tmp_path}/x.safetensors", "teacher.arch=cnn")

@@ -59,6 +59,8 @@ class Binder:
         if origin in (types.UnionType, typing.Union):
             if value is None and type(None) in arguments:
                 return None
+            if dataclasses.is_dataclass(value):  # an object that was bound before
+                return value
             return self._convert(value, arguments[0], where)
         if origin is tuple and isinstance(value, list):
             return tuple(self._convert(item, arguments[0], where) for item in value)

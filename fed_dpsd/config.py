@@ -50,22 +50,28 @@ def one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The keys of conf/data: the source of the images. `path` (a parquet folder) wins over `hub`.
+    """The keys of conf/data: the source of the images. `path`, a folder, wins over `hub`.
 
-    With `patient_column`, all records of a patient go to the same teacher of a client. A simulation
-    may make patients up instead: `records_per_patient` records of one class at one client each.
+    A label is the value of `label_column`, or the one of `label_columns` that is true; records in
+    which none is true, or several are, are left out. An image of another size than `shape` is an
+    error; with `resize`, its middle square is scaled to `shape`. With `patient_column`, all records
+    of a patient go to the same teacher of a client. A simulation may make patients up instead:
+    `records_per_patient` records of one class at one client each.
     """
 
     name: str
     hub: str | None
     path: str | None
     image_column: str
-    label_column: str
+    label_column: str | None
     patient_column: str | None
     shape: tuple[int, ...]
     num_classes: int
-    # It is no part of the text that decoded images are cached under.
+    # The text of a configuration is part of the key that decoded images are cached under. It names
+    # none of these, so that keys stay; `datasets` adds the last two where they are set.
     records_per_patient: int | None = dataclasses.field(default=None, repr=False)
+    resize: bool = dataclasses.field(default=False, repr=False)
+    label_columns: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None:
@@ -80,6 +86,16 @@ class DataConfig:
         if self.shape[1] < 8 or self.shape[1] % 4:
             raise ValueError(f"shape={list(self.shape)}: the size must be a multiple of 4, >= 8")
         require(self, num_classes=2)
+        if (self.label_column is None) == (not self.label_columns):
+            raise ValueError(
+                f"label_column={self.label_column!r} and label_columns={list(self.label_columns)}: "
+                "give one of the two"
+            )
+        if self.label_columns and len(self.label_columns) != self.num_classes:
+            raise ValueError(
+                f"label_columns={list(self.label_columns)} has {len(self.label_columns)} classes, "
+                f"but num_classes={self.num_classes}; give a column for each class"
+            )
 
 
 @dataclass(frozen=True)

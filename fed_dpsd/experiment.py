@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,19 +14,18 @@ from dp_accounting import ComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
+from fed_dpsd.combinations import misfits
 from fed_dpsd.config import Config, DataConfig, UserError, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
+from fed_dpsd.data.sources import LAYOUT
 from fed_dpsd.methods.method import Method, World
-from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
-from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
-from fed_dpsd.privacy.gradient_sum import GradientSum
-from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
+from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
-from fed_dpsd.privacy.training import Training, TrainingMechanism
+from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
 from fed_dpsd.storage import home
 
 # For each field that calibrates a mechanism: the value that spends least, and that spends most.
@@ -35,7 +33,6 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
-NOISELESS = {"noise_multiplier": 0.0, "epsilon_per_answer": math.inf}
 
 
 @dataclass(frozen=True)
@@ -79,92 +76,22 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     config = binder.bind(Config, raw)
     data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
-    method = _bind_class(binder, "fed_dpsd.methods", raw["method"], "method", {})
     public = {"num_classes": data.get("num_classes")}
+    own = dict(raw["method"])
+    if "baseline" in own:
+        values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
+        own["baseline"] = _bind_class(binder, "fed_dpsd.privacy", values, "method.baseline", public)
+        if not isinstance(own["baseline"], Plain | TrainingMechanism | None):
+            binder.problems.append(
+                "method.baseline is no training; use training@method.baseline=plain or dp_sgd"
+            )
+    method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
     public["shards"] = _shards(raw, data, training)
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
-        model = config.model
-        named = {"model.teacher": [model.teacher], "model.student": [model.student]}
-        named |= {"model.teachers": model.teachers, "teacher.arch": [config.teacher.arch or "cnn"]}
-        for key, names in named.items():
-            for name in set(names) - set(CLASSIFIERS):
-                known = ", ".join(CLASSIFIERS)
-                binder.problems.append(f"{key}={name!r} is unknown; choose one of: {known}")
-        needed = method.num_clients if method else None
-        if needed not in (None, config.num_clients):
-            binder.problems.append(
-                f"num_clients={config.num_clients}: method "
-                f"{type(method).__name__} needs num_clients={needed}"
-            )
-        private = isinstance(training, TrainingMechanism)
-        if method and training and training.name not in (method.trainings or (training.name,)):
-            binder.problems.append(
-                f"training={training.name}: method {type(method).__name__} needs "
-                f"training={' or '.join(method.trainings)}"
-            )
-        if answers and not private and _noiseless(answers):
-            binder.problems.append(
-                f"answers.{answers.calibrated_by}="
-                f"{getattr(answers, answers.calibrated_by):g}: teachers that are trained without "
-                "noise need noise in their answers; use training=dp_sgd, or answers=probabilities, "
-                "whose epsilon is inf"
-            )
-        if config.teacher.path is not None and private:
-            binder.problems.append(
-                f"teacher.path={config.teacher.path}: training={training.name} trains its teachers "
-                "itself; use teacher.path=null"
-            )
-        architectures = set(map(config.architecture, range(config.num_clients)))
-        here = {model.student} | (architectures if config.federation.simulation else set())
-        if "pretrained" in here:
-            try:
-                require_weights()
-            except UserError as error:
-                binder.problems.append(str(error))
-        if private:
-            for name in architectures & set(NO_DP_SGD):
-                binder.problems.append(
-                    f"model.teacher={name}: training={training.name} must bound each record's "
-                    "part, and its layers mix records or cannot be taken apart; use "
-                    "model.teacher=cnn"
-                )
-        if getattr(method, "pooling", "mean") == "odds":
-            counted = training.counts_classes if isinstance(training, TrainingMechanism) else True
-            if not (counted and method.class_counts and isinstance(answers, Probabilities)):
-                binder.problems.append(
-                    "method.pooling=odds needs answers=probabilities, method.class_counts=true "
-                    "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
-                )
-        if isinstance(answers, GradientSum) and getattr(method, "mean_over", None) != "batch":
-            binder.problems.append(
-                "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
-                "or another with method.mean_over=batch"
-            )
-        if method and config.pictures and not method.asks_pictures:
-            binder.problems.append(
-                f"pictures={config.pictures}: method {type(method).__name__} asks no pictures; "
-                'use pictures=""'
-            )
-        if method and method.averages and config.teacher.path is None:
-            if len(architectures) > 1:
-                binder.problems.append(
-                    f"model.teachers={list(model.teachers)}: method {type(method).__name__} "
-                    "averages weights of one architecture; use model.teachers=[]"
-                )
-            if not config.teacher.same_start:
-                binder.problems.append(
-                    f"teacher.same_start=false: method {type(method).__name__} averages weights, "
-                    "which is noise where they start apart; use teacher.same_start=true"
-                )
-        if answers and (quorum := quorum_of(answers)):
-            try:
-                quorum.check(config.num_clients)
-            except ValueError as error:
-                binder.problems.append(f"answers.quorum.{error}")
-        binder.problems += _patient_problems(config, training)
+        binder.problems += misfits(config, method, training, answers, partition)
         config = _resolve_paths(binder, config, base)
     binder.finish()
     assert config is not None
@@ -173,12 +100,6 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         binder.finish()
         return experiment
     return Experiment(config, method, training, answers, partition)
-
-
-def _noiseless(answers: Mechanism) -> bool:
-    """Return whether a mechanism that has noise was told to draw none."""
-    name = answers.calibrated_by
-    return name in NOISELESS and getattr(answers, name) == NOISELESS[name]
 
 
 def _shards(
@@ -190,23 +111,6 @@ def _shards(
     # A private training trains a teacher on no records too; one from a file is there before them.
     silent = not isinstance(training, TrainingMechanism) and raw["teacher"].get("path") is None
     return {"teachers": raw["teachers_per_client"], "by": by, "silent": silent}
-
-
-def _patient_problems(config: Config, training: Training | None) -> list[str]:
-    """Return what keeps a training from knowing its patients; hospitals check their own files."""
-    data, simulation = config.data, config.federation.simulation
-    if data.records_per_patient is not None and not simulation:
-        return [
-            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
-            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
-        ]
-    by_patient = isinstance(training, TrainingMechanism) and training.unit == "patient"
-    if by_patient and simulation and (data.patient_column, data.records_per_patient) == (None,) * 2:
-        return [
-            "training.unit=patient: the records name no patients; give data.patient_column, or "
-            "data.records_per_patient=N to make patients of N records up"
-        ]
-    return []
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
@@ -322,9 +226,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
         if not Path(path).is_dir():
-            binder.problems.append(
-                f"data.path={path} is not a folder; give one with train.parquet and test.parquet"
-            )
+            binder.problems.append(f"data.path={path} is not a folder; give {LAYOUT}")
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
         changes["pictures"] = absolute("pictures", config.pictures)

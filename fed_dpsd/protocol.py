@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.generic]
-Kind = Literal["answers", "counts", "weights", "train"]
+Kind = Literal["answers", "counts", "weights", "baseline", "train"]
+OF_WEIGHTS = ("weights", "baseline", "train")  # kinds whose answers are parameters
 NOTHING = np.empty(0, np.float32)
 
 
@@ -42,9 +43,10 @@ class Ask:
         query_id: round number, >= 0; with the content it identifies the ask.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
-        kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters, or
-            "train" for the parameters after another local training that starts at `weights`. The
-            last three carry no image. A client answers them only if the method in its own
+        kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
+            "baseline" for those of one classifier of all the client's records, or "train" for the
+            parameters after another local training that starts at `weights`. All but the first
+            carry no image. A client answers them only if the method in its own
             configuration says so: at epsilon = inf, or as the result of a paid private training.
         weights: (P,) float32 of a model for "train"; empty otherwise.
         acknowledged: releases by mechanism that the coordinator's card counts besides its plan.
@@ -123,7 +125,7 @@ class Ask:
     @property
     def queries(self) -> int:
         """Number of queries that an answer is charged for; class counts come with a training."""
-        return 1 if self.kind in ("weights", "train") else len(self.images)
+        return 1 if self.kind in OF_WEIGHTS else len(self.images)
 
     def digest(self) -> str:
         """Return the SHA-256 of the whole ask: the idempotency key.
@@ -250,10 +252,7 @@ def misfit(ask: Ask, answer: Answer) -> str:
         problem = f"values of shape {answer.values.shape}, asked {ask.predictions.shape}"
     elif ask.kind == "counts" and answer.values.shape != (1, ask.predictions.shape[1]):
         problem = f"values of shape {answer.values.shape}, asked (1, {ask.predictions.shape[1]})"
-    elif ask.kind in ("weights", "train") and (answer.values.ndim, *answer.values.shape[1:]) != (
-        2,
-        1,
-    ):
+    elif ask.kind in OF_WEIGHTS and (answer.values.ndim, *answer.values.shape[1:]) != (2, 1):
         problem = f"values of shape {answer.values.shape}, asked (P, 1)"
     elif answer.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
         problem = f"values of type {answer.values.dtype}"

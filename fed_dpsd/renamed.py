@@ -19,7 +19,8 @@ _LATER = {
     "recombined_fraction": 0.0,
     "leaves_fraction": 0.0,
     "pooling": "mean",
-}  # keys of FedDPSD since 0.1
+    "distillation": "decoupled",
+}  # keys of FedDPSD since 0.1; the last is one of the papers' loops too
 _FORMER_POLARITIES = {new: former for former, new in _POLARITIES.items()}
 # Until training and answers were two choices, `privacy` named one of these, and held its keys.
 _CHOICES = {
@@ -51,8 +52,10 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
     for former in ("turn", "match_polarity"):
         if former in method:
             method["polarity"] = _POLARITIES[method.pop(former)]
-    if "lines_fraction" in method:
+    if "images_per_generator" in method:  # FedDPSD and DPSD
         method = _LATER | method
+    if "divisor" in method:  # a key of the papers' loops
+        method.setdefault("distillation", _LATER["distillation"])
     for gone in ("literal", "as_printed"):  # one that is true stays, and is refused
         if method.get(gone) is False:
             del method[gone]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fed_dpsd.config import UserError, compose
+from fed_dpsd.config import ConfigError, UserError, compose
 from fed_dpsd.experiment import (
     evaluated_on,
     from_json,
@@ -81,3 +81,10 @@ def test_a_method_is_named_by_its_file_and_data_is_loaded_once(small):
     assert experiment.method_name == "ensemble"
     config = experiment.config
     assert load_data(config.data, config.cache) is load_data(config.data, config.cache)
+
+
+@pytest.mark.parametrize("override", ["partition=class", "data.records_per_patient=4"])
+def test_labels_that_are_private_divide_no_records(small, override):
+    """Otherwise one label would decide which records are trained on, or in which shard."""
+    with pytest.raises(ConfigError, match="by (their )?labels, which training=alibi keeps private"):
+        small("method=central", "training=alibi", "answers=probabilities", override)

@@ -37,6 +37,15 @@ def test_digests_are_over_the_names_of_version_0_1(former):
     assert upgraded(written) == written
 
 
+def test_a_papers_loop_without_keys_that_came_later_opens_and_keeps_its_digest():
+    method = {"_target_": "fed_dpsd.methods.paper_dpsd.PaperDPSD", "divisor": "own"}
+    raw = {"method": method, "privacy": {}, "training": {}, "answers": {}}
+    today = upgraded(raw)["method"]
+    assert today == method | {"distillation": "decoupled"}
+    assert former_method(today) == former_method(method)
+    assert former_method(today | {"distillation": "classic"}) != former_method(method)
+
+
 @pytest.mark.parametrize(
     ("former", "today"),
     [({"match_polarity": False}, "both"), ({"match_polarity": True}, "answers")],

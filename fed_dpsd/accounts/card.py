@@ -22,6 +22,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, epsilon, prove
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
     Basis,
@@ -31,7 +32,7 @@ from fed_dpsd.privacy.mechanism import (
     quorum_of,
     weakest,
 )
-from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
@@ -79,6 +80,12 @@ class PrivacyCard:
         return tuple(map(Epsilon.from_json, self.content["proven"]))
 
     @property
+    def label(self) -> Epsilon | None:
+        """Return the proven epsilon of a label, which is no record's; None where there is none."""
+        row = self.content.get("label")  # cards of former versions have none
+        return Epsilon.from_json(row) if row else None
+
+    @property
     def claims(self) -> tuple[str, ...]:
         """Return a line on each proven epsilon, with what else is proven beside it."""
         lines = []
@@ -88,6 +95,8 @@ class PrivacyCard:
                 other = f"{beside['epsilon']} (trust {beside['trust']})"
                 line += f" by the {row['basis']}; by the {beside['basis']} {other}"
             lines.append(line)
+        if self.label:
+            lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
         return tuple(lines)
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
@@ -178,7 +187,7 @@ def privacy_card(
         beside = [{key: row[key] for key in kept} for row in others]
         rows.append(smaller | {"beside": beside[0] if beside else None})
     charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
-    reasons = [each.reason for each in charges if each.reason]
+    reasons = [each.reason for each in (experiment.training, *charges) if each.reason]
     reason = None
     if uncovered:
         reason = UNCOVERED
@@ -186,7 +195,10 @@ def privacy_card(
         reason = "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE
     asked = [stage for stage in plan.stages if stage.mechanism == answers]
     counted = sum(stage.asks * stage.queries for stage in asked)
-    published = published_epsilon(answers, counted, settings.delta) if asked else math.inf
+    num_classes = experiment.config.data.num_classes
+    published = published_of_training(experiment.training, num_classes, settings.delta)
+    if asked:
+        published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]
     return {
         "training": experiment.training.name,
@@ -194,8 +206,17 @@ def privacy_card(
         "epsilon_stated": settings.epsilon_stated,
         "epsilon_published": _number(published),
         "proven": rows,
+        "label": _label(experiment, plan),
         "reason": reason,
     }
+
+
+def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
+    """Return the epsilon of a label, for a training that keeps labels alone private."""
+    if not isinstance(experiment.training, LabelPrivate):
+        return None
+    notes = (SEEDED_NOTE,) if experiment.seeded else ()
+    return prove_label(experiment.training, (*notes, RUN_NOTE, TUNING_NOTE), plan.queries).to_json()
 
 
 def _value(bound: Bound) -> float:

@@ -14,7 +14,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfCompo
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Trust, Unit
 
-EntryKind = Literal["answers", "counts", "weights", "train", "training"]
+EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training"]
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event

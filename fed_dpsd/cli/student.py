@@ -10,8 +10,8 @@ import typer
 
 from fed_dpsd.api import load_student
 from fed_dpsd.cli.console import console
-from fed_dpsd.client.records import open_image
 from fed_dpsd.config import UserError
+from fed_dpsd.data.images import open_image, scaled
 from fed_dpsd.server.export import Format
 from fed_dpsd.server.export import export as write_student
 
@@ -38,10 +38,10 @@ def predict(
     """
     student = load_student(model)
     console.print(student.facts.get("result"), markup=False, soft_wrap=True)
-    pixels = []
+    shape, pixels = student.network.shape, []
     for path in images:
         try:
-            pixels.append(open_image(path, student.network.shape)[1])
+            pixels.append(scaled(open_image(path, shape[0])[1], shape))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(

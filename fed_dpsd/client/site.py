@@ -19,7 +19,7 @@ from fed_dpsd.methods.method import Method
 from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
-from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
+from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
 from fed_dpsd.renamed import former_method
 from fed_dpsd.streams import Streams
@@ -64,6 +64,8 @@ class Site:
         self.training, self.answers = training, answers
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, training, client, records, shard_ids, secret)
+        whole = replace(config, teachers_per_client=1)
+        self._baseline = lambda own: Teachers(whole, own, client, records, shard_ids, secret)
         self._test = test
         self._paid = False
         self.summing = summing
@@ -124,7 +126,7 @@ class Site:
         Raises:
             BudgetSpent: the ask was not charged before, and would exceed the budget or the plan.
         """
-        if self._teachers.ready:
+        if self._teachers.ready or ask.kind == "baseline":  # this is paid before it is trained
             return
         mechanism: Mechanism = self.answers
         if ask.kind in ("weights", "train"):
@@ -145,6 +147,23 @@ class Site:
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1); private until released."""
         return self._paid_teachers().sensitive_weights()
+
+    def sensitive_baseline(self, mechanism: BaselineWeights, ask: Ask) -> NDArray[np.float32]:
+        """Charge the release, then train a classifier of all records; return (1, P, 1) weights.
+
+        They are private until `release`, which finds its charge paid.
+
+        Raises:
+            BudgetSpent: the charge would exceed the budget or the plan; nothing was trained.
+            ProtocolError: this site is not part of a simulation, so that its own file would have to
+                allow the training.
+        """
+        if not self.config.federation.simulation:
+            raise ProtocolError("a classifier of all records is trained in a simulation only")
+        digest = self._digest(mechanism, ask)
+        with self.ledger.transaction():
+            self.account.pay(mechanism, digest, ask.kind, ask)
+        return self._baseline(mechanism.training).sensitive_weights()
 
     def class_counts(self) -> NDArray[np.float64]:
         """Return the noisy class counts that the teachers' training released, (n, 1, K).

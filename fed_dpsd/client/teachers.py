@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fed_dpsd import __version__
+from fed_dpsd.client.learning import PublicImages, train
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config, UserError
 from fed_dpsd.data.datasets import Split
@@ -27,9 +27,10 @@ from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, wr
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
+from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
-from fed_dpsd.privacy.training import Training, TrainingMechanism, places_of
+from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism, places_of
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
@@ -82,7 +83,9 @@ class Teachers:
         self._client = client
         self._secret = secret
         self._noise: Noise = secret or Streams(config.teacher.seed)
+        self._custom = training if isinstance(training, CustomTraining) else None
         self._training = training if isinstance(training, TrainingMechanism) else None
+        self._labels = training if isinstance(training, LabelPrivate) else None
         self._read = config.teacher.path and read_teacher(
             make_teacher(config, client, 0), config, client
         )
@@ -107,7 +110,8 @@ class Teachers:
         config = self._config
         settings = [config.architecture(self._client), config.model.teacher_width]
         settings += [config.data.num_classes, vars(config.teacher), config.threads_client]
-        settings += [str(self._training), self._client, __version__, torch.__version__]
+        settings += [str(self._training or self._custom or self._labels), self._client]
+        settings += [__version__, torch.__version__]
         settings += [torch.backends.cpu.get_cpu_capability()]  # instruction sets round differently
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
@@ -151,7 +155,7 @@ class Teachers:
         if self._read:
             return [self._read]
         return [
-            self._load_or_train(shard, records) if len(records) or self._training else None
+            self._load_or_train(shard) if len(records) or self._training else None
             for shard, records in enumerate(self._shards)
         ]
 
@@ -234,11 +238,11 @@ class Teachers:
             teacher = make_teacher(config, self._client, shard)
             load_vector(teacher, torch.from_numpy(weights))
             if len(records) or self._training:
-                self._train(teacher, records, config, f"retraining {shard}", int(digest, 16))
+                self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
 
-    def _load_or_train(self, shard: int, records: Split) -> Classifier:
+    def _load_or_train(self, shard: int) -> Classifier:
         """Return a shard's teacher, from the cache or trained now."""
         config, digest = self._config, self.digests[shard]
         path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
@@ -251,22 +255,35 @@ class Teachers:
                 return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again, to the same bits
-        # The noise of a private training follows the records too: the same noise must never be
-        # drawn for other records.
-        purpose = (
-            ("private training", int(digest, 16)) if self._training else ("teacher batches", shard)
-        )
-        self._train(teacher, records, config, *purpose)
+        # The noise of a training follows the records too: the same noise must never be drawn for
+        # other records.
+        noisy = self._training or self._custom or self._labels
+        purpose = ("private training", int(digest, 16)) if noisy else ("teacher batches", shard)
+        self._train(teacher, shard, config, *purpose)
         with replacing(path) as temporary:
             write_weights(teacher, temporary)
         return teacher
 
     def _train(
-        self, teacher: Classifier, records: Split, config: Config, purpose: str, number: int
+        self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
     ) -> None:
-        """Train on one shard, by the training mechanism if there is one."""
+        """Train on one shard, by the training that has steps of its own if there is one."""
+        records = self._shards[shard]
+        streams = Streams(config.teacher.seed)
+        if self._labels:
+            # Batches follow public numbers alone: a number that labels decide would tell of them.
+            draw = functools.partial(streams.torch, client=self._client, query_id=shard)
+            network = PublicImages(teacher, records.images, config, draw)
+            rng = self._noise.numpy(purpose, self._client, number)
+            self._labels.train(network, records.labels, rng)
+            return
+        if self._custom:
+            with remembering("records"):
+                model, take = learner(teacher, records.images, torch.device("cpu"))
+            rng = self._noise.numpy(purpose, self._client, number)
+            self._custom.train(model, take(slice(None)), torch.from_numpy(records.labels), rng)
+            return
         if not self._training:
-            streams = Streams(config.teacher.seed)
             train(teacher, records, config, streams.torch(purpose, self._client, number))
             return
         labels = torch.from_numpy(records.labels)
@@ -338,35 +355,3 @@ def make_teacher(config: Config, client: int, shard: int) -> Classifier:
     drawn_for = (0, 0) if config.teacher.same_start else (client, shard)
     rng = Streams(config.teacher.seed).torch("teacher weights", *drawn_for)
     return initialise(build, rng).keep_features(Path(config.cache))
-
-
-def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
-    """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
-
-    Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
-    takes them all in each step. Any number of records and classes works.
-    """
-    settings = config.teacher
-    size = min(settings.batch_size, len(records))
-    batches = len(records) // size
-    steps = max(settings.epochs * batches, settings.min_steps)
-    with remembering("records"):
-        model, take = learner(teacher, records.images, torch.device("cpu"))
-    inputs = take(slice(None))
-    labels = torch.from_numpy(records.labels)
-    optimiser: torch.optim.Optimizer
-    if settings.momentum is None:
-        optimiser = torch.optim.Adam(model.parameters(), settings.learning_rate, foreach=True)
-    else:
-        optimiser = torch.optim.SGD(
-            model.parameters(), settings.learning_rate, settings.momentum, foreach=True
-        )
-    teacher.train()
-    for step in range(steps):
-        if step % batches == 0:
-            order = torch.randperm(len(records), generator=rng)
-        chosen = order[step % batches * size :][:size]
-        loss = nn.functional.cross_entropy(model(inputs[chosen]), labels[chosen])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()

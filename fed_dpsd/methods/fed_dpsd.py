@@ -82,6 +82,7 @@ class FedDPSD:
     final_student_steps: int
     student_learning_rate: float
     batch_size: int
+    distillation: Literal["decoupled", "classic"]
     balance: float
     prediction_weight: float
     label_step: float
@@ -135,8 +136,16 @@ class FedDPSD:
         site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)
         if site.answers.input == "gradient":
-            sensitive = losses.decoupled_kd_gradients(sensitive, ask.predictions, self.balance)
+            sensitive = self.gradients(sensitive, ask.predictions)
         return site.release(site.answers, sensitive, ask)
+
+    def gradients(
+        self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        if self.distillation == "classic":
+            return losses.kd_gradients(sensitive, predictions)
+        return losses.decoupled_kd_gradients(sensitive, predictions, self.balance)
 
     # --- server ------------------------------------------------------------------------------
 

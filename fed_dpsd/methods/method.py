@@ -18,7 +18,7 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Basis, ExactCounts, Mechanism
-from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
+from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
 from fed_dpsd.streams import Streams
 
@@ -233,6 +233,9 @@ class Site(Protocol):
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1), which leave only through `release`."""
+
+    def sensitive_baseline(self, mechanism: BaselineWeights, ask: Ask) -> NDArray[np.float32]:
+        """Charge and train one classifier of all records; return its (1, P, 1) weights."""
 
     def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
         """Train from the ask's weights; return the weights, private until released."""

@@ -60,6 +60,7 @@ class PaperFedDPSD:
     student_learning_rate_falls: bool
     generator_learning_rate: float
     optimiser: Literal["adam", "sgd"]
+    distillation: Literal["decoupled", "classic"]
     balance: float
     divisor: Literal["target", "own"]
     label: Literal["step", "gradient"]
@@ -209,10 +210,16 @@ class PaperFedDPSD:
         site.pay_for_training()
         sensitive = site.sensitive_probabilities(ask.images)  # 9
         if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
-            sensitive = losses.decoupled_kd_gradients(
-                sensitive, ask.predictions, self.balance, self.divisor
-            )
+            sensitive = self.gradients(sensitive, ask.predictions)
         return site.release(site.answers, sensitive, ask)  # 26, 30 to 32, 35
+
+    def gradients(
+        self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        if self.distillation == "classic":
+            return losses.kd_gradients(sensitive, predictions)
+        return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)
 
 
 def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:

@@ -20,7 +20,17 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
-from fed_dpsd.protocol import NOTHING, Answer, Ask, ProtocolError, Refusal, SumStep, Total, misfit
+from fed_dpsd.protocol import (
+    NOTHING,
+    OF_WEIGHTS,
+    Answer,
+    Ask,
+    ProtocolError,
+    Refusal,
+    SumStep,
+    Total,
+    misfit,
+)
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.storage import npz_of, write_atomically
@@ -152,8 +162,9 @@ class HostedFederation(ABC):
                 logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
                 return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
             return answer
-        if ask.kind in ("weights", "train"):
-            weights, problem = self._weights(answer, client, problem)
+        if ask.kind in OF_WEIGHTS:
+            models = 1 if ask.kind == "baseline" else teachers
+            weights, problem = self._weights(answer, client, models, problem)
             if problem and self.experiment.config.federation.simulation:
                 raise ProtocolError(f"client {client} sent invalid weights: {problem}")
             if problem:
@@ -173,14 +184,14 @@ class HostedFederation(ABC):
         return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
 
     def _weights(
-        self, answer: Answer, client: int, problem: str
+        self, answer: Answer, client: int, models: int, problem: str
     ) -> tuple[NDArray[np.float32], str]:
         """Return a client's weights as float32, and the problem with them; "" if they are good."""
         if problem:
             return NOTHING, problem
         with np.errstate(over="ignore"):
             weights = answer.values.astype(np.float32)
-        expected = answer.teachers * len(to_vector(self._world.make_teacher(client)))
+        expected = models * len(to_vector(self._world.make_teacher(client)))
         if len(weights) != expected:
             return NOTHING, f"{len(weights)} values, expected {expected}"
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"

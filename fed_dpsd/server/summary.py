@@ -12,6 +12,7 @@ from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.config import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Epsilon, weakest
 from fed_dpsd.storage import client_name, write_json
 
@@ -119,12 +120,20 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     added, replaced = rows["record", "add_remove"], rows["record", "replace_one"]
     weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
     trust = weakest((added.trust, replaced.trust))
+    labels = []
+    if card.get("label"):  # cards of former versions have none
+        label = Epsilon.from_json(card["label"])
+        labels.append(
+            f"of labels alone {label.number(3)} (label, {label.relation}), trust {label.trust}, "
+            f"delta {label.delta:g}: {IMAGES_NOTE}"
+        )
     return " · ".join(
         [
             *parts,
             f"published {published} ({named})",
             f"proven {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
             f"trust {trust}, delta {max(added.delta, replaced.delta):g}{weak}",
+            *labels,
         ]
     )
 

@@ -272,13 +272,15 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    Its trust is what its proven epsilons need together, and its caveats are those of any of them.
+    Its trust is what its proven epsilons need together, and its caveats are those of any of them. A
+    label's epsilon stands apart, with its own delta and trust: it is no record's.
     """
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
     versions = json.loads((cell.folder / "versions.json").read_text())
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
+    label = summary["privacy"].get("label") or {}  # summaries of earlier versions have none
     row = {"key": cell.key, "grid": cell.grid}
     row |= {key: cell.overrides.get(key) for key in swept}
     row |= {
@@ -296,6 +298,9 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
         "delta": proven["record", "add_remove"]["delta"],
         "trust": weakest(row["trust"] for row in proven.values()),
+        "label_replace_one": label.get("epsilon"),
+        "label_delta": label.get("delta"),
+        "label_trust": label.get("trust"),
         "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
         "caveats": "; ".join(
             dict.fromkeys(note for row in proven.values() for note in row["notes"])

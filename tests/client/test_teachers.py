@@ -1,7 +1,9 @@
 """A client's teachers: disjoint shards, architectures, files and the cache."""
 
 import functools
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from fed_dpsd.methods.method import World
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, predict
-from fed_dpsd.models.torchvision_networks import NETWORKS
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
@@ -131,7 +133,7 @@ def test_a_teacher_from_a_file_answers_as_it_did_where_it_was_trained(small, rec
     assert (read.sensitive_probabilities(records.images)[0] == expected).all()
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSIFIERS if name not in NETWORKS])
+@pytest.mark.parametrize("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
 def test_a_file_of_another_architecture_is_refused_by_name(small, records, tmp_path, name):
     wrong = "mlp" if name == "cnn" else "cnn"
     teacher = make_teacher(small(f"model.teacher={wrong}").config, 0, 0)
@@ -290,3 +292,23 @@ def test_a_patients_records_share_a_shard(small, records):
     parts = make(small("teachers_per_client=3"), known, patients)._shards
     assert sum(len(part) for part in parts) == 60
     assert sum(len(set(part.patients)) for part in parts) == 6
+
+
+def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
+    """As a private one does; and the digests of plain teachers do not know of it."""
+    custom = small("training=output_gradient", "training.steps=2")
+    changed = Split(255 - records.images, records.labels)
+    seen = []
+    for experiment, each in ((custom, records), (custom, changed), (small(), records)):
+        teachers_ = make(experiment, each)
+        drawn, numpy = [], teachers_._noise.numpy
+        noise = SimpleNamespace(numpy=lambda *a, n=numpy, d=drawn: d.append(a) or n(*a))
+        teachers_._noise = noise
+        assert teachers_.models[0] is not None
+        seen.append((drawn, json.loads(teachers_.settings)))
+    (one, settings), (other, _), (plain, former) = seen
+    assert one[0][:2] == other[0][:2] == ("private training", 0)
+    assert one[0][2] != other[0][2]
+    assert plain == []
+    assert str(custom.training) in settings
+    assert former == ["None" if part == str(custom.training) else part for part in settings]

@@ -21,7 +21,8 @@ from tests.conftest import composed
 from tests.ledgers import entries_of
 
 # Small numbers, where a method has such a setting.
-QUICK = ("generator_steps", "pixel_steps", "steps_per_round", "latent_size")
+QUICK = ("generator_steps", "pretraining_steps", "pixel_steps", "steps_per_round", "latent_size")
+QUICK += ("synthetic_images", "vae_steps", "code_size")
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 PLAIN = [
     ("answers=label",),
@@ -36,6 +37,7 @@ PLAIN = [
     ("answers=gradient", "answers.k=3", "answers.mask=private"),
     ("answers=votes", "teachers_per_client=3"),
     ("answers=votes", "answers.noise_law=laplace", "answers.noise_at=server"),
+    ("answers=noisy_max", "teachers_per_client=3"),
     ("answers=probabilities", "method.polarity=answers"),
     ("answers=probabilities", "method.pooling=odds"),
 ]
@@ -58,10 +60,27 @@ PAPER = [ANSWERS[0], ANSWERS[3], PRIVATE, ON_BOTH_AXES[2]]
 ANSWERED |= dict.fromkeys(("paper_fed_dpsd", "paper_dpsd"), PAPER)
 SUM = ("training=plain", "answers=gradient_sum")
 ANSWERED |= {"dpdfd": [SUM, (*SUM, "answers.normalise=batch"), (*DP_SGD, *SUM[1:])]}
+MAX = ("training=plain", "answers=noisy_max", "teachers_per_client=3")
+PAID = "training@method.baseline=dp_sgd", "method.baseline.steps=3", "model.teacher=mlp"
+BASELINE = [MAX, (*MAX, *PAID), ("training=plain", "answers=label", "method.epsilon_1=0.01")]
+ANSWERED |= dict.fromkeys(("dgd", "dgd_plus"), BASELINE)
+LABEL_PRIVATE = [
+    ("training=lp_2st", "answers=probabilities"),
+    ("training=lp_mst", "answers=probabilities"),
+    ("training=alibi", "answers=probabilities"),
+    ("training=label_pate", "answers=probabilities", "training.teachers=5"),
+]
+ANSWERED |= {"central": WHITE_BOX + LABEL_PRIVATE}
 ANSWERED |= {"dpsd": [ANSWERS[0], ANSWERS[2], PRIVATE, ON_BOTH_AXES[0]], "local": []}
-NEEDS = dict.fromkeys(("dpsd", "central", "paper_dpsd", "dpdfd"), ("num_clients=1",))
+UNPROVEN = ("training=output_gradient", "training.steps=3", "answers=probabilities")
+ANSWERED |= {"direct": [*WHITE_BOX, UNPROVEN]}
+SELECTIVE = ("training=plain", "answers=label")
+STUDENT_DRIVEN = "method.discriminator=student"
+ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]]}
+ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus")
+NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
 NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
-ONE_ROUND = {"central", "ensemble"}
+ONE_ROUND = {"central", "direct", "ensemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]
 
 

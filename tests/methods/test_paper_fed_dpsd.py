@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fed_dpsd.losses import decoupled_kd_gradient
+from fed_dpsd.losses import decoupled_kd_gradient, kd_gradients
 from fed_dpsd.methods.method import World
 from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.protocol import Ask, Total
@@ -216,6 +216,18 @@ def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor)
         assert own == pytest.approx(expected)
         for others in ((3.0, divisor), (balance, {"own": "target", "target": "own"}[divisor])):
             assert own != pytest.approx(decoupled_kd_gradient(teacher, predictions, *others))
+
+
+@pytest.mark.parametrize("method", ["method=fed_dpsd", "method=paper_fed_dpsd"])
+def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(small, method):
+    experiment = small(method, *FED[1:], "method.distillation=classic")
+    predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
+    ask, site = Ask(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), Teachers(experiment.answers)
+    experiment.method.client(ask, site)
+    assert site.released == pytest.approx(kd_gradients(site.probabilities, predictions))
+    decoupled = small(method, *FED[1:])
+    decoupled.method.client(ask, site)
+    assert site.released != pytest.approx(kd_gradients(site.probabilities, predictions))
 
 
 def test_a_bad_reading_is_one_clear_error(small):

@@ -15,6 +15,7 @@ from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import ConfigError
+from fed_dpsd.experiment import set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
 from fed_dpsd.methods.method import World
@@ -33,6 +34,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
+from tests.conftest import composed
 from tests.ledgers import entries_of
 
 CLEAR = ("training=plain", "answers=probabilities", "teacher.same_start=true")
@@ -105,6 +107,19 @@ def test_central_is_the_one_clients_teacher(small, tmp_path):
     federation, (finished,) = finish(small(*CLEAR, "method=central", "num_clients=1"), tmp_path)
     (teacher,) = federation._sites[0]._teachers.models
     assert torch.equal(finished.student(images()), teacher(images()))
+
+
+def test_direct_training_is_that_of_the_students_own_network(tmp_path):
+    """Whatever the teachers would be; nothing is proven of it. The control: central training."""
+    model = ("model=cnn", "model.student=lenet", "model.student_width=6")
+    for method, own in (("direct", True), ("central", False)):
+        config = set_up(composed(f"method={method}", *model), tmp_path).config
+        student = (config.model.student, config.model.student_width)
+        assert ((config.architecture(0), config.model.teacher_width) == student) == own
+    experiment = set_up(composed("method=direct"), tmp_path)
+    card = privacy_card(experiment, plan_of(experiment))
+    assert {row["epsilon"] for row in card["proven"]} == {"inf"}
+    assert card["reason"] == "the teachers' own weights leave the clients"
 
 
 def test_locals_private_training_is_charged_and_nothing_else(small):

@@ -41,7 +41,11 @@ FEDAVG = (
 )
 
 
-@pytest.mark.parametrize("overrides", [(), ("model=scattering",), FEDAVG], ids=lambda o: str(o[:1]))
+RESNET34 = ("model.student=resnet34", "queries_per_round=8", "method.final_student_steps=2")
+STUDENTS = [(), ("model=scattering",), ("model.student=cnn_datalens",), RESNET34, FEDAVG]
+
+
+@pytest.mark.parametrize("overrides", STUDENTS, ids=lambda o: str(o[:1]))
 def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overrides):
     folder, summary, test = finished(*overrides)
     path = export(folder, tmp_path / "model", Format.safetensors)

@@ -65,6 +65,22 @@ def small(tmp_path, *more):
 
 
 @slow
+@pytest.mark.parametrize("method", ["dpdfd", "dp_dfd", "dgd"])
+def test_methods_of_one_client_give_the_same_bits_on_both_engines(tmp_path, method):
+    """They ask for a sum of gradients, for weights, and for a baseline."""
+    places = (f"out={tmp_path}/runs", f"cache={tmp_path}/cache", "threads_server=1")
+    quick = ["rounds=2", "queries_per_round=64", "teacher.min_steps=20", "teacher.epochs=0"]
+    if method == "dgd":
+        quick += ["method.synthetic_images=200", "method.vae_steps=5", "method.student_steps=20"]
+    hashes = set()
+    for engine in ("local", "flower"):
+        code, folder, err = command("run", f"method={method}", *quick, *places, "--engine", engine)
+        assert code == 0, err
+        hashes.add(summary(folder)["student_sha256"])
+    assert len(hashes) == 1
+
+
+@slow
 @pytest.mark.parametrize("nodes", [1, 5])
 def test_any_number_of_nodes(tmp_path, nodes):
     overrides = ("num_clients=5", "training=plain", "answers=gradient")

@@ -1,0 +1,89 @@
+"""Learning without noise in the steps: of plain teachers, and where labels alone are private."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.config import Config, TeacherConfig
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.fixed_features import remembering
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
+from fed_dpsd.privacy.label_dp import Targets, fixed
+
+
+def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
+    """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
+
+    Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
+    takes them all in each step. Any number of records and classes works.
+    """
+    PublicImages(teacher, records.images, config, lambda _: rng).fit(
+        np.arange(len(records)), fixed(records.labels)
+    )
+
+
+class PublicImages:
+    """A teacher that learns from images, as `privacy.label_dp.Learner` says.
+
+    Args:
+        teacher: the teacher, whose weights are those that each `fit` starts from.
+        images: (N, C, H, W) images of a shard, N >= 1.
+        config: the site's configuration; `config.teacher` says how it learns.
+        draw: returns the generator of a purpose, for the batches of a `fit`.
+    """
+
+    def __init__(
+        self,
+        teacher: Classifier,
+        images: NDArray[np.uint8],
+        config: Config,
+        draw: Callable[[str], torch.Generator],
+    ) -> None:
+        self._teacher, self._settings, self._draw = teacher, config.teacher, draw
+        with remembering("records"):
+            self._model, take = learner(teacher, images, torch.device("cpu"))
+        self._inputs = take(slice(None))
+        self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
+        self._fits = 0
+
+    def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
+        """Train on these records, n >= 1, anew from the first weights."""
+        self._teacher.load_state_dict(self._first)
+        self._fits += 1
+        settings, inputs = self._settings, self._inputs
+        rng = self._draw(f"batches of fit {self._fits}")
+        known = torch.from_numpy(records)
+        size = min(settings.batch_size, len(known))
+        batches = len(known) // size
+        optimiser = _optimiser(self._model, settings)
+        self._teacher.train()
+        for step in range(max(settings.epochs * batches, settings.min_steps)):
+            if step % batches == 0:
+                order = known[torch.randperm(len(known), generator=rng)]
+            chosen = order[step % batches * size :][:size]
+            logits = self._model(inputs[chosen])
+            loss = nn.functional.cross_entropy(logits, targets(chosen, logits.detach()))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    @torch.inference_mode()
+    def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the teacher's (n, K) probabilities on these records' images."""
+        self._teacher.eval()
+        parts = [
+            self._model(self._inputs[chosen]).softmax(1)
+            for chosen in torch.from_numpy(records).split(IMAGES_AT_ONCE)
+        ]
+        return torch.cat(parts).double().numpy()
+
+
+def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:
+    rate = settings.learning_rate
+    if settings.momentum is None:
+        return torch.optim.Adam(model.parameters(), rate, foreach=True)
+    return torch.optim.SGD(model.parameters(), rate, settings.momentum, foreach=True)

@@ -1,0 +1,219 @@
+"""Combinations of choices: what does not go together, and what to use in its place."""
+
+import math
+
+from fed_dpsd.config import Config, UserError
+from fed_dpsd.data.partition import ByClass, Partition
+from fed_dpsd.methods.central import Central
+from fed_dpsd.methods.method import Method
+from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.efficientnet import require_weights
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+from fed_dpsd.privacy.gradient_sum import GradientSum
+from fed_dpsd.privacy.label_dp import LabelPrivate
+from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
+from fed_dpsd.privacy.output_gradient import OutputGradient
+from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
+
+NOISELESS = {"noise_multiplier": 0.0, "epsilon_per_answer": math.inf}
+
+
+def misfits(
+    config: Config,
+    method: Method | None,
+    training: Training | None,
+    answers: Mechanism | None,
+    partition: Partition | None,
+) -> list[str]:
+    """Return a sentence on each pair of choices that do not go together.
+
+    A choice is None where it has problems of its own.
+    """
+    baseline = getattr(method, "baseline", None)
+    problems = _unknown_architectures(config) + _patients(config, training)
+    for trained in (training, baseline):
+        problems += _private_training(config, trained)
+    if baseline and config.teacher.path is not None:
+        problems.append(
+            f"teacher.path={config.teacher.path}: the baseline of {type(method).__name__} is "
+            "trained here, by its own training; use teacher.path=null"
+        )
+    if isinstance(baseline, TrainingMechanism) and baseline.unit != "record":
+        problems.append(
+            f"method.baseline.unit={baseline.unit}: a baseline is trained by records only; use "
+            "method.baseline.unit=record"
+        )
+    own = isinstance(training, CustomTraining | LabelPrivate | TrainingMechanism)
+    if training and own and config.teacher.path is not None:
+        problems.append(
+            f"teacher.path={config.teacher.path}: training={training.name} trains its teachers "
+            "itself; use teacher.path=null"
+        )
+    if isinstance(training, OutputGradient) and not config.federation.simulation:
+        problems.append(
+            "training=output_gradient: nothing is proven of it, so it runs in a simulation "
+            "only; use training=dp_sgd, or federation=simulation"
+        )
+    if method:
+        problems += _method(config, method, training, answers)
+    if answers:
+        problems += _answers(config, answers, training)
+    if isinstance(training, LabelPrivate):
+        problems += _label_private(config, method, training, partition)
+    return problems
+
+
+def _architectures(config: Config) -> set[str]:
+    """Return the names of the teachers' architectures."""
+    return set(map(config.architecture, range(config.num_clients)))
+
+
+def _unknown_architectures(config: Config) -> list[str]:
+    """Return the architectures that are unknown, or lack their public weights."""
+    model = config.model
+    named = {"model.teacher": [model.teacher], "model.student": [model.student]}
+    named |= {"model.teachers": model.teachers, "teacher.arch": [config.teacher.arch or "cnn"]}
+    known = ", ".join(CLASSIFIERS)
+    problems = [
+        f"{key}={name!r} is unknown; choose one of: {known}"
+        for key, names in named.items()
+        for name in set(names) - set(CLASSIFIERS)
+    ]
+    here = {model.student} | (_architectures(config) if config.federation.simulation else set())
+    if "pretrained" in here:
+        try:
+            require_weights()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _private_training(config: Config, training: Training | None) -> list[str]:
+    """Return what a private training of teachers, or of a baseline, cannot train."""
+    if not isinstance(training, TrainingMechanism):
+        return []
+    return [
+        f"model.teacher={name}: training={training.name} must bound each record's "
+        "part, and its layers mix records or cannot be taken apart; use "
+        f"model.teacher={GROUP_FORMS.get(name, 'cnn')}"
+        for name in _architectures(config) & set(NO_DP_SGD)
+    ]
+
+
+def _method(
+    config: Config, method: Method, training: Training | None, answers: Mechanism | None
+) -> list[str]:
+    """Return what a method needs and does not have."""
+    problems, name = [], type(method).__name__
+    if method.num_clients not in (None, config.num_clients):
+        problems.append(
+            f"num_clients={config.num_clients}: method {name} needs "
+            f"num_clients={method.num_clients}"
+        )
+    if training and training.name not in (method.trainings or (training.name,)):
+        problems.append(
+            f"training={training.name}: method {name} needs "
+            f"training={' or '.join(method.trainings or ())}"
+        )
+    if getattr(method, "baseline", None) and not config.federation.simulation:
+        problems.append(
+            f"method={name} trains a classifier of all records by a message's settings, which "
+            "only a simulation does; use method=fed_dpsd"
+        )
+    if getattr(method, "pooling", "mean") == "odds":
+        counted = training.counts_classes if isinstance(training, TrainingMechanism) else True
+        counts = counted and getattr(method, "class_counts", False)
+        if not (counts and isinstance(answers, Probabilities)):
+            problems.append(
+                "method.pooling=odds needs answers=probabilities, method.class_counts=true "
+                "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
+            )
+    if isinstance(answers, GradientSum) and getattr(method, "mean_over", None) != "batch":
+        problems.append(
+            "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
+            "or another with method.mean_over=batch"
+        )
+    if config.pictures and not method.asks_pictures:
+        problems.append(
+            f'pictures={config.pictures}: method {name} asks no pictures; use pictures=""'
+        )
+    if method.averages and config.teacher.path is None:
+        if len(_architectures(config)) > 1:
+            problems.append(
+                f"model.teachers={list(config.model.teachers)}: method {name} averages weights "
+                "of one architecture; use model.teachers=[]"
+            )
+        if not config.teacher.same_start:
+            problems.append(
+                f"teacher.same_start=false: method {name} averages weights, "
+                "which is noise where they start apart; use teacher.same_start=true"
+            )
+    return problems
+
+
+def _answers(config: Config, answers: Mechanism, training: Training | None) -> list[str]:
+    """Return what answers without noise, or in secure sums, need and do not have."""
+    problems, field = [], answers.calibrated_by
+    silent = field in NOISELESS and getattr(answers, field) == NOISELESS[field]
+    if silent and not isinstance(training, TrainingMechanism):
+        problems.append(
+            f"answers.{field}={getattr(answers, str(field)):g}: teachers that are trained without "
+            "noise need noise in their answers; use training=dp_sgd, or answers=probabilities, "
+            "whose epsilon is inf"
+        )
+    if quorum := quorum_of(answers):
+        try:
+            quorum.check(config.num_clients)
+        except ValueError as error:
+            problems.append(f"answers.quorum.{error}")
+    return problems
+
+
+def _patients(config: Config, training: Training | None) -> list[str]:
+    """Return what keeps a training from knowing its patients; hospitals check their own files."""
+    data, simulation = config.data, config.federation.simulation
+    if data.records_per_patient is not None and not simulation:
+        return [
+            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
+        ]
+    by_patient = isinstance(training, TrainingMechanism) and training.unit == "patient"
+    if by_patient and simulation and (data.patient_column, data.records_per_patient) == (None,) * 2:
+        return [
+            "training.unit=patient: the records name no patients; give data.patient_column, or "
+            "data.records_per_patient=N to make patients of N records up"
+        ]
+    return []
+
+
+def _label_private(
+    config: Config, method: Method | None, training: LabelPrivate, partition: Partition | None
+) -> list[str]:
+    """Return what a training that keeps labels alone private does not go with."""
+    problems = []
+    if not config.federation.simulation:
+        problems.append(
+            f"training={training.name} takes images as public, which a hospital's are not; use "
+            "training=dp_sgd, or federation=simulation"
+        )
+    if config.data.records_per_patient is not None:
+        problems.append(
+            f"data.records_per_patient={config.data.records_per_patient} makes patients up by "
+            f"labels, which training={training.name} keeps private; use null"
+        )
+    if isinstance(partition, ByClass):
+        problems.append(
+            f"partition={partition.name} divides records by their labels, which "
+            f"training={training.name} keeps private; use partition=iid"
+        )
+    if method and not isinstance(method, Central):
+        problems.append(
+            f"training={training.name} protects labels that nothing else reads; method "
+            f"{type(method).__name__} may: use method=central"
+        )
+    if config.privacy.target_epsilon is not None:
+        problems.append(
+            f"privacy.target_epsilon={config.privacy.target_epsilon:g} is a record's, of which "
+            f"training={training.name} protects the label alone; set training.epsilon instead"
+        )
+    return problems

@@ -1,0 +1,123 @@
+"""Learning without noise in the steps, on labels that may be private."""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import LaplaceDpEvent
+
+from fed_dpsd.client.learning import PublicImages
+from fed_dpsd.client.teachers import Teachers, make_teacher
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.experiment import load_data
+from fed_dpsd.models.inference import predict
+from fed_dpsd.privacy.label_dp import LabelPrivate, fixed
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.training import Plain
+
+CENTRAL = ("method=central", "answers=probabilities")
+
+
+@pytest.fixture
+def records(small):
+    config = small(*CENTRAL).config
+    return load_data(config.data, config.cache).train.take(np.arange(60))
+
+
+def weights(teacher):
+    return torch.cat([parameter.detach().ravel() for parameter in teacher.parameters()])
+
+
+def network(config, records):
+    """A teacher, and its learner, whose batches are the same in every fit."""
+    teacher = make_teacher(config, 0, 0)
+    rng = functools.partial(torch.Generator().manual_seed, 0)
+    return teacher, PublicImages(teacher, records.images, config, lambda _: rng())
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn_bn", "scattering"])
+def test_each_fit_starts_anew_and_only_its_records_and_targets_count(small, records, name):
+    config = small(*CENTRAL, f"model.teacher={name}").config
+    known, part = fixed(records.labels), np.arange(20)
+    once, first = network(config, records)
+    first.fit(part, known)
+    twice, second = network(config, records)
+    second.fit(np.arange(60), fixed(1 + 0 * records.labels))
+    state = once.state_dict()
+    assert not torch.equal(weights(twice), weights(once))
+    second.fit(part, known)
+    assert all(torch.equal(state[key], tensor) for key, tensor in twice.state_dict().items())
+
+
+def test_every_fit_has_batches_of_its_own(small, records):
+    drawn = []
+    config = small(*CENTRAL).config
+
+    def draw(purpose):
+        drawn.append(purpose)
+        return torch.Generator().manual_seed(len(drawn))
+
+    learner = PublicImages(make_teacher(config, 0, 0), records.images, config, draw)
+    for _ in range(3):
+        learner.fit(np.arange(60), fixed(records.labels))
+    assert len(set(drawn)) == 3
+
+
+def test_probabilities_are_those_of_the_last_fit(small, records):
+    config = small(*CENTRAL).config
+    teacher, learner = network(config, records)
+    learner.fit(np.arange(60), fixed(records.labels))
+    chosen = np.array([7, 3, 59])
+    expected = predict(teacher, records.images[chosen], torch.device("cpu"))
+    assert learner.probabilities(chosen) == pytest.approx(expected, abs=1e-6)
+
+
+@dataclass(frozen=True)
+class Blind(LabelPrivate):
+    """A training that draws noise, and looks at no label."""
+
+    name: ClassVar[str] = "blind"
+    noisy: bool = False
+
+    def event(self):
+        return LaplaceDpEvent(1.0)
+
+    def train(self, learner, labels, rng):
+        drawn = rng.random(len(labels)) if self.noisy else np.zeros(len(labels))
+        learner.fit(np.arange(len(labels)), fixed((4 * drawn).astype(np.int64)))
+
+
+@pytest.mark.parametrize("secret", [None, SecretStreams(bytes(32))])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_batches_follow_no_label_and_the_noise_follows_all(small, records, secret, noisy):
+    """A batch order that labels decide would tell of them: whoever has the seed could compare."""
+    config = small(*CENTRAL).config
+    other = records.labels.copy()
+    other[17] = (other[17] + 1) % 10
+    trained = [
+        Teachers(config, Blind(noisy), 0, Split(records.images, labels), np.arange(60), secret)
+        for labels in (records.labels, other)
+    ]
+    one, two = (weights(teachers.models[0]) for teachers in trained)
+    assert torch.equal(one, two) == (not noisy)
+    assert trained[0].identity != trained[1].identity
+
+
+def test_the_settings_of_private_labels_and_of_no_other_training_are_new_in_a_digest(
+    small, records
+):
+    def settings(training):
+        return Teachers(small(*CENTRAL).config, training, 0, records, np.arange(60)).settings
+
+    assert ', "None", 0, ' in settings(Plain())  # as ever, so cached teachers stay
+    assert ', "Blind(noisy=False)", 0, ' in settings(Blind())
+    assert settings(Blind()) != settings(Blind(noisy=True))
+
+
+def test_an_empty_shard_has_no_teacher_as_with_a_plain_training(small, records):
+    config = small(*CENTRAL, "teachers_per_client=8").config
+    teachers = Teachers(config, Blind(), 0, records.take(np.arange(1)), np.arange(1))
+    assert sum(teacher is None for teacher in teachers.models) == 7

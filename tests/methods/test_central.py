@@ -1,0 +1,107 @@
+"""Training in one place, and trainings there that keep labels alone private."""
+
+import pytest
+
+from fed_dpsd import api
+from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.config import ConfigError
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import result_line
+from fed_dpsd.simulation import sweep as sweeps
+from fed_dpsd.simulation.local import LocalFederation
+from tests.conftest import small_for
+from tests.ledgers import entries_of
+from tests.simulation.test_sweep import really, rows
+
+CENTRAL = ("method=central", "answers=probabilities")
+LABEL_PRIVATE = [
+    *[("training=lp_2st",), ("training=lp_mst",), ("training=alibi",)],
+    ("training=label_pate", "training.teachers=3", "training.queries=50"),
+]
+
+
+@pytest.fixture(params=LABEL_PRIVATE, ids=lambda overrides: overrides[0])
+def overrides(request):
+    return (*CENTRAL, *request.param)
+
+
+def test_nothing_is_proven_of_records_and_the_labels_epsilon_stands_apart(small, overrides):
+    experiment = small(*overrides, "training.epsilon=2.0")
+    content = privacy_card(experiment, plan_of(experiment))
+    plain = small(*CENTRAL, "training=plain")
+    expected = privacy_card(plain, plan_of(plain))
+    assert content["proven"] == expected["proven"]  # all six rows
+    assert all(row["epsilon"] == "inf" for row in content["proven"])
+    assert content["epsilon_published"] == expected["epsilon_published"] == "inf"
+    assert content["reason"] == f"the training protects labels alone; {expected['reason']}"
+    assert expected["label"] is None
+    label = content["label"]
+    assert (label["unit"], label["relation"]) == ("label", "replace_one")
+    assert label["epsilon"] == pytest.approx(2, rel=1e-3)
+    assert {IMAGES_NOTE, "seeded noise", "per run", "tuning not covered"} <= set(label["notes"])
+    *_, line, _ = str(PrivacyCard(content)).splitlines()
+    assert "(label, replace_one" in line
+    assert line.endswith(f": of labels alone, {IMAGES_NOTE}")
+    assert "label" not in str(PrivacyCard(expected))
+
+
+def test_a_run_charges_nothing_for_labels_and_its_result_says_what_they_are_promised(
+    small, overrides
+):
+    experiment = small(*overrides)
+    folder = new_run_folder(experiment)
+    federation = LocalFederation(experiment, folder)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    (site,) = federation._sites.values()
+    assert [entry.kind for entry in entries_of(site.ledger)] == ["weights"]
+    assert all(row["epsilon"] == row["spent"] == "inf" for row in summary["privacy"]["proven"])
+    assert not summary["accuracy"]["covered_by_epsilon"]
+    assert summary["privacy"]["label"]["epsilon"] == pytest.approx(1, rel=1e-3)
+    *_, records, labels = result_line(experiment, summary).split(" · ")
+    assert records.startswith("proven inf (record, add_remove), inf (replace_one)")
+    assert labels.startswith("of labels alone 1 (label, replace_one), trust ")
+    assert labels.endswith(IMAGES_NOTE)
+
+
+def test_a_plan_prints_the_labels_epsilon_beside_those_of_records():
+    text = str(api.plan("method=central", "training=alibi", "training.epsilon=3"))
+    label = "3 (label, replace_one, trust nobody, delta 0, pure): of labels alone, "
+    assert f"epsilon planned: {label}{IMAGES_NOTE}" in text.splitlines()
+    assert text.count("epsilon planned: inf (") == 6
+
+
+def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
+    overrides = (*small_for(CENTRAL), *CENTRAL, "training=plain,alibi,label_pate")
+    overrides += ("teacher.min_steps=1",)
+    cells = sweeps.plan(overrides, tmp_path / "sweep", tmp_path, lambda line: None)
+    assert sweeps.run(cells, really, tmp_path / "t.csv", lambda line: None) == {}
+    plain, alibi, pate = rows(tmp_path / "t.csv")
+    columns = ("label_replace_one", "label_delta", "label_trust")
+    assert [plain[column] for column in columns] == ["", "", ""]
+    for row, delta, trust in ((alibi, "0.0", "nobody"), (pate, "1e-05", "server")):
+        assert float(row["label_replace_one"]) == pytest.approx(1, rel=1e-3)
+        assert (row["label_delta"], row["label_trust"]) == (delta, trust)
+        assert row["record_add_remove"] == row["record_replace_one"] == "inf"
+        assert row["reason"].startswith("the training protects labels alone; ")
+
+
+@pytest.mark.parametrize("training", LABEL_PRIVATE, ids=lambda overrides: overrides[0])
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("federation=deployment",), "takes images as public, which a hospital's are not"),
+        (("method=fedavg", "teacher.same_start=true"), "method FedAVG may: use method=central"),
+        (("method=fed_dpsd",), "method FedDPSD may: use method=central"),
+        (("privacy.target_epsilon=1",), "set training.epsilon instead"),
+        (("teacher.path=t.safetensors", "teacher.arch=cnn"), "use teacher.path=null"),
+    ],
+)
+def test_what_private_labels_do_not_go_with_is_one_clear_error(small, training, overrides, problem):
+    method = () if overrides[0].startswith("method=") else ("method=central",)
+    with pytest.raises(ConfigError) as caught:
+        small(*method, *training, *overrides)
+    (line,) = caught.value.problems
+    assert problem in line
+    assert "training=l" in line or "training=alibi" in line

@@ -1,14 +1,16 @@
 """Published results at the epsilons that their papers state; none is proven here.
 
-literature.yaml holds them, with every other number that this project quotes from a paper.
+literature/ has a file for each paper: its tables, what its text says of its figures, and every
+other number that this project quotes from it. All values are read as text, as they are printed.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-LITERATURE = Path(__file__).with_suffix(".yaml")
+FOLDER = Path(__file__).with_suffix("")
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,14 @@ class Published:
     accuracy: float
 
 
+def _files() -> list[dict[str, Any]]:
+    paths = sorted(FOLDER.glob("*.yaml"))
+    return [yaml.load(path.read_text(), Loader=yaml.BaseLoader) for path in paths]
+
+
 def read_papers() -> dict[str, dict[str, dict[str, str]]]:
     """Return each paper's numbers by name, with all that is said of them as it is written."""
-    papers = yaml.load(LITERATURE.read_text(), Loader=yaml.BaseLoader)
-    return {name: paper["numbers"] for name, paper in papers.items()}
+    return {paper["name"]: paper["numbers"] for paper in _files()}
 
 
 def published(data: str) -> list[Published]:
@@ -40,3 +46,23 @@ def published(data: str) -> list[Published]:
         for number in numbers.values()
         if number.get("data") == data
     ]
+
+
+def printed_for(experiment: str, data: str) -> dict[str, float]:
+    """Return the accuracies that a table prints for an experiment's grids, by the grid's name.
+
+    The table names the experiment; its columns are "DATA, KIND", and a grid is "KIND, ROW".
+    """
+    return {
+        f"{kind}, {row}": float(cell)
+        for paper in _files()
+        for table in paper.get("tables", {}).values()
+        if table.get("experiment") == experiment
+        for row, cells in table["rows"].items()
+        for (own, kind), cell in zip(map(_split, table["columns"]), cells, strict=True)
+        if own == data
+    }
+
+
+def _split(column: str) -> list[str]:
+    return column.split(", ", 1)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fed_dpsd.report import alpha, confusion, curve, html, paired, progress
+from fed_dpsd.report import alpha, confusion, curve, dots, html, paired, progress
 from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
 from fed_dpsd.report.table import write_page, write_summary
@@ -27,6 +27,7 @@ def write(tables: Sequence[Path], folder: Path, against: str | None = None) -> I
     pairs = beside(tables, "confusion", confusion.COLUMNS)
     figures = {
         stem: curve.draw(settings),
+        f"{stem}_settings": dots.draw(settings),
         f"{stem}_progress": progress.draw(settings, rounds),
         f"{stem}_alpha": alpha.draw(settings),
         f"{stem}_confusion": confusion.draw(settings, pairs),

@@ -15,12 +15,14 @@ CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "clie
 COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
 COSTS += ("seconds_rounds",)
 REASON = "reason"  # why an epsilon is inf; tables of earlier versions lack it
+# The epsilon of a label, which is no record's, of runs in which labels alone are private.
+LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
 LEGEND = ("delta", "trust", "commit", "machine")
 CAVEATS = "caveats"  # notes on the epsilons; tables of earlier versions lack them
 # Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),
-    *("epsilon_published", "patient_replace_one", "client_replace_one"),
+    *("epsilon_published", "patient_replace_one", "client_replace_one", LABEL, *LABEL_LEGEND),
     *("queries_per_client", *COSTS, "seconds", "student_sha256"),
 }
 ALPHA = "partition.alpha"
@@ -28,8 +30,8 @@ GRID = "grid"
 NEEDED = ("key", "seed", "data", "num_classes", "mechanism", "teachers_per_client")
 NEEDED += ("student", "ensemble", *CLAIMS, *LEGEND)
 
-NUMBERS = (*SCORES, *CLAIMS, *COSTS, ALPHA)
-OPTIONAL = {*SCORES, *COSTS, ALPHA, "student_accuracy"}  # numbers that may be unknown
+NUMBERS = (*SCORES, *CLAIMS, LABEL, *COSTS, ALPHA)
+OPTIONAL = {*SCORES, LABEL, *COSTS, ALPHA, "student_accuracy"}  # numbers that may be unknown
 
 Row = dict[str, str]
 

@@ -13,6 +13,8 @@ from fed_dpsd.report.settings import (
     ACCURACIES,
     CAVEATS,
     CLAIMS,
+    LABEL,
+    LABEL_LEGEND,
     LEGEND,
     REASON,
     SCORES,
@@ -42,13 +44,15 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
     claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
     reasons = [setting.all_of(REASON) for setting in settings]
     why = ["why inf"] if any(reasons) else []
-    lines = [[*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *why]]
+    labels = _labels(settings)
+    lines = [[*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *labels, *why]]
     for number, setting in enumerate(settings):
         row = [setting.values.get(key, "") for key in columns]
         row += [_spread(*setting.score(score)) for score in scores]
         row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
         row += [_bound(setting.epsilon(claim)) for claim in CLAIMS]
         row += [setting.all_of("delta"), setting.all_of("trust")]
+        row += [texts[number] for texts in labels.values()]
         lines.append([*row, reasons[number]] if why else row)
     return lines
 
@@ -60,6 +64,8 @@ def preface(settings: Sequence[Setting]) -> str:
     caveats = dict.fromkeys(note for run in runs for note in run.get(CAVEATS, "").split("; "))
     notes = ", ".join(filter(None, caveats))
     caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
+    if _labels(settings):
+        caveat += " An epsilon of labels alone protects no image."
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
         f"the last round. {costs}Epsilons are proven, for one run; delta and "
@@ -106,7 +112,8 @@ def summary(settings: Sequence[Setting]) -> str:
             for statistic, number in zip(("mean", "deviation"), spread, strict=True):
                 row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
         row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
-        lines.append(row | {column: setting.all_of(column) for column in (*LEGEND, REASON)})
+        shown = (*((LABEL, *LABEL_LEGEND) if _labels(settings) else ()), *LEGEND, REASON)
+        lines.append(row | {column: setting.all_of(column) for column in shown})
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -139,6 +146,16 @@ def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
         for title, summed, scale, digits in COSTS
     }
     return {title: texts for title, texts in costs.items() if any(texts)}
+
+
+def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """Return the epsilons of labels alone, by title; none if labels alone are private nowhere."""
+    known = [[float(run[LABEL]) for run in s.runs if run.get(LABEL)] for s in settings]
+    if not any(known):
+        return {}
+    titles = {"epsilon of labels alone, replace_one": [_bound(max(e)) if e else "" for e in known]}
+    legend = zip(("its delta", "its trust"), LABEL_LEGEND, strict=True)
+    return titles | {title: [s.all_of(column) for s in settings] for title, column in legend}
 
 
 def _cost(mean: float, digits: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fed_dpsd.config import UserError
-from fed_dpsd.report import alpha, confusion, pages, progress
+from fed_dpsd.report import alpha, confusion, dots, pages, progress
 from fed_dpsd.report.figure import COLOURS, look
 from fed_dpsd.report.settings import beside, read
 
@@ -176,6 +176,33 @@ def test_a_class_that_there_is_not_is_named(table, pairs, column, value):
     known = pairs(("curve.csv0", *row.values(), 3))
     with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*none of 10 classes"):
         confusion.draw(read([table({})]), known)
+
+
+# --- settings ---
+
+
+def test_a_row_shows_a_settings_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
+    grids = "labels, all", "labels, without IE"
+    first, second = ({"experiment": "table6", "grid": grid} for grid in grids)
+    path = table(
+        first | {"seed": 0, "student": 0.5},
+        first | {"seed": 1, "student": 0.7},
+        second | {"seed": 0, "student": 0.9},
+    )
+    (axes,) = dots.draw(read([path])).axes
+    assert tuple(text.get_text() for text in axes.get_yticklabels()) == grids
+    bars, printed = axes.containers[0], lines(axes)["published, not proven"]
+    assert bars.lines[0].get_xydata() == pytest.approx(np.array([[60, 0], [90, 1]]))
+    (segment, _) = bars.lines[2][0].get_segments()
+    assert segment[:, 0] == pytest.approx([60 - 200**0.5, 60 + 200**0.5])
+    assert printed.get_xydata().tolist() == [[98.19, 0], [94.32, 1]]
+
+
+def test_without_grids_or_with_too_many_settings_there_is_no_figure_of_settings(table):
+    assert dots.draw(read([table({"method": "a"}, {"method": "b"})])) is None
+    many = [{"grid": f"{number}"} for number in range(dots.MOST + 1)]
+    assert dots.draw(read([table(*many)])) is None
+    assert dots.draw(read([table(*many[1:])])) is not None
 
 
 # --- files ---

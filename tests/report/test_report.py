@@ -89,6 +89,24 @@ def test_what_follows_from_a_grids_name_is_left_out(table):
     assert lines(markdown(settings))[0][:3] == ["grid", "rounds", "method"]
 
 
+def test_the_epsilon_of_a_label_has_columns_of_its_own_and_is_no_records(table):
+    label = {"label_replace_one": 1.00001, "label_delta": "0.0", "label_trust": "nobody"}
+    label |= {"record_add_remove": "inf", "method": "central"}
+    settings = read([table(label, label | {"label_replace_one": 1.5}, {"method": "dpsd"})])
+    page = markdown(settings)
+    header, _, private, other = lines(page)
+    private, other = (dict(zip(header, row, strict=True)) for row in (private, other))
+    title = "epsilon of labels alone, replace_one"
+    assert (private[title], private["its delta"], private["its trust"]) == ("1.5", "0.0", "nobody")
+    assert private["epsilon record, add_remove"] == "inf"
+    assert (other[title], other["its delta"], other["its trust"]) == ("", "", "")
+    assert "An epsilon of labels alone protects no image." in " ".join(page.split())
+    first, second = csv.DictReader(io.StringIO(summary(settings)))
+    assert (first["label_replace_one"], second["label_replace_one"]) == ("1.00001, 1.5", "")
+    unlike = markdown(read([table({}, name="others.csv")]))
+    assert "label" not in unlike.replace("`mechanism=label`", "")
+
+
 def test_tables_of_earlier_versions_have_no_costs(table):
     page = markdown(read([table({})]))
     assert "answers" not in page

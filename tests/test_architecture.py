@@ -14,6 +14,7 @@ LADDER = (
     {"config"},
     {"binder", "losses", "data", "models", "report", "privacy"},
     {"methods"},
+    {"combinations"},
     {"experiment"},
     {"accounts"},
     {"client", "server"},

@@ -11,8 +11,8 @@ are those of the paper; `answers.noise_law=gaussian` is its DGD+.
 
 The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
 votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is
-proven. With `generator_steps=0` nobody needs a baseline: none is trained, none leaves, and the votes
-are all that is counted.
+proven. With `generator_steps=0` nobody needs a baseline: none is trained, none leaves, and the
+votes are all that is counted.
 """
 
 from collections.abc import Iterator

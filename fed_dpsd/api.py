@@ -13,9 +13,9 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
-from fed_dpsd.config import UserError, compose, one_line
+from fed_dpsd.config import compose
+from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis, partitions, set_up
-from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
@@ -56,18 +56,16 @@ class Run:
         """The published epsilon and every proven one, each with its meaning."""
         return PrivacyCard(self.summary["privacy"])
 
-    def export(
-        self, folder: Path | str, form: Literal["safetensors", "onnx"] = "safetensors"
-    ) -> Path:
+    def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
         """Write the student, with its privacy card inside, and return the file's path.
 
         Raises:
             UserError: there is no such form, the run has no student to export, or the file exists
                 or cannot be written.
         """
-        if form not in list(Format):
-            raise UserError(f"form={form!r} must be {' or '.join(Format)}")
-        return export(self.folder, Path(folder).absolute(), Format(form))
+        if form not in get_args(Format):
+            raise UserError(f"form={form!r} must be {' or '.join(get_args(Format))}")
+        return export(self.folder, Path(folder).absolute(), form)
 
     def __str__(self) -> str:
         """Return the result in one line."""

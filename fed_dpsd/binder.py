@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError
 
 T = TypeVar("T")
 

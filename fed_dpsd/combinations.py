@@ -2,8 +2,9 @@
 
 import math
 
-from fed_dpsd.config import Config, UserError
+from fed_dpsd.config import Config
 from fed_dpsd.data.partition import ByClass, Partition
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.central import Central
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD

@@ -22,30 +22,11 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
 FLAT_KEYS = ("num_clients", "out", "overrides")
-
-
-class UserError(Exception):
-    """An error that the user can mend: the message names the field, its value and the remedy."""
-
-
-class ConfigError(UserError):
-    """All problems of a configuration, with each on a line of its own."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(problems))
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error as one line: a UserError as it is, any other error with its type."""
-    text = " ".join(str(error).split())
-    if isinstance(error, UserError):
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 @dataclass(frozen=True)

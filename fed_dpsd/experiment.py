@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
 from fed_dpsd.combinations import misfits
-from fed_dpsd.config import Config, DataConfig, UserError, to_json
+from fed_dpsd.config import Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon

@@ -11,14 +11,12 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.errors import ProtocolError
+
 Array = NDArray[np.generic]
 Kind = Literal["answers", "counts", "weights", "baseline", "train"]
 OF_WEIGHTS = ("weights", "baseline", "train")  # kinds whose answers are parameters
 NOTHING = np.empty(0, np.float32)
-
-
-class ProtocolError(RuntimeError):
-    """A peer sent something it must not; the message names the peer, the field and the value."""
 
 
 Releases = Mapping[str, int]

@@ -14,7 +14,8 @@ from rich.console import Console
 
 import fed_dpsd
 from fed_dpsd import api
-from fed_dpsd.config import ConfigError, UserError, compose
+from fed_dpsd.config import compose
+from fed_dpsd.errors import ConfigError, UserError
 from tests.conftest import SMALL
 from tests.forks import finished, fork
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed_dpsd.config import ConfigError, compose, from_run_config, split_overrides
+from fed_dpsd.config import compose, from_run_config, split_overrides
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import efficientnet
 from fed_dpsd.storage import conf_folder

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fed_dpsd.config import ConfigError, UserError, compose
+from fed_dpsd.config import compose
+from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import (
     evaluated_on,
     from_json,

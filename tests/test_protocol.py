@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, misfit
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.protocol import Answer, Ask, misfit
 
 
 def ask(query_id=1, count=3, seed=0):

@@ -17,7 +17,7 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from fed_dpsd.accounts.entry import Entry, spent
 from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.models import pictures, pretrained

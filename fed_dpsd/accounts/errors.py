@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 
 
 class LedgerError(UserError):

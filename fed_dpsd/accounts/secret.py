@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fed_dpsd.config import UserError
-from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Releases, Statement, check_releases
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.protocol import Answer, Refusal, Releases, Statement, check_releases
 from fed_dpsd.storage import json_of, write_atomically
 
 OTHER = "other"  # stands for all mechanisms that are not the run's

@@ -21,7 +21,8 @@ from fed_dpsd.audits.black_box import Audit, Proof, audit, enumerated, verdict
 from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
 from fed_dpsd.audits.one_run import Guesses, conclude
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config import Config, UserError
+from fed_dpsd.config import Config
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove

@@ -7,8 +7,7 @@ import typer
 
 from fed_dpsd.cli import privacy, rehearse, run, site, student, sweep
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.config import ConfigError, UserError, one_line
-from fed_dpsd.protocol import ProtocolError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 app.command()(run.run)

@@ -2,21 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from fed_dpsd import api
-from fed_dpsd.accounts.card import account, ledger_files
-from fed_dpsd.accounts.reading import read
-from fed_dpsd.audits.attacks import attacks
 from fed_dpsd.cli.console import AsJson, Overrides, say
-from fed_dpsd.config import UserError, compose
-from fed_dpsd.experiment import set_up
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Epsilon
+from fed_dpsd.errors import UserError
+
+if TYPE_CHECKING:
+    from fed_dpsd.privacy.mechanism import Basis, Epsilon
 
 app = typer.Typer(
     no_args_is_help=True, help="Planned and charged privacy costs, and attacks on the claims."
@@ -27,6 +23,8 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 @app.command()
 def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print noise, number of queries, the published epsilon and every proven one."""
+    from fed_dpsd import api
+
     planned = api.plan(*(overrides or ()))
     if as_json:
         queries, card = planned.queries_per_client, planned.privacy.content
@@ -35,18 +33,11 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
 
 
-class Broken(StrEnum):
-    """The fractions of its claimed noise that a broken hospital draws."""
-
-    half = "half"
-    none = "none"
-
-
 @app.command()
 def audit(
     overrides: Overrides = None,
     broken: Annotated[
-        Broken | None,
+        Literal["half", "none"] | None,
         typer.Option(help="Attack a hospital with half of the noise it claims, or next to none."),
     ] = None,
     as_json: AsJson = False,
@@ -58,15 +49,19 @@ def audit(
     contradiction is expected: the exit code is 0, and 3 if an attack on the implementation misses
     it.
     """
+    from fed_dpsd.audits.attacks import attacks
+    from fed_dpsd.config import compose
+    from fed_dpsd.experiment import set_up
+
     experiment = set_up(compose(overrides or []), Path.cwd())
-    outcomes = list(attacks(experiment, broken.value if broken else None, say))
+    outcomes = list(attacks(experiment, broken, say))
     *code, claim = outcomes
     refuted = all(attack.contradicts for attack in outcomes if attack.tests_code)
     expected = refuted if broken else not any(attack.contradicts for attack in outcomes)
     if as_json:
         names = ("check", "counts", "answers") if len(code) > 2 else ("check", "answers")
         named = dict(zip(names, (attack.to_json() for attack in code), strict=False))
-        more = {"broken": broken and broken.value, "as_expected": expected}
+        more = {"broken": broken, "as_expected": expected}
         print(json.dumps(claim.to_json() | named | more))
     else:
         out = Console(highlight=False)
@@ -75,7 +70,7 @@ def audit(
             for sentence in attack.verdict():
                 out.print(f"  {sentence}", markup=False, soft_wrap=True)
         if broken:
-            noise = "half of the noise" if broken is Broken.half else "next to no noise"
+            noise = "half of the noise" if broken == "half" else "next to no noise"
             verdict = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
             out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
     if not expected:
@@ -89,6 +84,10 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Print the charges of clients, and the epsilons so far. Nothing is written."""
+    from fed_dpsd.accounts.card import account, ledger_files
+    from fed_dpsd.accounts.reading import read
+    from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be between 0 and 1, both excluded")
     accounts = {file: read(file) for file in ledger_files(path)}
@@ -125,14 +124,14 @@ def ledger(
         out.print(f"a budget counts {used} (record, add_remove), by the training", soft_wrap=True)
 
 
-def _json(proofs: Mapping[Basis, Epsilon]) -> dict[str, Any]:
+def _json(proofs: Mapping["Basis", "Epsilon"]) -> dict[str, Any]:
     """Return the smaller of two proven epsilons as on a card, with the other beside it."""
     (basis, claim), (other, rest) = proofs.items()
     kept = {key: value for key, value in rest.to_json().items() if key in ("trust", "epsilon")}
     return claim.to_json() | {"basis": basis, "beside": {"basis": other} | kept}
 
 
-def _text(proofs: Mapping[Basis, Epsilon]) -> str:
+def _text(proofs: Mapping["Basis", "Epsilon"]) -> str:
     """Return the smaller of two proven epsilons with the basis of its proof, and the other."""
     (basis, claim), (other, rest) = proofs.items()
     if claim.value == rest.value:  # no training is private

@@ -4,14 +4,15 @@ import csv
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fed_dpsd.cli.console import console
-from fed_dpsd.config import UserError
-from fed_dpsd.simulation.faults import COMPLETED, PATIENCE, Fault, endure
-from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
+from fed_dpsd.errors import UserError
+
+if TYPE_CHECKING:
+    from fed_dpsd.simulation.rehearsal import Rehearsal
 
 RETRY = "federation.retry_seconds=20"  # links on one machine are fast
 
@@ -36,6 +37,9 @@ def rehearse(
     Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
     With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
     """
+    from fed_dpsd.simulation.faults import COMPLETED, PATIENCE
+    from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
+
     home = folder.absolute()
     if home.exists() and any(home.iterdir()):
         raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")
@@ -55,8 +59,10 @@ def rehearse(
         print(runs[-1])
 
 
-def _endure(rehearsal: Rehearsal, kills: int, seed: int) -> None:
+def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     """Run with faults until there were enough of them, and repeat each run without faults."""
+    from fed_dpsd.simulation.faults import Fault, endure
+
     writer = csv.writer(sys.stdout)
     writer.writerow([field.name for field in dataclasses.fields(Fault)])
 

@@ -3,48 +3,23 @@
 Only `serve` connects to a coordinator.
 """
 
-import dataclasses
-import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fed_dpsd.accounts import card as cards
-from fed_dpsd.accounts.secret import exchange_key, secret_of
-from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import Hospital, NotAllowed, open_file
-from fed_dpsd.client.records import HospitalRecords
-from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.config import UserError, compose
-from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.flower import supernode
-from fed_dpsd.models import torch_threads
-from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.privacy.secure_sum import public_key
-from fed_dpsd.protocol import Ask, Refusal
-from fed_dpsd.simulation.superlink import QUIET
-from fed_dpsd.storage import conf_folder
+from fed_dpsd.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it connects.")
 File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
-REHEARSED = 16  # images
-AGAIN_SECONDS = 10.0
-HELD_OUT = 5  # every fifth image or patient is held out from training
 
 
 @app.command()
 def init(file: File) -> None:
     """Write a site's file to fill in, with a line on each key."""
+    from fed_dpsd.storage import conf_folder
+
     try:
         with file.open("x") as opened:
             opened.write((conf_folder() / "site.yaml").read_text())
@@ -58,6 +33,10 @@ def init(file: File) -> None:
 @app.command()
 def key(file: File) -> None:
     """Print the public key for secure sums; the other hospitals put it into their files."""
+    from fed_dpsd.accounts.secret import exchange_key, secret_of
+    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.privacy.secure_sum import public_key
+
     print(public_key(exchange_key(secret_of(open_file(file).folder / "secret"))).hex())
 
 
@@ -73,130 +52,12 @@ def check(
 
     The output is exact and private: it is for the hospital's own eyes.
     """
+    from fed_dpsd.client.check import check
+    from fed_dpsd.client.hospital import open_file
+
     out = Console(highlight=False)
-    hospital = open_file(file)
-    content = hospital.read()
-    out.print(_counts(hospital, content))
-    pixels = content.records.images
-    out.print(f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average")
-    if repeated := _repeated(content):
-        out.print(f"repeated: {repeated}")
-    for line in content.unreadable:
-        out.print(f"left out: {line}", markup=False, soft_wrap=True)
-    experiment = _experiment(hospital, overrides or [])
-    out.print(f"training: {experiment.training}", markup=False, soft_wrap=True)
-    out.print(f"answers: {experiment.answers}", markup=False, soft_wrap=True)
-    planned = cards.plan_of(experiment)
-    card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
-    out.print(f"a run: {card.epsilon('record', 'add_remove')}")
-    ledger = hospital.ledger
-    with ledger.transaction():
-        proofs = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
-    spent = proofs["training"]  # what a budget counts
-    out.print(f"spent so far: {spent}; the budget is {hospital.budget:g}", soft_wrap=True)
-    out.print(f"when records change during a run: {hospital.when_records_change}")
-    if lacking := hospital.open(experiment, "check").lacking():
-        raise UserError(
-            f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
-            "image this site would refuse; agree on more noise, or on fewer images"
-        )
-    # A copy of the secret lies in this folder, so it must be inside the hospital's own.
-    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
-    with torch_threads(experiment.config.threads_client), place as folder:
-        out.print(f"a teacher: {_train(hospital, content, experiment, Path(folder))}")
-        outcome = _rehearse(hospital, experiment, Path(folder))
-        out.print(f"an answer, rehearsed: {outcome}", soft_wrap=True)
-
-
-def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
-    """Tabulate the records of each class, with the local labels of the class."""
-    table = Table("class", "labels", "records")
-    counts = np.bincount(content.records.labels, minlength=hospital.num_classes)
-    for number, count in enumerate(counts):
-        labels = [label for label, known in hospital.files.classes.items() if known == number]
-        table.add_row(str(number), ", ".join(labels), f"{count:,}")
-    return table
-
-
-def _repeated(content: HospitalRecords) -> str:
-    """Describe the images that are there more than once; "" if there are none."""
-    ids, patients = content.ids, content.records.patients
-    images = len(np.unique(ids))
-    if images == len(ids):
-        return ""
-    sentence = f"{len(ids) - images:,} copies of images"
-    for noun, values in (("label", content.records.labels), ("patient", patients)):
-        if values is not None:
-            pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
-            sentence += f"; {pairs - images:,} with another {noun}"
-    return sentence
-
-
-def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """Return the experiment of a coordinator with these overrides, as this hospital allows it.
-
-    Raises:
-        UserError: the hospital's file does not allow it; the error says why.
-    """
-    defaults = [
-        *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
-        f"data.shape={list(hospital.shape)}".replace(" ", ""),
-        f"data.num_classes={hospital.num_classes}",
-    ]
-    firsts = {
-        "method": hospital.methods,
-        "training": hospital.training,
-        "answers": hospital.answers,
-    }
-    defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
-    defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
-    request = set_up(compose([*defaults, *overrides]), Path.cwd())
-    try:
-        return hospital.experiment(request.to_json(), 0)
-    except NotAllowed as error:
-        raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
-
-
-def _train(
-    hospital: Hospital, content: HospitalRecords, experiment: Experiment, folder: Path
-) -> str:
-    """Train teachers; describe their joint accuracy on images (or patients) held out from them."""
-    config = dataclasses.replace(experiment.config, cache=str(folder))
-    ids = content.ids if content.records.patients is None else content.records.patients
-    distinct, place = np.unique(ids, return_inverse=True)
-    if len(distinct) == 1:
-        return "one image or patient is too few to test any"
-    held_out = place % HELD_OUT == 0
-    seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-    secret = SecretStreams(secret_of(folder / "rehearsal"))
-    records = content.records.take(seen)
-    teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
-    tested = content.records.take(unseen)
-    probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
-    right = (probabilities.argmax(1) == tested.labels).mean()
-    return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
-
-
-def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """Answer an ask about random images, charged to a temporary ledger; describe the outcome."""
-    secret = hospital.folder / "secret"
-    secret_of(secret)  # draws the secret if there is none yet
-    shutil.copy(secret, folder / "secret")
-    rehearsed = dataclasses.replace(hospital, state=str(folder))
-    config = dataclasses.replace(experiment.config, cache=str(folder))
-    experiment = dataclasses.replace(experiment, config=config)
-    rng = np.random.Generator(np.random.PCG64(0))
-    images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
-    uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
-    site = rehearsed.open(experiment, "rehearsal")
-    ask = Ask(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
-    answer = sites.answer(experiment.method, ask, site)
-    if isinstance(answer, Refusal):
-        raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
-    with site.ledger.transaction():
-        entries = site.ledger.entries()
-    cost, _ = cards.account(entries, hospital.delta, "record", "add_remove").values()
-    return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"
+    for line in check(open_file(file), overrides or []):
+        out.print(line, markup=False, soft_wrap=isinstance(line, str))
 
 
 @app.command()
@@ -212,35 +73,10 @@ def serve(
     A node that ends with an error is started again. After a crash, the SuperLink takes up to a
     minute to see that the old node is gone, and refuses a new one until then.
     """
-    hospital = open_file(file)
+    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.flower.supernode import serve
+
     for path in (certificate, node_key):
         if not path.is_file():
             raise UserError(f"{path} is not there; the coordinator's guide is docs/deployment.md")
-    secret_of(hospital.folder / "secret")
-    command = [
-        *("flower-supernode", "--superlink", superlink),
-        *("--root-certificates", str(certificate.absolute())),
-        *("--auth-supernode-private-key", str(node_key.absolute())),
-        *("--port", str(port)),
-        *("--node-config", f"site={json.dumps(str(file.absolute()))}"),
-    ]
-    settings = supernode.environment(hospital.folder / "commands", {**QUIET, **os.environ})
-    settings.setdefault("FLWR_HOME", str(hospital.folder / "flower"))
-    kept = f"{supernode.importing()}; keep({str(file.absolute())!r})"
-    subprocess.Popen([sys.executable, "-c", kept], env=settings)
-    while _failed(command, settings):
-        line = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
-        Console(stderr=True, highlight=False).print(line)
-        time.sleep(AGAIN_SECONDS)
-
-
-def _failed(command: list[str], settings: dict[str, str]) -> bool:
-    """Run a node until it ends, and end it with this process; return whether it failed."""
-    try:
-        process = subprocess.Popen(command, env=settings)
-    except OSError as error:
-        raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
-    try:
-        return process.wait() != 0
-    finally:
-        process.terminate()
+    serve(file, open_file(file).folder, superlink, certificate, node_key, port)

@@ -3,28 +3,25 @@
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
-from fed_dpsd.api import load_student
 from fed_dpsd.cli.console import console
-from fed_dpsd.config import UserError
-from fed_dpsd.data.images import open_image, scaled
-from fed_dpsd.server.export import Format
-from fed_dpsd.server.export import export as write_student
+from fed_dpsd.errors import UserError
 
 
 def export(
     run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
-        Format,
+        Literal["safetensors", "onnx"],
         typer.Option("--format", help="safetensors for `fed-dpsd predict`, onnx for other tools."),
-    ] = Format.safetensors,
+    ] = "safetensors",
 ) -> None:
     """Write a run's student, with its privacy card inside, and print the file's path."""
+    from fed_dpsd.server.export import export as write_student
+
     print(write_student(run_folder.absolute(), out.absolute(), form))
 
 
@@ -36,6 +33,11 @@ def predict(
 
     Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
     """
+    import numpy as np
+
+    from fed_dpsd.api import load_student
+    from fed_dpsd.data.images import open_image, scaled
+
     student = load_student(model)
     console.print(student.facts.get("result"), markup=False, soft_wrap=True)
     shape, pixels = student.network.shape, []

@@ -1,16 +1,15 @@
 """The commands `fed-dpsd sweep` and `fed-dpsd report`: grids of runs, and their tables."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fed_dpsd import api
 from fed_dpsd.cli.console import Overrides, say, say_failed
 from fed_dpsd.cli.run import show
-from fed_dpsd.experiment import Experiment
-from fed_dpsd.report import pages
-from fed_dpsd.simulation import sweep as sweeps
+
+if TYPE_CHECKING:
+    from fed_dpsd.experiment import Experiment
 
 
 def sweep(
@@ -24,6 +23,8 @@ def sweep(
 
     The last line of stdout is the table's path.
     """
+    from fed_dpsd.simulation import sweep as sweeps
+
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
     cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
@@ -49,10 +50,14 @@ def report(
 
     Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
     """
+    from fed_dpsd.report import pages
+
     for path in pages.write(tables, (out or tables[0].parent).absolute(), against):
         print(path)
 
 
-def _run_cell(experiment: Experiment, folder: Path) -> None:
+def _run_cell(experiment: "Experiment", folder: Path) -> None:
+    from fed_dpsd import api
+
     api.check_simulated(experiment, "overrides=...")
     show(api.local_job(experiment, folder))

@@ -21,14 +21,14 @@ from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalFiles, HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
-from fed_dpsd.config import ConfigError, UserError, read_yaml, require
+from fed_dpsd.config import read_yaml, require
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
-from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.storage import client_name, conf_folder
 
 logger = logging.getLogger("fed_dpsd")

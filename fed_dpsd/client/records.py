@@ -15,10 +15,10 @@ import numpy as np
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.images import open_image, scaled
 from fed_dpsd.data.sources import walk_classes
+from fed_dpsd.errors import UserError
 
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables

@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from fed_dpsd.accounts.ledger import Ledger
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.privacy.mechanism import Shared
 from fed_dpsd.privacy.secure_sum import Masked, Party
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, SumStep
+from fed_dpsd.protocol import Answer, Ask, SumStep
 
 
 class Summing:

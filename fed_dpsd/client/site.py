@@ -15,12 +15,13 @@ from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method
 from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
 from fed_dpsd.renamed import former_method
 from fed_dpsd.streams import Streams
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from fed_dpsd.config import Config, UserError
+from fed_dpsd.config import Config
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import misfit, read_facts, read_weights
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.torchvision_networks import Adapted, own_names

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from fed_dpsd import __version__
 from fed_dpsd.client.learning import PublicImages, train
 from fed_dpsd.client.teacher_file import read_teacher
-from fed_dpsd.config import Config, UserError
+from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import remembering

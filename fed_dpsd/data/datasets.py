@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.config import DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.images import open_image, scaled, to_pixels
 from fed_dpsd.data.sources import LAYOUT, Source
+from fed_dpsd.errors import UserError
 from fed_dpsd.storage import replacing
 
 DIGITS_TEST_SIZE = 360

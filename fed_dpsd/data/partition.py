@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import UserError, require, require_positive
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow

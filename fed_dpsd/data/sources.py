@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.config import DataConfig
+from fed_dpsd.errors import UserError
 
 LAYOUT = (
     "a folder with train.parquet and test.parquet, or with images in train/CLASS and test/CLASS"

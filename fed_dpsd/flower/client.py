@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, Message
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital, NotAllowed, open_file
 from fed_dpsd.client.site import Site
-from fed_dpsd.config import one_line
+from fed_dpsd.errors import ProtocolError, one_line
 from fed_dpsd.experiment import Experiment, from_json
 from fed_dpsd.flower.codec import (
     ANSWER,
@@ -28,7 +28,7 @@ from fed_dpsd.flower.codec import (
     unpack_step,
 )
 from fed_dpsd.models import torch_threads
-from fed_dpsd.protocol import Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.protocol import Ask, Refusal, SumStep
 from fed_dpsd.simulation.clients import open_site
 
 NOT_SIMULATED = (

@@ -15,7 +15,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
-from fed_dpsd.protocol import NOTHING, Ask, ProtocolError, Refusal, Statement, SumStep
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.protocol import NOTHING, Ask, Refusal, Statement, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
 LONGEST_REASON, NO_REASON = 200, "no reason given"

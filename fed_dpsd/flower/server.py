@@ -20,7 +20,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fed_dpsd.config import FLAT_KEYS, UserError, from_run_config, one_line
+from fed_dpsd.config import FLAT_KEYS, from_run_config
+from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, set_up, test_split
 from fed_dpsd.flower.codec import (
     ANSWER,
@@ -37,7 +38,7 @@ from fed_dpsd.flower.codec import (
     unpack_replies,
 )
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, SumStep
+from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder

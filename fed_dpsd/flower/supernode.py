@@ -16,11 +16,15 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -29,7 +33,52 @@ CLIENT = "flwr-clientapp"
 REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
+AGAIN_SECONDS = 10.0
 USUAL_WIDTH = 16  # of teachers, in conf/model; for another width each message computes constants
+
+
+def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int) -> None:
+    """Run a SuperNode until it ends without an error; after one with an error start it again.
+
+    Args:
+        site: the hospital's file.
+        folder: the hospital's folder, with its secret.
+        superlink: the coordinator's HOST:PORT.
+        authority: certificate of the coordinator's authority.
+        key: the node's private key.
+        port: of the node's own processes on this machine.
+    """
+    from fed_dpsd.accounts.secret import secret_of
+    from fed_dpsd.simulation.superlink import QUIET
+
+    secret_of(folder / "secret")  # draws the secret if there is none yet
+    command = [
+        *("flower-supernode", "--superlink", superlink),
+        *("--root-certificates", str(authority.absolute())),
+        *("--auth-supernode-private-key", str(key.absolute())),
+        *("--port", str(port)),
+        *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
+    ]
+    settings = environment(folder / "commands", {**QUIET, **os.environ})
+    settings.setdefault("FLWR_HOME", str(folder / "flower"))
+    kept = f"{importing()}; keep({str(site.absolute())!r})"
+    subprocess.Popen([sys.executable, "-c", kept], env=settings)
+    while _failed(command, settings):
+        line = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
+        print(line, file=sys.stderr, flush=True)
+        time.sleep(AGAIN_SECONDS)
+
+
+def _failed(command: list[str], settings: dict[str, str]) -> bool:
+    """Run a node until it ends, and end it with this process; return whether it failed."""
+    try:
+        process = subprocess.Popen(command, env=settings)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
+    try:
+        return process.wait() != 0
+    finally:
+        process.terminate()
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Federation, Site, World, answers_and_refusals
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, ProtocolError
+from fed_dpsd.protocol import Answer, Ask
 
 MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
 SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in logarithms of `pool`

@@ -22,6 +22,7 @@ import torch
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Bank,
     Federation,
@@ -39,7 +40,7 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.streams import Streams
 
 

@@ -24,6 +24,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
     counts_stage,
     fetch_class_weights,
@@ -52,7 +53,7 @@ from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
 
 

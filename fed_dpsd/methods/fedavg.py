@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fed_dpsd.config import require
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
 from fed_dpsd.methods.method import (
     Federation,
@@ -31,7 +32,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.streams import Streams
 
 

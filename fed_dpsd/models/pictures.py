@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch.nn import functional
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 
 PACKAGES = {
     "scikit-learn": "china.jpg by danielbuechele and flower.jpg by vultilion, CC BY 2.0",

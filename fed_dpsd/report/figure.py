@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report.settings import ALPHA, Setting, names
 
 # Okabe and Ito's colours, which colour-blind people can also tell apart; the palest is last.

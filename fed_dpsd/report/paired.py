@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from scipy.stats import t
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report.settings import Setting, names
 
 CONFIDENCE = 0.95

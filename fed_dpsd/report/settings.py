@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
 SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report import paired
 from fed_dpsd.report.settings import (
     ACCURACIES,

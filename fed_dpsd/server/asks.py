@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fed_dpsd.config import UserError
-from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.protocol import Ask
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.storage import npz_of, write_atomically
 

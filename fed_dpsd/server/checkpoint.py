@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Bank, State
 from fed_dpsd.storage import write_atomically
 

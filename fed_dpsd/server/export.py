@@ -3,9 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors
@@ -16,7 +15,7 @@ from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.binder import Binder
-from fed_dpsd.config import ConfigError, UserError
+from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
@@ -29,14 +28,8 @@ from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
 NAME = "student"
+Format = Literal["safetensors", "onnx"]
 ROUNDING = 1e-3  # most that a probability may differ between processors
-
-
-class Format(StrEnum):
-    """The formats of an exported file."""
-
-    safetensors = "safetensors"
-    onnx = "onnx"
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Path:
         raise UserError(f"{path} exists already; choose another folder")
     student = student_of(run_folder)
     metadata = {FACTS: json.dumps(student.facts)}
-    if form is Format.onnx:
+    if form == "onnx":
         content = _to_onnx(student.model, student.network, metadata)
     else:
         weights = {name: w.contiguous() for name, w in student.model.state_dict().items()}

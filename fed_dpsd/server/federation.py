@@ -15,22 +15,12 @@ from numpy.typing import NDArray
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.accounts.tally import Tally
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
-from fed_dpsd.protocol import (
-    NOTHING,
-    OF_WEIGHTS,
-    Answer,
-    Ask,
-    ProtocolError,
-    Refusal,
-    SumStep,
-    Total,
-    misfit,
-)
+from fed_dpsd.protocol import NOTHING, OF_WEIGHTS, Answer, Ask, Refusal, SumStep, Total, misfit
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.storage import npz_of, write_atomically

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fed_dpsd.config import one_line
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Round, State, World, below
 from fed_dpsd.models.inference import predict

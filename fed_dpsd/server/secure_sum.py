@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import Shared
 from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size

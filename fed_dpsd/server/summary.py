@@ -10,7 +10,7 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, plan_of, privac
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
-from fed_dpsd.config import UserError, one_line
+from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Epsilon, weakest

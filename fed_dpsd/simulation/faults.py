@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.rehearsal import COORDINATOR, SERVER, Rehearsal
 

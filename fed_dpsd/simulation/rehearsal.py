@@ -21,8 +21,9 @@ import yaml
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
-from fed_dpsd.config import UserError, compose
+from fed_dpsd.config import compose
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data, partitions, set_up
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.simulation.clients import with_patients

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import torch
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.summary import read_summary, write_failure

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.card import mechanism_of
-from fed_dpsd.config import ConfigError, UserError, compose, one_line
+from fed_dpsd.config import compose
+from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.server.run_folder import new_run_folder

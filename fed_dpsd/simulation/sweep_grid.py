@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fed_dpsd.config import ConfigError, choices, declared_sweep
+from fed_dpsd.config import choices, declared_sweep
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]

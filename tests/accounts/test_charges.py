@@ -18,13 +18,13 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.tally import TIMES_PLANNED, Tally
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower.codec import ANSWER, STEP
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
-from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Statement
+from fed_dpsd.protocol import Answer, Refusal, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.asks import Asks

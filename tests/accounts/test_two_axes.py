@@ -17,7 +17,7 @@ from fed_dpsd.accounts.entry import Entry, spent
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, epsilon
@@ -26,7 +26,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
-from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.protocol import Ask
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fed_dpsd.cli import site as cli_site
+from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
 from tests.hospitals import site_file
@@ -106,10 +106,10 @@ def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monk
             seen.append(shard_ids)
             super().__init__(config, mechanism, client, records, shard_ids, secret)
 
-    monkeypatch.setattr(cli_site, "Teachers", Seeing)
+    monkeypatch.setattr(check, "Teachers", Seeing)
     found = hospital.read()
-    experiment = cli_site._experiment(hospital, list(SMALL))
-    told = cli_site._train(hospital, found, experiment, tmp_path)
+    experiment = check._experiment(hospital, list(SMALL))
+    told = check._train(hospital, found, experiment, tmp_path)
     assert told.endswith("% on 8 records that were held out")
     assert len(seen[0]) == 32
     assert len(set(found.records.patients) - set(seen[0])) == 1
@@ -183,7 +183,7 @@ def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
 
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
     """Flower's command is a stub, which fails twice and then says what it was given."""
-    monkeypatch.setattr("fed_dpsd.cli.site.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("fed_dpsd.flower.supernode.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("fed_dpsd.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")
     for name in ("ca.crt", "key"):

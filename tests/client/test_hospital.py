@@ -10,7 +10,7 @@ import yaml
 
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.hospital import NotAllowed, _choices
-from fed_dpsd.config import ConfigError, UserError
+from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs

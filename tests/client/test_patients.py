@@ -12,9 +12,9 @@ from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.accounts.entry import spent
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.config import ConfigError, UserError
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
+from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.client.records import HospitalFiles, read
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 
 SHAPE = (1, 8, 8)
 RECORDS = [("well", 0, "ann"), ("ill", 100, "bob"), ("ill", 255, "ann")]

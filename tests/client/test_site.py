@@ -16,13 +16,14 @@ from fed_dpsd.accounts.ledger import LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Statement
+from fed_dpsd.protocol import Answer, Ask, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site
 
 BASES = get_args(Basis)

@@ -11,8 +11,8 @@ import torch
 
 from fed_dpsd.client import teachers
 from fed_dpsd.client.teachers import Teachers, _safe_batch, assign_shards, make_teacher, shifted
-from fed_dpsd.config import UserError
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import initialise, write_weights

@@ -11,8 +11,9 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from fed_dpsd.config import DataConfig, UserError
+from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
+from fed_dpsd.errors import UserError
 
 CONFIG = DataConfig("folder", None, None, "image", "label", None, (1, 8, 8), 3)
 

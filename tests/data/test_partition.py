@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed_dpsd.config import UserError
 from fed_dpsd.data.partition import IID, ByClass, Dirichlet, split
+from fed_dpsd.errors import UserError
 
 LABELS = np.repeat(np.arange(10), 140)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.client.hospital import open_file
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.flower import client
 from fed_dpsd.flower.codec import (
     ANSWER,

@@ -13,12 +13,12 @@ from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import codec
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import CLIENT_APP, Hospitals, answer, ask, federate, site_file, summing

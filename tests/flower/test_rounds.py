@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, Metadata
 
 from fed_dpsd.client import hospital as hospitals
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.flower import server
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.protocol import Answer

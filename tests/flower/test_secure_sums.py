@@ -10,11 +10,11 @@ from scipy import stats
 from fed_dpsd.accounts.card import plan_of, proven
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower.server import GridFederation
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
-from fed_dpsd.protocol import Answer, ProtocolError, Refusal, SumStep
+from fed_dpsd.protocol import Answer, Refusal, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, ask, federate, summing
 from tests.ledgers import entries_of

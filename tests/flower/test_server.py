@@ -11,10 +11,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, Record
 from flwr.supercore.task_identity import TaskIdentity
 
 import client_app
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import server as flower
 from fed_dpsd.flower.server import GridFederation
-from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation

@@ -4,7 +4,7 @@ import pytest
 
 from fed_dpsd import api
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder

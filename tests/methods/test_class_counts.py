@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import test_split as split_of
 from fed_dpsd.methods.class_counts import pool, weigh
 from fed_dpsd.methods.method import World

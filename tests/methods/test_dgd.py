@@ -11,12 +11,12 @@ from dp_accounting import NonPrivateDpEvent
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import Unplanned
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.methods import dgd
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.training import BaselineWeights
-from fed_dpsd.protocol import ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Refusal, Total
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation

@@ -7,12 +7,12 @@ import torch
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import fetch_teachers
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.protocol import Answer, Ask, ProtocolError
+from fed_dpsd.protocol import Answer, Ask
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of

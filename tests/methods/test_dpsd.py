@@ -9,9 +9,9 @@ import torch
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import site as sites
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.methods.method import World
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal
+from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation

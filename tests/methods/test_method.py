@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Answer, Ask, ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")

@@ -8,11 +8,12 @@ import torch
 from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.entry import spent
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import WEIGHTS
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
-from fed_dpsd.protocol import Answer, ProtocolError, Refusal, Total
+from fed_dpsd.protocol import Answer, Refusal, Total
 from fed_dpsd.server import checkpoint
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder

@@ -7,7 +7,7 @@ from dp_accounting import SelfComposedDpEvent
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.accounts.entry import spent
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.privacy.accounting import epsilon, prove
 from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE, finish

@@ -14,7 +14,7 @@ from torch import nn
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
@@ -29,7 +29,7 @@ from fed_dpsd.methods.white_box import (
 from fed_dpsd.models import to_vector
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.accounting import Stage, epsilon, prove
-from fed_dpsd.protocol import Ask, ProtocolError
+from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import efficientnet, pretrained
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import remembering

@@ -11,7 +11,8 @@ from torchvision import models
 
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config import UserError, compose
+from fed_dpsd.config import compose
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD

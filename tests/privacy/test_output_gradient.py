@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.config import ConfigError
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import noisy_sum
 from fed_dpsd.privacy.output_gradient import OutputGradient

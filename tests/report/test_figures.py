@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report import alpha, confusion, dots, pages, progress
 from fed_dpsd.report.figure import COLOURS, look
 from fed_dpsd.report.settings import beside, read

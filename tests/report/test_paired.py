@@ -5,7 +5,7 @@ import re
 import pytest
 from scipy.stats import ttest_rel
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report import pages
 from fed_dpsd.report.paired import rows
 from fed_dpsd.report.settings import read

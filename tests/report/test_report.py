@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from matplotlib.collections import PathCollection
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.report import html
 from fed_dpsd.report.curve import NOT_PROVEN, draw
 from fed_dpsd.report.figure import save

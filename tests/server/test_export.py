@@ -10,13 +10,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import test_split as held_out
 from fed_dpsd.models import fixed_features, patches
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
-from fed_dpsd.server.export import FACTS, Format, Network, export, open_student
+from fed_dpsd.server.export import FACTS, Network, export, open_student
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 
@@ -48,7 +48,7 @@ STUDENTS = [(), ("model=scattering",), ("model.student=cnn_datalens",), RESNET34
 @pytest.mark.parametrize("overrides", STUDENTS, ids=lambda o: str(o[:1]))
 def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overrides):
     folder, summary, test = finished(*overrides)
-    path = export(folder, tmp_path / "model", Format.safetensors)
+    path = export(folder, tmp_path / "model", "safetensors")
     student = open_student(path)
     scores = predict(student.model, test.images, torch.device("cpu"))
     assert (scores.argmax(1) == test.labels).mean() == summary["accuracy"]["student"]
@@ -59,7 +59,7 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
 
 def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypatch):
     """As where rounding has clusters of patches part otherwise; the control is this processor."""
-    path = export(finished("model=patches")[0], tmp_path, Format.safetensors)
+    path = export(finished("model=patches")[0], tmp_path, "safetensors")
     open_student(path)
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
@@ -73,8 +73,8 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
 @pytest.mark.parametrize("overrides", [(), ("model=scattering",)], ids=["cnn", "scattering"])
 def test_an_onnx_file_gives_the_same_probabilities(finished, tmp_path, overrides):
     folder, summary, test = finished(*overrides)
-    own = open_student(export(folder, tmp_path, Format.safetensors))
-    session = onnxruntime.InferenceSession(export(folder, tmp_path, Format.onnx))
+    own = open_student(export(folder, tmp_path, "safetensors"))
+    session = onnxruntime.InferenceSession(export(folder, tmp_path, "onnx"))
     images = (test.images[:7] / 255).astype(np.float32)
     (given,) = session.run(["probabilities"], {"images": images})
     wanted = predict(own.model, test.images[:7], torch.device("cpu"))
@@ -86,20 +86,20 @@ def test_an_onnx_file_gives_the_same_probabilities(finished, tmp_path, overrides
 def test_what_cannot_be_exported_is_said(finished, tmp_path):
     folder, _, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
     with pytest.raises(UserError, match="method ensemble has no student of its own"):
-        export(folder, tmp_path, Format.safetensors)
+        export(folder, tmp_path, "safetensors")
     with pytest.raises(UserError, match="is not a run folder"):
-        export(tmp_path, tmp_path, Format.safetensors)
+        export(tmp_path, tmp_path, "safetensors")
     (folder / "summary.json").unlink()
     with pytest.raises(UserError, match="the run is not finished; resume it first"):
-        export(folder, tmp_path, Format.safetensors)
+        export(folder, tmp_path, "safetensors")
 
 
 def test_a_file_is_never_overwritten(finished, tmp_path):
     folder, _, _ = finished()
-    path = export(folder, tmp_path, Format.safetensors)
+    path = export(folder, tmp_path, "safetensors")
     content = path.read_bytes()
     with pytest.raises(UserError, match="exists already"):
-        export(folder, tmp_path, Format.safetensors)
+        export(folder, tmp_path, "safetensors")
     assert path.read_bytes() == content
 
 
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, network, told):
 
 
 def test_a_damaged_student_is_refused(finished, tmp_path):
-    path = export(finished()[0], tmp_path, Format.safetensors)
+    path = export(finished()[0], tmp_path, "safetensors")
     weights = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, "pt") as file:
         facts = file.metadata()

@@ -14,10 +14,9 @@ from PIL import Image
 
 from fed_dpsd import cli
 from fed_dpsd.client.teachers import make_teacher
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import partitions
 from fed_dpsd.models import write_weights
-from fed_dpsd.protocol import ProtocolError
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd import storage
-from fed_dpsd.config import UserError
+from fed_dpsd.errors import UserError
 from fed_dpsd.server import run_folder
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fed_dpsd.config import ConfigError, UserError, compose
+from fed_dpsd.config import compose
+from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.summary import write_failure

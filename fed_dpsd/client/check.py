@@ -1,0 +1,163 @@
+"""A hospital's look at its own side: its data, a teacher, and an answer, charging nothing.
+
+All of it is exact and private: it is for the hospital's own eyes.
+"""
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.secret import secret_of
+from fed_dpsd.client import site as sites
+from fed_dpsd.client.hospital import Hospital, NotAllowed
+from fed_dpsd.client.records import HospitalRecords
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.config import compose
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.models import torch_threads
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.protocol import Ask, Refusal
+
+REHEARSED = 16  # images
+HELD_OUT = 5  # every fifth image or patient is held out from training
+
+
+def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
+    """Read the data, count it, train and test a teacher, and rehearse an answer; say each result.
+
+    Args:
+        hospital: the hospital, from its own file.
+        overrides: the coordinator's; with none, the first choices of the file.
+
+    Raises:
+        UserError: the file does not allow such a run, or an answer would be refused.
+    """
+    content = hospital.read()
+    yield _counts(hospital, content)
+    pixels = content.records.images
+    yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
+    if repeated := _repeated(content):
+        yield f"repeated: {repeated}"
+    for line in content.unreadable:
+        yield f"left out: {line}"
+    experiment = _experiment(hospital, overrides)
+    yield f"training: {experiment.training}"
+    yield f"answers: {experiment.answers}"
+    planned = cards.plan_of(experiment)
+    card = cards.PrivacyCard(cards.privacy_card(experiment, planned), "planned")
+    yield f"a run: {card.epsilon('record', 'add_remove')}"
+    ledger = hospital.ledger
+    with ledger.transaction():
+        proofs = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
+    spent = proofs["training"]  # what a budget counts
+    yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
+    yield f"when records change during a run: {hospital.when_records_change}"
+    if lacking := hospital.open(experiment, "check").lacking():
+        raise UserError(
+            f"{lacking}={getattr(hospital, lacking):,.10g} does not last for this run: at some "
+            "image this site would refuse; agree on more noise, or on fewer images"
+        )
+    # A copy of the secret lies in this folder, so it must be inside the hospital's own.
+    place = tempfile.TemporaryDirectory(prefix="check-", dir=hospital.folder)
+    with torch_threads(experiment.config.threads_client), place as folder:
+        yield f"a teacher: {_train(hospital, content, experiment, Path(folder))}"
+        outcome = _rehearse(hospital, experiment, Path(folder))
+        yield f"an answer, rehearsed: {outcome}"
+
+
+def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
+    """Tabulate the records of each class, with the local labels of the class."""
+    table = Table("class", "labels", "records")
+    counts = np.bincount(content.records.labels, minlength=hospital.num_classes)
+    for number, count in enumerate(counts):
+        labels = [label for label, known in hospital.files.classes.items() if known == number]
+        table.add_row(str(number), ", ".join(labels), f"{count:,}")
+    return table
+
+
+def _repeated(content: HospitalRecords) -> str:
+    """Describe the images that are there more than once; "" if there are none."""
+    ids, patients = content.ids, content.records.patients
+    images = len(np.unique(ids))
+    if images == len(ids):
+        return ""
+    sentence = f"{len(ids) - images:,} copies of images"
+    for noun, values in (("label", content.records.labels), ("patient", patients)):
+        if values is not None:
+            pairs = len(np.unique(np.stack([ids, values]), axis=1).T)
+            sentence += f"; {pairs - images:,} with another {noun}"
+    return sentence
+
+
+def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
+    """Return the experiment of a coordinator with these overrides, as this hospital allows it.
+
+    Raises:
+        UserError: the hospital's file does not allow it; the error says why.
+    """
+    defaults = [
+        *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
+        f"data.shape={list(hospital.shape)}".replace(" ", ""),
+        f"data.num_classes={hospital.num_classes}",
+    ]
+    firsts = {
+        "method": hospital.methods,
+        "training": hospital.training,
+        "answers": hospital.answers,
+    }
+    defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
+    defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
+    request = set_up(compose([*defaults, *overrides]), Path.cwd())
+    try:
+        return hospital.experiment(request.to_json(), 0)
+    except NotAllowed as error:
+        raise UserError(f"{' '.join(overrides) or 'the file'}: {error}") from None
+
+
+def _train(
+    hospital: Hospital, content: HospitalRecords, experiment: Experiment, folder: Path
+) -> str:
+    """Train teachers; describe their joint accuracy on images (or patients) held out from them."""
+    config = dataclasses.replace(experiment.config, cache=str(folder))
+    ids = content.ids if content.records.patients is None else content.records.patients
+    distinct, place = np.unique(ids, return_inverse=True)
+    if len(distinct) == 1:
+        return "one image or patient is too few to test any"
+    held_out = place % HELD_OUT == 0
+    seen, unseen = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    secret = SecretStreams(secret_of(folder / "rehearsal"))
+    records = content.records.take(seen)
+    teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
+    tested = content.records.take(unseen)
+    probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
+    right = (probabilities.argmax(1) == tested.labels).mean()
+    return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
+
+
+def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
+    """Answer an ask about random images, charged to a temporary ledger; describe the outcome."""
+    secret = hospital.folder / "secret"
+    secret_of(secret)  # draws the secret if there is none yet
+    shutil.copy(secret, folder / "secret")
+    rehearsed = dataclasses.replace(hospital, state=str(folder))
+    config = dataclasses.replace(experiment.config, cache=str(folder))
+    experiment = dataclasses.replace(experiment, config=config)
+    rng = np.random.Generator(np.random.PCG64(0))
+    images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
+    uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
+    site = rehearsed.open(experiment, "rehearsal")
+    ask = Ask(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
+    answer = sites.answer(experiment.method, ask, site)
+    if isinstance(answer, Refusal):
+        raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
+    with site.ledger.transaction():
+        entries = site.ledger.entries()
+    cost, _ = cards.account(entries, hospital.delta, "record", "add_remove").values()
+    return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"

@@ -1,0 +1,27 @@
+"""Errors that a person can mend, and those of a peer; each is told in one line."""
+
+from collections.abc import Sequence
+
+
+class UserError(Exception):
+    """An error that the user can mend: the message names the field, its value and the remedy."""
+
+
+class ConfigError(UserError):
+    """All problems of a configuration, with each on a line of its own."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
+class ProtocolError(RuntimeError):
+    """A peer sent something it must not; the message names the peer, the field and the value."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as one line: a UserError as it is, any other error with its type."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UserError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib
+import inspect
 import re
 import types
 import typing
@@ -92,9 +93,10 @@ class Binder:
             module, name = match.groups()
             try:
                 cls = getattr(importlib.import_module(f"{package}.{module}"), name)
-                return typing.cast(type, cls)
             except (ImportError, AttributeError):
-                pass
+                cls = None
+            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+                return typing.cast(type, cls)
         self.problems.append(f"{where}={path!r} is not a class {package}.MODULE.CLASS")
         return None
 

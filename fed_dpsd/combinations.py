@@ -6,6 +6,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.data.partition import ByClass, Partition
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.central import Central
+from fed_dpsd.methods.direct import Direct
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
@@ -106,6 +107,11 @@ def _method(
 ) -> list[str]:
     """Return what a method needs and does not have."""
     problems, name = [], type(method).__name__
+    if isinstance(method, Direct) and {config.model.student} != _architectures(config):
+        problems.append(
+            f"model.teacher={config.model.teacher}: method {name} trains the student's own "
+            f"network; use model.teacher={config.model.student} model.teachers=[]"
+        )
     if method.num_clients not in (None, config.num_clients):
         problems.append(
             f"num_clients={config.num_clients}: method {name} needs "
@@ -201,6 +207,12 @@ def _label_private(
         problems.append(
             f"data.records_per_patient={config.data.records_per_patient} makes patients up by "
             f"labels, which training={training.name} keeps private; use null"
+        )
+    if config.teachers_per_client > 1:
+        problems.append(
+            f"teachers_per_client={config.teachers_per_client} divides records by their numbers, "
+            f"which may follow labels that training={training.name} keeps private; use "
+            "teachers_per_client=1"
         )
     if isinstance(partition, ByClass):
         problems.append(

@@ -196,7 +196,10 @@ def privacy_card(
     asked = [stage for stage in plan.stages if stage.mechanism == answers]
     counted = sum(stage.asks * stage.queries for stage in asked)
     num_classes = experiment.config.data.num_classes
-    published = published_of_training(experiment.training, num_classes, settings.delta)
+    published = math.inf
+    if plan.stages:
+        trained = experiment.training, plan.trainings
+        published = published_of_training(*trained, num_classes, settings.delta)
     if asked:
         published = published_epsilon(answers, counted, settings.delta)
     left = [stage.mechanism.name for stage in asked or plan.stages[-1:]]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
-from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.audits import victims
 from fed_dpsd.audits.black_box import Audit, Proof, audit, enumerated, verdict
 from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
@@ -24,6 +24,7 @@ from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
+from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -62,6 +63,7 @@ class Attack:
         proof: upper bounds on the leak, if the claim is true.
         published: the paper's number for as many answers; `inf` where none is looked at.
         tests_code: whether a broken implementation must show at these settings.
+        beside: what the run releases besides, in a sentence; "" where it releases nothing else.
     """
 
     title: str
@@ -70,6 +72,7 @@ class Attack:
     proof: Proof
     published: float = math.inf
     tests_code: bool = True
+    beside: str = ""
 
     @property
     def contradicts(self) -> bool:
@@ -81,7 +84,7 @@ class Attack:
         sentences = verdict(self.audit, self.proof, self.published, self._published_delta)
         if not self.tests_code and self.audit.lower_bound < self.proof.epsilon.value / 10:
             sentences.append("a bound near zero says little: this attack is weak at these settings")
-        return sentences
+        return sentences + [self.beside] * bool(self.beside)
 
     @property
     def _published_delta(self) -> float:
@@ -117,20 +120,24 @@ def attacks(experiment: Experiment, broken: victims.Broken | None, say: Say) -> 
         say: called with a line of progress.
 
     Raises:
-        UserError: nothing is randomised.
+        UserError: nothing that is released is randomised.
     """
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
-    if not (private or randomised):
+    answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)
+    if not (private or (randomised and answered)):
+        unused = f"method {type(experiment.method).__name__} releases no answers"
         raise UserError(
-            f"privacy audit: training=plain and answers={experiment.answers.name} leave nothing to "
-            "audit: no noise is drawn, and no epsilon holds; audit training=dp_sgd, or "
-            "answers=gradient, votes or label"
+            f"privacy audit: training={experiment.training.name} and "
+            f"answers={experiment.answers.name} leave nothing to audit: "
+            f"{unused if randomised else 'no noise is drawn in answers'}, and no epsilon of a "
+            "record holds; audit training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, "
+            "noisy_max or label"
         )
     with torch_threads(experiment.config.threads_client):
         if private:
             yield from _training(experiment, broken, say)
-        if randomised:
+        if randomised and answered:
             yield from _answers(experiment, broken, say)
 
 
@@ -141,8 +148,9 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
     mechanism, config = experiment.answers, experiment.config
     alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)
-    asks = sum(stage.asks for stage in plan.stages if stage.mechanism == mechanism)
-    queries = asks if alone else plan.queries
+    stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
+    asked = sum(stage.asks * stage.queries for stage in stages)
+    queries = sum(stage.asks for stage in stages) if alone else asked
     secrets, delta = _secrets(config, "answers"), config.privacy.delta
 
     close = _close(
@@ -182,8 +190,21 @@ def _answers(experiment: Experiment, broken: victims.Broken | None, say: Say) ->
         mechanism,
         result,
         _answers_proof(mechanism, queries, result, delta),
-        published_epsilon(mechanism, plan.queries, delta),
+        published_epsilon(mechanism, asked, delta),
         tests_code=False,
+        beside=_beside(experiment, plan),
+    )
+
+
+def _beside(experiment: Experiment, plan: Plan) -> str:
+    """Say what a run releases besides its answers, and what its card says of all together."""
+    others = {s.mechanism.name for s in plan.stages if s.mechanism != experiment.answers}
+    if not others:
+        return ""
+    card = PrivacyCard(privacy_card(experiment, plan), "planned")
+    return (
+        f"this is about the answers alone; the run releases {' and '.join(sorted(others))} too, "
+        f"and its card says {card.epsilon('record', 'replace_one')}"
     )
 
 

@@ -49,12 +49,14 @@ class ALIBI(LabelPrivate):
         return NoisyVotes(self.num_classes, 2 / self.epsilon, "laplace")
 
     def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
-        """Draw each label's noisy vector once, and fit the learner to their posteriors."""
+        """Draw each label's noisy vector once, and fit the learner to their posteriors.
+
+        Records are fitted in a random order, as those of a folder are numbered by class.
+        """
+        order = np.argsort(rng.random(len(labels)), kind="stable")
         one_hot = np.eye(self.num_classes)[labels]
         noisy = torch.from_numpy(self.votes.noise(one_hot[None], one_hot, rng))
-        learner.fit(
-            np.arange(len(labels)), lambda chosen, logits: self.posterior(noisy[chosen], logits)
-        )
+        learner.fit(order, lambda chosen, logits: self.posterior(noisy[chosen], logits))
 
     def posterior(self, noisy: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the (B, K) probabilities of the labels, given their noisy vectors.

@@ -44,8 +44,9 @@ class LabelPrivate(Plain, ABC):
     """A plain training that sees the labels of a shard through a mechanism alone.
 
     Guarantee: `event`, for one label that is replaced, with the images and all other labels as they
-    are. A label lies in one shard, so it is seen by one training. Nothing is proven for more than a
-    label, and no ledger holds it: these trainings are for simulations.
+    are. A record's number may follow its label, as in a folder of classes, so a training takes
+    records in a random order of its own. Nothing is proven for more than a label, and no ledger
+    holds it: these trainings are for simulations, with one teacher.
 
     Attributes:
         trust: who must be honest besides those whose labels they are: "nobody" if each label could

@@ -32,7 +32,7 @@ class LabelPATE(LabelPrivate):
     Args:
         num_classes: K, >= 2.
         epsilon: of the whole training at `delta`, in 0.01..20; it sets the noise.
-        delta: failure probability, above 0 and below 1.
+        delta: failure probability, at least 1e-90 and below 1.
         teachers: n in 1..5,000, of equal parts of the records in a random order.
         queries: Q in 1..1,000,000, the most records that the teachers label for the student.
 
@@ -51,8 +51,8 @@ class LabelPATE(LabelPrivate):
     def __post_init__(self) -> None:
         if not 0.01 <= self.epsilon <= 20:
             raise ValueError(f"epsilon={self.epsilon} must be between 0.01 and 20")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        if not 1e-90 <= self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be at least 1e-90 and below 1")
         for field, most in (("teachers", 5_000), ("queries", 1_000_000)):
             if not 1 <= getattr(self, field) <= most:
                 raise ValueError(f"{field}={getattr(self, field)} must be between 1 and {most:,}")

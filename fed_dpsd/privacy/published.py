@@ -36,15 +36,18 @@ def published_epsilon(mechanism: Mechanism, queries: int, delta: float) -> float
     return math.inf
 
 
-def published_of_training(training: Training, num_classes: int, delta: float) -> float:
+def published_of_training(
+    training: Training, trainings: int, num_classes: int, delta: float
+) -> float:
     """Return what the formula of a training's own paper gives for all that its teachers say.
 
     It is `inf` where the paper claims nothing. DPDFD says of its Algorithm 3 only that it runs the
-    same procedures, so this is its Theorem 3.
+    same procedures, so this is its Theorem 3, over the steps of all `trainings`.
     """
     if isinstance(training, OutputGradient):
         settings = (training.bound, training.noise_multiplier, num_classes)
-        return dpdfd_theorem_3(*settings, training.batch_size, training.steps, delta)
+        steps = trainings * training.steps
+        return dpdfd_theorem_3(*settings, training.batch_size, steps, delta)
     return math.inf
 
 

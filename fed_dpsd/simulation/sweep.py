@@ -304,7 +304,11 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "label_trust": label.get("trust"),
         "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
         "caveats": "; ".join(
-            dict.fromkeys(note for row in proven.values() for note in row["notes"])
+            dict.fromkeys(
+                note
+                for row in (*proven.values(), *([label] if label else []))
+                for note in row["notes"]
+            )
         ),
         "queries_per_client": summary["queries"]["answered_per_client"],
         **{name: summary["queries"].get(name) for name in (*ANSWERS, *TRAVELLED)},

@@ -303,3 +303,23 @@ def test_audit_of_what_adds_no_noise_says_why(fed_dpsd):
     assert (
         "training=plain and answers=probabilities leave nothing to audit: no noise is drawn" in err
     )
+
+
+def test_audit_of_answers_that_never_leave_says_so(fed_dpsd):
+    for overrides in (["method=direct"], ["method=central", "training=lp_2st"]):
+        code, out, err = fed_dpsd("privacy", "audit", *overrides, "answers=label")
+        assert (code, out) == (1, [])
+        assert "releases no answers, and no epsilon of a record holds" in err
+
+
+def test_audit_of_a_run_that_releases_more_says_what_its_card_says(fed_dpsd, monkeypatch):
+    """The control: with no steps of a generator nothing else leaves, and the sentence is gone."""
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 200)
+    dgd = ("method=dgd", "queries_per_round=8", "teachers_per_client=4")
+    _, out, _ = fed_dpsd("privacy", "audit", "--json", *dgd)
+    assert json.loads(out[0])["queries"] == 8  # the baseline is no query
+    code, out, _ = fed_dpsd("privacy", "audit", *dgd)
+    assert code == 0
+    assert "the run releases baseline too, and its card says inf (record, replace_one" in out[-1]
+    _, out, _ = fed_dpsd("privacy", "audit", *dgd, "method.generator_steps=0")
+    assert not any("too, and its card says" in line for line in out)

@@ -127,6 +127,19 @@ def test_without_a_generators_training_no_baseline_leaves_and_the_votes_alone_co
         federation.each(world_of(experiment).ask("baseline"))
 
 
+def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
+    """Whatever a message says: the configuration is the site's own."""
+    experiment = small(*PAID)
+    federation = LocalFederation(experiment, tmp_path)
+    federation.each(world_of(experiment).ask("baseline"))
+    (site,) = federation._sites.values()
+    deployed = replace(site.config.federation, simulation=False)
+    site.config = replace(site.config, federation=deployed)
+    mechanism = BaselineWeights(experiment.method.baseline)
+    with pytest.raises(ProtocolError, match="in a simulation only"):
+        site.sensitive_baseline(mechanism, world_of(experiment).ask("baseline"))
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [

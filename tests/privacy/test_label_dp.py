@@ -1,5 +1,6 @@
 """Trainings that keep labels private: exact laws, one draw a label, and controls that fail."""
 
+import copy
 import math
 from pathlib import Path
 
@@ -377,6 +378,79 @@ def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, mo
     assert seen(Telling(4, 1.0, 2), zeros) != seen(Telling(4, 1.0, 2), threes)
 
 
+class Sorting(LPMST):
+    """LP-MST whose stages follow labels."""
+
+    def train(self, learner, labels, rng):
+        order = np.argsort(labels + rng.random(len(labels)), kind="stable")
+        for done in (len(labels) // 2, len(labels)):
+            learner.fit(order[:done], fixed(labels * 0))
+
+
+class InOrder(ALIBI):
+    """ALIBI that takes records as they are numbered."""
+
+    def train(self, learner, labels, rng):
+        learner.fit(np.arange(len(labels)), fixed(labels * 0))
+
+
+def orders(training, labels, seed=0):
+    """The records of each fit, in their order."""
+
+    class Ordered(Majority):
+        def fit(self, records, targets):
+            seen.append(records.tolist())
+            super().fit(records, targets)
+
+    seen = []
+    training.train(Ordered(), labels, rng(seed))
+    return seen
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
+def test_the_order_of_records_follows_no_label(training):
+    """Two lists of labels that differ in one, and the same random numbers."""
+    labels = np.tile([0, 1, 2, 3, 2], 8)
+    other = labels.copy()
+    other[7] = 0
+    assert orders(training, labels) == orders(training, other)
+    assert orders(Sorting(4, 1.0, 2), labels) != orders(Sorting(4, 1.0, 2), other)
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
+def test_the_order_of_records_is_random_since_their_numbers_may_follow_labels(training):
+    """A mean place is 5 deviations off for one list of seeds in 10^6."""
+    labels = np.zeros(40, np.int64)
+    first = [orders(training, labels, seed)[0] for seed in range(100)]
+    assert len({tuple(order) for order in first}) == 100
+    places = [order.index(record) for order in first for record in (0, 39) if record in order]
+    assert abs(np.mean(places) - (len(first[0]) - 1) / 2) < 5 * 12 / math.sqrt(len(places))
+    (fixed_order,) = orders(InOrder(4, 1.0), labels)
+    assert fixed_order == sorted(fixed_order)
+
+
+def test_stages_share_no_noise(monkeypatch):
+    """The control: stages that start from one copy of the generator draw the same."""
+    drawn = []
+
+    def remembering(self, labels, prior, rng):
+        drawn.append(rng.random(len(labels)))
+        return labels * 0
+
+    monkeypatch.setattr(LPMST, "respond", remembering)
+    LPMST(4, 1.0, 3).train(Majority(), np.zeros(30, np.int64), rng())
+    assert len(set(np.concatenate(drawn))) == 30
+
+    class Sharing(LPMST):
+        def train(self, learner, labels, rng):
+            for _ in range(self.stages):
+                self.respond(labels, None, copy.deepcopy(rng))
+
+    drawn.clear()
+    Sharing(4, 1.0, 3).train(Majority(), np.zeros(10, np.int64), rng())
+    assert len(set(np.concatenate(drawn))) == 10
+
+
 def test_gaussian_noise_has_no_pure_bound():
     event = ComposedDpEvent([ALIBI(3, 1.0).event(), GaussianDpEvent(5.0)])
     assert pure(event).epsilon == math.inf
@@ -394,7 +468,7 @@ def test_gaussian_noise_has_no_pure_bound():
         (lambda: ALIBI(4, 0.0), "epsilon=0.0 must be between"),
         (lambda: ALIBI(4, math.inf), "epsilon=inf"),
         (lambda: LabelPATE(4, 0.0, 1e-5, 5, 5), "epsilon=0.0 must be between"),
-        (lambda: LabelPATE(4, 1.0, 0.0, 5, 5), "delta=0.0 must be between"),
+        (lambda: LabelPATE(4, 1.0, 0.0, 5, 5), "delta=0.0 must be at least 1e-90"),
         (lambda: LabelPATE(4, 1.0, 1e-5, 0, 5), "teachers=0 must be between 1 and 5,000"),
         (lambda: LabelPATE(4, 1.0, 1e-5, 5, 0), "queries=0 must be between 1 and 1,000,000"),
     ],

@@ -130,9 +130,16 @@ def test_its_card_claims_nothing_and_says_why(small):
     experiment = small(*DIRECT)
     card = privacy_card(experiment, plan_of(experiment))
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
-    assert "weights leave the clients; noise on the outputs' gradients passes" in card["reason"]
+    assert card["reason"].startswith("noise on the outputs' gradients passes through the network")
+    assert card["reason"].endswith("; the teachers' own weights leave the clients")
     published = dpdfd_theorem_3(0.001, 100.0, 10, 256, 200, 1e-5)
     assert card["epsilon_published"] == pytest.approx(published)
+    often = small("method=fedavg", "training=output_gradient", "answers=probabilities")
+    assert plan_of(often).trainings == 3
+    expected = dpdfd_theorem_3(0.001, 100.0, 10, 256, 600, 1e-5)
+    assert privacy_card(often, plan_of(often))["epsilon_published"] == pytest.approx(expected)
+    silent = small("method=local", "training=output_gradient")
+    assert privacy_card(silent, plan_of(silent))["epsilon_published"] == "inf"
     plain = small("method=direct")
     assert privacy_card(plain, plan_of(plain))["epsilon_published"] == "inf"
 

@@ -2,19 +2,40 @@
 
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
-from fed_dpsd.cli import privacy, rehearse, run, site, student, sweep
+from fed_dpsd import __version__
+from fed_dpsd.cli import catalogue, privacy, rehearse, run, site, student, sweep
 from fed_dpsd.cli.console import say_failed
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print it."),
+    ] = False,
+) -> None:
+    """Train one image classifier from several hospitals' data, without moving the data."""
+
+
 app.command()(run.run)
 app.command()(run.resume)
 app.command()(sweep.sweep)
 app.command()(sweep.report)
 app.command()(run.data)
+app.command("list")(catalogue.show)
 app.command()(run.doctor)
 app.command()(student.export)
 app.command()(student.predict)

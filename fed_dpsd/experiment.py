@@ -255,7 +255,8 @@ def load_data(config: DataConfig, cache: str) -> Dataset:
 def _partitions(
     data: DataConfig, cache: str, rule: partition.Partition, num_clients: int
 ) -> list[NDArray[np.int64]]:
-    return partition.split(rule, load_data(data, cache).train.labels, num_clients)
+    labels = load_data(data, cache).train.labels
+    return partition.load_or_split(rule, labels, num_clients, Path(cache))
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:

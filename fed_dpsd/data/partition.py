@@ -3,8 +3,11 @@
 No other file imports flwr_datasets. The import takes seconds, so it is delayed until needed.
 """
 
+import hashlib
 import warnings
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import UserError
+from fed_dpsd.storage import npz_of, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
@@ -98,6 +102,24 @@ class ByClass:
 
 
 PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass)}
+
+
+def load_or_split(
+    partition: Partition, labels: NDArray[np.int64], num_clients: int, cache: Path
+) -> list[NDArray[np.int64]]:
+    """Return what `split` does, from the cache if these labels were split so before.
+
+    A split takes seconds, most of them for the library's import.
+    """
+    rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
+    key = hashlib.sha256(rule.encode() + labels.tobytes()).hexdigest()[:24]
+    path = cache / "partitions" / f"{key}.npz"
+    if not path.is_file():
+        parts = split(partition, labels, num_clients)
+        sizes = np.array([len(part) for part in parts])
+        write_atomically(path, npz_of({"indices": np.concatenate(parts), "sizes": sizes}))
+    with np.load(path) as arrays:
+        return np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1])
 
 
 def split(

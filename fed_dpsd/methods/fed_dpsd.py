@@ -13,7 +13,7 @@ This is the paper's exchange with a server that learns more from it. The paper's
 generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -55,6 +55,9 @@ from fed_dpsd.privacy.mechanism import Additive, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
+
+# From (B, K) logits and labels, and the (B,) places of their images in the bank, to a loss.
+StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -354,33 +357,33 @@ class FedDPSD:
         )
         labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
         predictions = np.concatenate([part.predictions for part in bank])
+        loss_of = self.student_loss(world, predictions)
         rng = streams.torch("replay", query_id=number)
         student.train()
         for _ in range(steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             logits = model(take(chosen))
-            batch_labels = labels[chosen].to(world.device)
-            loss = self.student_loss(world, logits, batch_labels, predictions[chosen])
+            loss = loss_of(logits, labels[chosen].to(world.device), chosen)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
         return loss.item()
 
-    def student_loss(
-        self,
-        world: World,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        predictions: NDArray[np.float32],
-    ) -> torch.Tensor:
-        """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy."""
+    def student_loss(self, world: World, predictions: NDArray[np.float32]) -> StudentLoss:
+        """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.
+
+        Args:
+            world: what is public.
+            predictions: (N, K) predictions with which the images of the bank were asked.
+        """
         mechanism = world.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":
             members = mechanism.members(predictions)
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))
-            public = (torch.from_numpy(array).to(logits) for array in (members, lies))
-            return losses.response_loss(logits, labels, *public)
-        if isinstance(mechanism, Additive):
-            return losses.squared_loss(logits, labels)
-        return losses.student_loss(logits, labels)
+            public = [torch.from_numpy(a).float().to(world.device) for a in (members, lies)]
+            return lambda logits, labels, chosen: losses.response_loss(
+                logits, labels, *(array[chosen] for array in public)
+            )
+        loss = losses.squared_loss if isinstance(mechanism, Additive) else losses.student_loss
+        return lambda logits, labels, _: loss(logits, labels)

@@ -56,6 +56,33 @@ def learner(
     return model.classifier, features[: len(images)].__getitem__
 
 
+class Images:
+    """Images that are predicted often, such as a test split: fixed features are computed once.
+
+    Args:
+        images: (N, C, H, W) uint8.
+    """
+
+    def __init__(self, images: NDArray[np.uint8]) -> None:
+        self._images = images
+        self._features: list[torch.Tensor] = []
+
+    @torch.inference_mode()
+    def predict(self, model: nn.Module) -> NDArray[np.float32]:
+        """Return a classifier's (N, K) float32 probabilities, as `predict` does.
+
+        All classifiers with fixed features must have the same ones.
+        """
+        device = next(model.parameters()).device
+        if not (isinstance(model, Classifier) and model.fixed):
+            return predict(model, self._images, device)
+        model.eval()
+        if not self._features:
+            self._features = [model.features(batch) for batch in batches(self._images, device)]
+        parts = [model.classifier(part).softmax(1).cpu().numpy() for part in self._features]
+        return np.concatenate(parts)
+
+
 @torch.inference_mode()
 def predict(
     model: nn.Module, images: NDArray[np.uint8], device: torch.device

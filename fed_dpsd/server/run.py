@@ -1,5 +1,6 @@
 """The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
 
+import functools
 import json
 import os
 import time
@@ -7,14 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Round, State, World, below
-from fed_dpsd.models.inference import predict
+from fed_dpsd.models.inference import Images
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
@@ -82,6 +84,7 @@ def _run(
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
     before = time.perf_counter()
+    scores = functools.partial(_student_scores, test and (Images(test.images), test.labels))
     line: dict[str, Any] = {}
     if resume is not None:
         line = lines[-1]
@@ -96,7 +99,8 @@ def _run(
         if finished.state.bank:
             save_samples(folder, finished.state.bank[-1], number)
         scored = number % config.evaluate_every == 0 or number == config.rounds
-        line = _round_line(finished, world, time.perf_counter() - before, line, scored)
+        own = scores(finished.student if scored else None)
+        line = _round_line(finished, world, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         with log.open("a") as file:  # comes before the checkpoint, which makes the line count
             file.write(json.dumps(line) + "\n")
@@ -107,17 +111,20 @@ def _run(
         progress(line)
         _record_round(summary, finished.state, line)
     if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
-        _record_round(summary, finished.state, line | _student_scores(finished.student, world.test))
+        _record_round(summary, finished.state, line | scores(finished.student))
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
-def _student_scores(student: nn.Module, test: Split | None) -> dict[str, Any]:
-    """Return the student's scores and confusion on the test split; None without a split."""
+def _student_scores(
+    test: tuple[Images, NDArray[np.int64]] | None, student: nn.Module | None
+) -> dict[str, Any]:
+    """Return the student's scores and confusion on the test split; None if either is missing."""
     metrics = METRICS | {"confusion": confusion}
-    if test is None:
+    if test is None or student is None:
         return {f"student_{name}": None for name in metrics}
-    predictions = predict(student, test.images, next(student.parameters()).device)
-    return {f"student_{name}": metric(predictions, test.labels) for name, metric in metrics.items()}
+    images, labels = test
+    predictions = images.predict(student)
+    return {f"student_{name}": metric(predictions, labels) for name, metric in metrics.items()}
 
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
@@ -131,13 +138,17 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
 
 
 def _round_line(
-    finished: Round, world: World, seconds: float, last: Mapping[str, Any], scored: bool
+    finished: Round,
+    world: World,
+    seconds: float,
+    last: Mapping[str, Any],
+    scores: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a line of rounds.jsonl; teachers' answers are counted over all rounds so far."""
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
-        **_student_scores(finished.student, world.test if scored else None),
+        **scores,
         **finished.metrics,
         "answered_queries": sum(len(part.labels) for part in finished.state.bank),
         **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},

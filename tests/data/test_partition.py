@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fed_dpsd.data import partition
 from fed_dpsd.data.partition import IID, ByClass, Dirichlet, split
 from fed_dpsd.errors import UserError
 
@@ -81,3 +82,20 @@ def test_too_many_clients_is_an_error_that_names_a_number_that_works(rule):
 def test_an_impossible_minimum_is_said():
     with pytest.raises(UserError, match="no number of clients works.*min_partition_size"):
         split(Dirichlet(0, 0.5, False, 10_000), LABELS, 2)
+
+
+def test_a_partition_is_split_once_and_read_after(tmp_path, monkeypatch):
+    """Another rule, other labels or another number of clients is split anew."""
+    labels = np.random.default_rng(0).integers(0, 10, 500)
+    rule = Dirichlet(0, 0.5, False, 1)
+    first = partition.load_or_split(rule, labels, 3, tmp_path)
+    assert [part.tolist() for part in first] == [p.tolist() for p in split(rule, labels, 3)]
+    called = []
+    monkeypatch.setattr(partition, "split", lambda *given: called.append(given) or first)
+    again = partition.load_or_split(rule, labels, 3, tmp_path)
+    assert [part.tolist() for part in again] == [part.tolist() for part in first]
+    assert not called
+    others = [(Dirichlet(1, 0.5, False, 1), labels, 3), (rule, labels[::-1].copy(), 3)]
+    for other in (*others, (rule, labels, 2)):
+        partition.load_or_split(*other, tmp_path)
+    assert len(called) == 3

@@ -1,5 +1,7 @@
 """Fixed features: nothing to learn, nothing private, and the same bits for everybody."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 from fed_dpsd.models import fixed_features, initialise, patches, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.fixed_features import remembering, to_pixels, whitening
-from fed_dpsd.models.inference import learner, predict
+from fed_dpsd.models.inference import Images, learner, predict
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.streams import Streams
@@ -200,3 +202,22 @@ def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
     images = pixels(drawn(6, (3, 8, 8)))
     turned = images.contiguous(memory_format=torch.channels_last)
     assert torch.equal(empty_memory((3, 8, 8))(images), empty_memory((3, 8, 8))(turned))
+
+
+def test_images_that_are_predicted_often_have_the_bits_of_others(monkeypatch):
+    """200 images are a batch and a part of one; the second student computes no features."""
+    build = functools.partial(CLASSIFIERS["scattering"], SMALL, 10, 4)
+    students = [initialise(build, Streams(seed).torch("student")) for seed in (0, 1)]
+    drawn_images = drawn(200)
+    images, computed = Images(drawn_images), []
+    features = type(students[0]).features
+    for student in students:
+        expected = predict(student, drawn_images, torch.device("cpu"))
+        monkeypatch.setattr(
+            type(student), "features", lambda *given: computed.append(given) or features(*given)
+        )
+        assert (images.predict(student) == expected).all()
+        monkeypatch.undo()
+    assert len(computed) == 2
+    learning = initialise(functools.partial(CLASSIFIERS["mlp"], SMALL, 10, 4), torch.Generator())
+    assert (images.predict(learning) == predict(learning, drawn_images, torch.device("cpu"))).all()

@@ -12,6 +12,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -51,13 +52,13 @@ def test_the_areas_of_a_summary_are_those_of_its_teachers_and_its_student(
     small, tmp_path, monkeypatch, num_classes
 ):
     students = []
-    predict = runs.predict
+    predict = Images.predict
 
     def recorded(*given):
         students.append(predict(*given))
         return students[-1]
 
-    monkeypatch.setattr(runs, "predict", recorded)
+    monkeypatch.setattr(Images, "predict", recorded)
     experiment = two_digits(small, tmp_path) if num_classes == 2 else small()
     folder, summary, lines = complete(experiment)
     assert len(students) == len(lines)  # one evaluation a round serves both metrics
@@ -115,15 +116,15 @@ def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(s
 
 
 def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small, monkeypatch):
-    predict = runs.predict
+    predict = Images.predict
 
-    def broken(student, *rest):
+    def broken(images, student):
         student = copy.deepcopy(student)
         with torch.no_grad():
             list(student.parameters())[-1].fill_(np.nan)
-        return predict(student, *rest)
+        return predict(images, student)
 
-    monkeypatch.setattr(runs, "predict", broken)
+    monkeypatch.setattr(Images, "predict", broken)
     folder, summary, lines = complete(small("rounds=1"))
     assert (summary["accuracy"]["student"], summary["auroc"]["student"]) == (0, None)
     assert (lines[0]["student_accuracy"], lines[0]["student_auroc"]) == (0, None)

@@ -223,6 +223,18 @@ QUOTATIONS = {
         "lambda {DPSD[lambda]} (the paper's) | 92.5",
         "sigma {DPSD[sigma]}, 12,800 answers",
     ],
+    "docs/results/table6.md": [
+        "sigma {DPSD[sigma]}, labels of one",
+        "all weights {DPSD[weight]} as the paper prints",
+        "11.652 | {DPSD[Table_VI_all_mnist_gradients]} |",
+        "11.652 | {DPSD[Table_VI_without_CE_mnist_gradients]} |",
+        "11.652 | {DPSD[Table_VI_without_IE_mnist_gradients]} |",
+        "11.652 | {DPSD[Table_VI_without_NORM_mnist_gradients]} |",
+        "128,001 | {DPSD[Table_VI_all_mnist_labels]} |",
+        "128,001 | {DPSD[Table_VI_without_CE_mnist_labels]} |",
+        "128,001 | {DPSD[Table_VI_without_IE_mnist_labels]} |",
+        "128,001 | {DPSD[Table_VI_without_NORM_mnist_labels]} |",
+    ],
     "docs/results/dense.md": [
         "where the paper has {DENSE[dense]} %",
         "DENSE's networks (width {DENSE[width]}, generator {DENSE[generator_width]}), "

@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -232,3 +233,16 @@ def test_errors_of_resume_and_plan_are_the_users(folder):
         fed_dpsd.resume(folder)
     with pytest.raises(ConfigError, match="num_clients=0 must be >= 1"):
         fed_dpsd.plan("num_clients=0")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_leave_their_core_unless_told_otherwise(given, expected):
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    program = (
+        "import fed_dpsd, os, sys; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.split() == [expected, "False"]

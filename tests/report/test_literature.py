@@ -256,6 +256,14 @@ QUOTATIONS = {
         "{DENSE[generator_width]}, 10 epochs instead of {DENSE[epochs]}, and 20 to 40 rounds "
         "instead of {DENSE[rounds]}",
     ],
+    "docs/results/direct.md": [
+        "(`training=output_gradient`) | 5.9 ± 3.7 | inf | inf | {DPDFD[Table_4_MNIST_0_5_DPDFD]} | "
+        "{DPDFD[Table_4_MNIST_1_0_DPDFD]} |",
+        "gradient for each record | 5.7 ± 3.1 | inf | inf | {DPDFD[Table_4_MNIST_0_5_DPDFD]} | "
+        "{DPDFD[Table_4_MNIST_1_0_DPDFD]} |",
+        "| 96.3 ± 0.1 | 0.496 | 0.985 | {DPDFD[Table_4_MNIST_0_5_DPSGD]} | "
+        "{DPDFD[Table_4_MNIST_1_0_DPSGD]} |",
+    ],
     "docs/results/one_place.md": [
         "DPSD's Table III has {DPSD[gm_dp_1]} % for GM-DP and {DPSD[tsadp_1]} % for TSADP "
         "(published, under a stated epsilon of 1)",

@@ -52,6 +52,19 @@ def test_the_version_is_the_packages(fed_dpsd):
     assert fed_dpsd("--version") == (0, [package.__version__], "")
 
 
+def test_help_says_what_every_argument_is(fed_dpsd):
+    """typer below 0.21, which Flower needs, loses these texts with click 8.5."""
+    for command, text in (
+        (["run"], "Hydra overrides, such as rounds=10"),
+        (["predict"], "An exported .safetensors file."),
+        (["privacy", "ledger"], "a folder of them, or a run folder."),
+        (["site", "check"], "The site's file."),
+    ):
+        code, out, _ = fed_dpsd(*command, "--help")
+        assert code == 0
+        assert text in " ".join(" ".join(out).replace("│", " ").split())
+
+
 def imported(command):
     """The modules that a command has imported when it ends."""
     program = (

@@ -40,6 +40,7 @@ from fed_dpsd.methods.method import (
     draw_public,
     tensors_below,
 )
+from fed_dpsd.methods.paper_fed_dpsd import step
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
 from fed_dpsd.models.classifiers import Classifier
@@ -297,10 +298,3 @@ def hard_labels(total: Total) -> NDArray[np.float32]:
     """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros where all are zero."""
     classes = np.eye(total.sum.shape[1], dtype=np.float32)[total.sum.argmax(1)]
     return classes * total.sum.any(axis=1, keepdims=True)
-
-
-def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """Take one step down a loss."""
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()

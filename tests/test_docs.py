@@ -95,9 +95,9 @@ PRIVACY = (ROOT / "docs" / "privacy.md").read_text()
     ("mechanism", "queries", "printed"),
     [
         (TopKRandomizedResponse(10, 1.0, 2), 51_200, "24,512.6"),
-        (TopKRandomizedResponse(10, 0.1, 2), 51_200, "351.22"),
-        (TopKRandomizedResponse(10, 10.0, 3), 51_200, "| 10 | 512,000 |"),
-        (TopKRandomizedResponse(10, 1.0, 3), 51_200, "| 1 | 19,424 |"),
+        (TopKRandomizedResponse(10, 0.1, 2), 51_200, "351.23"),
+        (TopKRandomizedResponse(10, 10.0, 3), 51_200, "| 10 | 512,001 |"),
+        (TopKRandomizedResponse(10, 1.0, 3), 51_200, "| 1 | 19,425 |"),
         (NormalizedGradient(10, 100.0), 51_200, "| 0.0456 | 28.839 |"),
         (NormalizedGradient(10, 100.0, bound=5e-3), 51_200, "| 0.2614 | 28.839 |"),
         (NoisyVotes(10, 40.0, "laplace"), 400, "| 5.799 | 2.924 |"),

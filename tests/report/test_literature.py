@@ -225,7 +225,7 @@ QUOTATIONS = {
     ],
     "docs/results/table6.md": [
         "sigma {DPSD[sigma]}, labels of one",
-        "all weights {DPSD[weight]} as the paper prints",
+        "all weights {DPSD[weight]} (the paper prints none)",
         "11.652 | {DPSD[Table_VI_all_mnist_gradients]} |",
         "11.652 | {DPSD[Table_VI_without_CE_mnist_gradients]} |",
         "11.652 | {DPSD[Table_VI_without_IE_mnist_gradients]} |",

@@ -223,7 +223,10 @@ def calibrate(
         if (far - ends[1]) * stride > 0:
             far = ends[1]
     if far == ends[0]:
-        raise ValueError(f"target_epsilon={target} is less than any setting here spends")
+        least = spend(private)
+        raise ValueError(
+            f"target_epsilon={target} is less than any setting here spends: {least:.4g} or more"
+        )
     root = float(brentq(excess, near, far, xtol=1e-5))
     while excess(root) > 0:
         root -= math.copysign(1e-5, stride)

@@ -187,7 +187,8 @@ def privacy_card(
         beside = [{key: row[key] for key in kept} for row in others]
         rows.append(smaller | {"beside": beside[0] if beside else None})
     charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
-    reasons = [each.reason for each in (experiment.training, *charges) if each.reason]
+    uncharged = () if experiment.training in charges else (experiment.training,)
+    reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
     reason = None
     if uncovered:
         reason = UNCOVERED

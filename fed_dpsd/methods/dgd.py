@@ -7,7 +7,7 @@ A client trains a baseline, one classifier of all its records, and an ensemble o
 disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
 on the generator's images. It asks the ensemble about a few of them. The student learns from these
 labels, and from what the autoencoder makes of all the others. With `answers=noisy_max` the labels
-are those of the paper; `answers.noise_law=gaussian` is its DGD+.
+are those of the paper.
 
 The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
 votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is

@@ -220,3 +220,26 @@ def activation_loss(features: torch.Tensor) -> torch.Tensor:
     activate more. The norm is divided by sqrt(F), so its weight does not depend on the network.
     """
     return -features.norm(dim=1).mean() / features.shape[1] ** 0.5
+
+
+def generator_loss(
+    features: torch.Tensor,
+    logits: torch.Tensor,
+    one_hot_weight: float,
+    entropy_weight: float,
+    activation_weight: float,
+) -> torch.Tensor:
+    """Return Eq. 8, and Eq. 2 of DP-DFD: one-hot, entropy and activation loss, weighted.
+
+    Args:
+        features: (B, F) of the discriminator on the generator's images.
+        logits: (B, K) of the discriminator.
+        one_hot_weight: of `one_hot_loss`.
+        entropy_weight: of `entropy_loss`.
+        activation_weight: of `activation_loss`.
+    """
+    return (
+        one_hot_weight * one_hot_loss(logits)
+        + entropy_weight * entropy_loss(logits)
+        + activation_weight * activation_loss(features)
+    )

@@ -62,7 +62,7 @@ def sentence(path: Path) -> str:
 def keys(conf: Path) -> Iterator[tuple[str, str, str]]:
     """Yield each key of the default run, its default, and the comments on it."""
     whole = (conf / "config.yaml").read_text()
-    yield from _keys(whole.partition("\nsweep:")[2].partition("\n")[2], "")
+    yield from _keys(whole.partition("\nsweep:")[2].partition("\n")[2])
     for group, choice in re.findall(r"^  - (\w+): (\w+)", whole, re.MULTILINE):
         for key, (default, meaning) in _of_choice(conf / group, choice).items():
             yield f"{group}.{key}", default, meaning
@@ -74,12 +74,12 @@ def _of_choice(folder: Path, choice: str) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for other in re.findall(r"^  - ([a-z]\w*)$", text, re.MULTILINE):
         found |= _of_choice(folder, other)
-    for key, default, meaning in _keys(re.sub(r"\A(#.*\n)+", "", text), ""):
+    for key, default, meaning in _keys(re.sub(r"\A(#.*\n)+", "", text)):
         found[key] = default, meaning or found.get(key, ("", ""))[1]
     return found
 
 
-def _keys(text: str, prefix: str) -> Iterator[tuple[str, str, str]]:
+def _keys(text: str) -> Iterator[tuple[str, str, str]]:
     """Yield the keys of a file's text, without the comments that it begins with."""
     parents: list[str] = []
     comments: list[str] = []
@@ -91,5 +91,5 @@ def _keys(text: str, prefix: str) -> Iterator[tuple[str, str, str]]:
             parents = [*parents[: len(indent) // 2], key]
             if default and not key.startswith("_"):
                 meaning = " ".join([*comments, *([comment] if comment else [])])
-                yield prefix + ".".join(parents), default, meaning
+                yield ".".join(parents), default, meaning
             comments = []

@@ -171,11 +171,8 @@ class DPDataFreeDistillation:
         """Return the loss of Eq. 2: cross-entropy, information entropy and activation."""
         features = discriminator.features(images)
         logits = discriminator.classifier(features)
-        return (
-            self.one_hot_weight * losses.one_hot_loss(logits)
-            + self.entropy_weight * losses.entropy_loss(logits)
-            + self.activation_weight * losses.activation_loss(features)
-        )
+        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
+        return losses.generator_loss(features, logits, *weights)
 
     def fine_tuning_loss(
         self,

@@ -308,11 +308,8 @@ class FedDPSD:
         """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
         features = discriminator.features(images)
         logits = discriminator.classifier(features)
-        return (
-            self.one_hot_weight * losses.one_hot_loss(logits)
-            + self.entropy_weight * losses.entropy_loss(logits)
-            + self.activation_weight * losses.activation_loss(features)
-        )
+        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
+        return losses.generator_loss(features, logits, *weights)
 
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], world: World

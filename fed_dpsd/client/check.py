@@ -22,6 +22,7 @@ from fed_dpsd.config import compose
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models import torch_threads
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Ask, Refusal
 
@@ -136,7 +137,7 @@ def _train(
     records = content.records.take(seen)
     teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
     tested = content.records.take(unseen)
-    probabilities = np.nanmean(teachers.sensitive_probabilities(tested.images), axis=0)
+    probabilities = np.nanmean(teachers.sensitive_probabilities(Images(tested.images)), axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
     return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
 

@@ -17,6 +17,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
@@ -40,7 +41,7 @@ class Site:
         records: the client's private records.
         shard_ids: (len(records),) each record's lasting id, or its patient's; it decides the
             record's shard.
-        test: the public test split, for diagnostics; None where there are no diagnostics.
+        test: the public test images, for diagnostics; None where there are no diagnostics.
         account: the client's account of the run that it answers in.
         secret: source of the noise; None for the seeds of `config`.
         summing: the client's part in secure sums; None where there are none.
@@ -54,7 +55,7 @@ class Site:
         client: int,
         records: Split,
         shard_ids: NDArray[np.int64],
-        test: Split | None,
+        test: Images | None,
         account: Account,
         secret: SecretStreams | None = None,
         summing: Summing | None = None,
@@ -143,7 +144,8 @@ class Site:
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
-        return self._paid_teachers().sensitive_probabilities(images).astype(np.float64)
+        teachers = self._paid_teachers()
+        return teachers.sensitive_probabilities(Images(images)).astype(np.float64)
 
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1); private until released."""
@@ -246,7 +248,7 @@ class Site:
         if self._test is None or not (self.config.federation.simulation or private):
             raise ProtocolError("exact diagnostics are refused outside a simulation")
         try:
-            return self._paid_teachers().sensitive_probabilities(self._test.images)
+            return self._paid_teachers().sensitive_probabilities(self._test)
         except BudgetSpent:
             shape = (self.config.teachers_per_client, len(self._test), self.config.data.num_classes)
             return np.full(shape, np.nan, np.float32)

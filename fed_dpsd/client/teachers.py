@@ -27,7 +27,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.fixed_features import remembering
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, learner, to_unit
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
@@ -160,24 +160,13 @@ class Teachers:
             for shard, records in enumerate(self._shards)
         ]
 
-    def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Return (n, B, K) probabilities; NaN where a teacher's shard is empty.
-
-        All teachers answer in one pass over the images.
-        """
-        known = {i: teacher.eval() for i, teacher in enumerate(self.models) if teacher}
+    def sensitive_probabilities(self, images: Images) -> NDArray[np.float32]:
+        """Return (n, N, K) probabilities; NaN where a teacher's shard is empty."""
+        known = {i: teacher for i, teacher in enumerate(self.models) if teacher}
         shape = (len(self.models), len(images), self._config.data.num_classes)
         sensitive = np.full(shape, np.nan, np.float32)
-        with torch.inference_mode():
-            for start in range(0, len(images) if known else 0, IMAGES_AT_ONCE):
-                batch = slice(start, start + IMAGES_AT_ONCE)
-                inputs = to_unit(images[batch], torch.device("cpu"))
-                first = next(iter(known.values()))
-                if first.fixed:  # fixed features are the same for all teachers
-                    inputs = first.features(inputs)
-                for i, teacher in known.items():
-                    logits = teacher.classifier(inputs) if first.fixed else teacher(inputs)
-                    sensitive[i, batch] = logits.softmax(1).numpy()
+        if known:
+            sensitive[list(known)] = images.predict_all(list(known.values()))
         return sensitive
 
     @property

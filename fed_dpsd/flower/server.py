@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +53,7 @@ OUT_OF_REACH = {
 POLL_SECONDS = 0.5
 PATIENCE = 300.0  # seconds for a node to name its client: its first process may start slowly
 LATE = "no answer within"
+DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -181,7 +182,7 @@ class GridFederation(HostedFederation):
                 self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
             return bool(self._hosts)
         unknown = {node: RecordDict() for node in nodes if node not in self._hosts}
-        for node, reply in self._send(HELLO, 0, unknown, PATIENCE).items():
+        for node, reply in self._send(HELLO, 0, unknown, PATIENCE, {}).items():
             meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
             client = meta.get("client")
             if type(client) is not int or client not in range(everyone):
@@ -254,17 +255,22 @@ class GridFederation(HostedFederation):
         with (self._run_folder / "asks.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Return exact probabilities of every teacher on the test split.
+    def diagnose(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the exact probabilities of each client's teachers on the test split.
 
         Raises:
             UserError: a client did not answer.
         """
-        replies = self._exchange(DIAGNOSE, 0, {node: RecordDict() for node in self._hosts})
-        values = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
-        if missing := self._clients - set(values):
-            raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy}")
-        return dict(sorted(values.items()))
+        everyone = sorted(self._clients)
+        for start in range(0, len(everyone), DIAGNOSED_AT_ONCE):
+            some = set(everyone[start : start + DIAGNOSED_AT_ONCE])
+            hosts = {node: sorted(some.intersection(c)) for node, c in self._hosts.items()}
+            asked = {node: RecordDict() for node, clients in hosts.items() if clients}
+            replies = self._exchange(DIAGNOSE, 0, asked, hosts)
+            values = {client: r.values for client, r in replies.items() if isinstance(r, Reply)}
+            if missing := some - set(values):
+                raise UserError(f"clients {sorted(missing)} did not answer; {self._remedy}")
+            yield from (values[client] for client in sorted(some))
 
     @property
     def _remedy(self) -> str:
@@ -273,17 +279,30 @@ class GridFederation(HostedFederation):
         return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
 
     def _exchange(
-        self, kind: str, query_id: int, contents: Mapping[int, RecordDict]
+        self,
+        kind: str,
+        query_id: int,
+        contents: Mapping[int, RecordDict],
+        hosts: Mapping[int, list[int]] | None = None,
     ) -> dict[int, Reply | Refusal]:
-        """Bring a message to each of some nodes, and return their clients' replies in time."""
-        messages = self._send(kind, query_id, contents, self._settings.round_timeout_seconds)
+        """Bring a message to each of some nodes, and return their clients' replies in time.
+
+        With `hosts`, only those clients of each node reply.
+        """
+        timeout = self._settings.round_timeout_seconds
+        messages = self._send(kind, query_id, contents, timeout, hosts or self._hosts)
         replies: dict[int, Reply | Refusal] = {}
         for node, message in messages.items():
             replies |= self._read(node, message)
         return replies
 
     def _send(
-        self, kind: str, query_id: int, contents: Mapping[int, RecordDict], timeout: float
+        self,
+        kind: str,
+        query_id: int,
+        contents: Mapping[int, RecordDict],
+        timeout: float,
+        hosts: Mapping[int, list[int]],
     ) -> dict[int, Message]:
         """Bring a message to each of some nodes, and return the replies in time, by node."""
 
@@ -291,7 +310,7 @@ class GridFederation(HostedFederation):
             meta = {
                 "experiment": self.experiment.to_json(),
                 "run_folder": self._run,
-                "clients": self._hosts.get(node, []),
+                "clients": hosts.get(node, []),
                 "code": self._code,
             }
             content = RecordDict({**contents[node], "meta": ConfigRecord(meta)})

@@ -79,12 +79,14 @@ def weigh(
         signed: whether entries may be negative, as those of gradients and noisy votes. Their rows
             stay as they are. Otherwise rows sum to 1, and a row without any mass becomes uniform.
     """
-    total = sum(class_weights[client] * own for client, own in answers.items())
-    if signed:
-        return np.asarray(total)
+    total = np.asarray(sum(class_weights[client] * own for client, own in answers.items()))
+    return total if signed else normalised(total)
+
+
+def normalised(total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Scale the (B, K) rows to sum 1; a row without any mass becomes uniform."""
     mass = np.sum(total, axis=1, keepdims=True)
-    uniform = 1 / np.shape(total)[1]
-    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), uniform)
+    return np.where(mass > 0, total / np.where(mass > 0, mass, 1), 1 / total.shape[1])
 
 
 def pool(

@@ -1,7 +1,7 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -57,7 +57,7 @@ def learner(
 
 
 class Images:
-    """Images that are predicted often, such as a test split: fixed features are computed once.
+    """Images that many classifiers predict, such as a test split: fixed features are computed once.
 
     Args:
         images: (N, C, H, W) uint8.
@@ -65,29 +65,40 @@ class Images:
 
     def __init__(self, images: NDArray[np.uint8]) -> None:
         self._images = images
-        self._features: list[torch.Tensor] = []
+        self._features: dict[object, list[torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def predict(self, model: nn.Module) -> NDArray[np.float32]:
+        """Return a classifier's (N, K) float32 probabilities."""
+        return self.predict_all([model])[0]
 
     @torch.inference_mode()
-    def predict(self, model: nn.Module) -> NDArray[np.float32]:
-        """Return a classifier's (N, K) float32 probabilities, as `predict` does.
+    def predict_all(self, models: Sequence[nn.Module]) -> NDArray[np.float32]:
+        """Return the (n, N, K) float32 probabilities of n >= 1 classifiers of one architecture."""
+        device = next(models[0].parameters()).device
+        for model in models:
+            model.eval()
+        heads = models
+        inputs: Iterable[torch.Tensor] = batches(self._images, device)
+        if isinstance(models[0], Classifier) and models[0].fixed:
+            heads = [cast(Classifier, model).classifier for model in models]
+            inputs = self._fixed_features(models[0], device)
+        parts = [[head(part).softmax(1).cpu().numpy() for head in heads] for part in inputs]
+        return np.concatenate([np.stack(part) for part in parts], axis=1)
 
-        All classifiers with fixed features must have the same ones.
-        """
-        device = next(model.parameters()).device
-        if not (isinstance(model, Classifier) and model.fixed):
-            return predict(model, self._images, device)
-        model.eval()
-        if not self._features:
-            self._features = [model.features(batch) for batch in batches(self._images, device)]
-        parts = [model.classifier(part).softmax(1).cpu().numpy() for part in self._features]
-        return np.concatenate(parts)
+    def _fixed_features(self, model: Classifier, device: torch.device) -> list[torch.Tensor]:
+        """Return the features of each batch, computed at the first call for features like these."""
+        key = (type(model.backbone), model.classifier.in_features, device, torch.get_num_threads())
+        if key not in self._features:
+            computed = [model.features(batch) for batch in batches(self._images, device)]
+            self._features[key] = computed
+        return self._features[key]
 
 
-@torch.inference_mode()
 def predict(
     model: nn.Module, images: NDArray[np.uint8], device: torch.device
 ) -> NDArray[np.float32]:
     """Return a classifier's (B, K) float32 probabilities on (B, C, H, W) uint8 images."""
-    model.eval()
-    parts = [model(batch).softmax(1).cpu().numpy() for batch in batches(images, device)]
-    return np.concatenate(parts)
+    return Images(images).predict_all([model])[0]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import fetch_class_weights, pool, weigh
+from fed_dpsd.methods.class_counts import fetch_class_weights, normalised, pool
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
@@ -25,35 +25,54 @@ def diagnose(
     Where class counts are known, students learn from the weighted ensemble. The vote is the most
     frequent class of the teachers. The answered vote is that of their randomised responses, where
     these do not depend on a student's top k.
+
+    Clients are added up one by one, so the memory that it takes does not grow with their number;
+    but `pooling: odds` needs all of them at once.
     """
-    sensitive = {
-        client: values[np.isfinite(values).all((1, 2))]
-        for client, values in federation.diagnose().items()
-    }
-    teachers = np.concatenate(list(sensitive.values()))  # (M, N, K)
-    if not len(teachers):
-        return {}
-    votes = np.eye(teachers.shape[2])[teachers.argmax(2)]  # (M, N, K)
-    scores = {
-        name: {
-            "ensemble": metric(teachers.mean(0), labels),
-            "clients": [metric(v.mean(0), labels) if len(v) else None for v in sensitive.values()],
-        }
-        for name, metric in METRICS.items()
-    }
-    plan = experiment.method.plan(world)
-    if plan.counts and (weights := fetch_class_weights(federation, world)):
-        sums = {client: v.sum(0) for client, v in sensitive.items() if client in weights}
-        combine = pool if getattr(experiment.method, "pooling", "mean") == "odds" else weigh
+    num_classes = experiment.config.data.num_classes
+    weights = {}
+    if experiment.method.plan(world).counts:
+        weights = fetch_class_weights(federation, world)
+    pooled = getattr(experiment.method, "pooling", "mean") == "odds"
+    response, rng = _response(experiment), Streams(experiment.config.seed).numpy("diagnostic vote")
+
+    teachers = 0
+    total = np.zeros((len(labels), num_classes), np.float32)
+    weighted, votes, answered = (np.zeros((len(labels), num_classes)) for _ in range(3))
+    clients: dict[int, NDArray[np.float32]] = {}  # the sums of each client's teachers
+    scores: dict[str, dict[str, Any]] = {name: {"clients": []} for name in METRICS}
+    for client, values in enumerate(federation.diagnose()):
+        own = values[np.isfinite(values).all((1, 2))]
         for name, metric in METRICS.items():
-            scores[name]["weighted_ensemble"] = metric(combine(sums, weights), labels)
-    scores["accuracy"]["vote"] = accuracy(votes.sum(0), labels)
-    mechanism, num_classes = experiment.answers, experiment.config.data.num_classes
-    always = isinstance(mechanism, TopKRandomizedResponse) and mechanism.threshold is None
-    if always and mechanism.k in (None, num_classes):
-        uniform = np.full(teachers[0].shape, 1 / teachers.shape[2], np.float32)
-        laws = np.stack([mechanism.encode(p, uniform) for p in teachers])
-        rng = Streams(experiment.config.seed).numpy("diagnostic vote")
-        answered = mechanism.noise(laws, uniform, rng)
+            score = metric(own.mean(0), labels) if len(own) else None
+            scores[name]["clients"].append(score)
+        for probabilities in own:
+            total += probabilities
+            votes += np.eye(num_classes)[probabilities.argmax(1)]
+            if response:
+                uniform = np.full(probabilities.shape, 1 / num_classes, np.float32)
+                law = response.encode(probabilities, uniform)
+                answered += response.noise(law[None], uniform, rng)
+        teachers += len(own)
+        if client in weights and pooled:
+            clients[client] = own.sum(0)
+        elif client in weights:
+            weighted += weights[client] * own.sum(0)
+    if not teachers:
+        return {}
+    for name, metric in METRICS.items():
+        scores[name]["ensemble"] = metric(total / np.float32(teachers), labels)
+        if weights:
+            ensemble = pool(clients, weights) if pooled else normalised(weighted)
+            scores[name]["weighted_ensemble"] = metric(ensemble, labels)
+    scores["accuracy"]["vote"] = accuracy(votes, labels)
+    if response:
         scores["accuracy"]["answered_vote"] = accuracy(answered, labels)
     return scores
+
+
+def _response(experiment: Experiment) -> TopKRandomizedResponse | None:
+    """Return the randomised response, if it is the same whatever a student predicts."""
+    answers, num_classes = experiment.answers, experiment.config.data.num_classes
+    always = isinstance(answers, TopKRandomizedResponse) and answers.threshold is None
+    return answers if always and answers.k in (None, num_classes) else None

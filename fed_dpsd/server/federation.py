@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
@@ -81,10 +81,11 @@ class HostedFederation(ABC):
         """Bring a step of a secure sum to each of some clients, and return their replies."""
 
     @abstractmethod
-    def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Return exact (n, N, K) probabilities of clients' teachers on the test split.
+    def diagnose(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the exact (n, N, K) probabilities of each client's teachers on the test split.
 
-        Simulations only. Teachers that are not trained yet are trained now.
+        Simulations only. Clients come in their order, and not at once: thousands of them would
+        fill the memory. Teachers that are not trained yet are trained now.
         """
 
     def settle(self, ask: Ask) -> Ask:

@@ -1,5 +1,6 @@
 """Simulated clients: their records are partitions of a public data set."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, ledger_folder, noise_of, secret_of
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
+from fed_dpsd.config import DataConfig
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
 from fed_dpsd.experiment import Experiment, load_data, partitions
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
 from fed_dpsd.storage import client_name
@@ -48,11 +51,17 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         client=client,
         records=records,
         shard_ids=indices if records.patients is None else records.patients,
-        test=data.test,
+        test=_test_images(config.data, config.cache),
         account=Account(ledger, config.privacy, plan_of(experiment), run_folder.name),
         secret=noise_of(experiment, run_folder, client_name(client)),
         summing=party and Summing(party, experiment.answers, ledger, run_folder.name),
     )
+
+
+@functools.lru_cache(maxsize=2)
+def _test_images(config: DataConfig, cache: str) -> Images:
+    """Return the test images, which all clients of a process share with their features."""
+    return Images(load_data(config, cache).test.images)
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:

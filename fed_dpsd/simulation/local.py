@@ -1,6 +1,6 @@
 """The local engine, which needs no Flower: all clients live in this process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,9 @@ class LocalFederation(HostedFederation):
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
         return {client: take_step(self._sites[client], step) for client, step in steps.items()}
 
-    def diagnose(self) -> dict[int, NDArray[np.float32]]:
-        """Return exact probabilities of every teacher on the test split."""
-        with torch_threads(self.experiment.config.threads_client):
-            return {client: site.diagnose() for client, site in self._sites.items()}
+    def diagnose(self) -> Iterator[NDArray[np.float32]]:
+        """Yield the exact probabilities of each client's teachers on the test split."""
+        for site in self._sites.values():
+            with torch_threads(self.experiment.config.threads_client):
+                probabilities = site.diagnose()
+            yield probabilities

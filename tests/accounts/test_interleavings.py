@@ -221,9 +221,7 @@ class Process:
         self.mechanism = Fresh(CLASSES, 50.0)
         plan = Plan(Plain(), (Stage(self.mechanism, 1, 2 * CAP),))
         account = account_class(self.ledger, config.privacy, plan, "run")
-        self.site = Site(
-            config, Plain(), self.mechanism, 0, RECORDS, np.arange(2), RECORDS, account
-        )
+        self.site = Site(config, Plain(), self.mechanism, 0, RECORDS, np.arange(2), None, account)
 
     def client(self, question, site):
         return site.release(self.mechanism, SENSITIVE, question)

@@ -19,6 +19,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.methods.method import Plan
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
@@ -50,7 +51,7 @@ def make(experiment, records, ledger=None):
     )
     site = Site(
         *(experiment.config, experiment.training, experiment.answers, 0, records),
-        *(np.arange(len(records)), records, account),
+        *(np.arange(len(records)), Images(records.images), account),
     )
     return site, lambda question: sites.answer(experiment.method, question, site)
 

@@ -17,7 +17,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, predict
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.simulation.local import LocalFederation
@@ -98,7 +98,9 @@ def test_removing_a_record_leaves_the_other_shards_alone(small, records):
 def test_an_empty_shard_still_answers(small, records):
     """One record, eight teachers: seven have no opinion, and the answer's shape tells nobody."""
     few = records.take(np.arange(1))
-    sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(records.images)
+    sensitive = make(small("teachers_per_client=8"), few).sensitive_probabilities(
+        Images(records.images)
+    )
     empty = np.isnan(sensitive).all((1, 2))
     assert empty.sum() == 7
     assert np.isfinite(sensitive[~empty]).all()
@@ -130,7 +132,7 @@ def test_a_teacher_from_a_file_answers_as_it_did_where_it_was_trained(small, rec
     path = f"teacher.path={tmp_path}/client_{{client}}.safetensors".replace("{client}", "1")
     read = make(small(path, "teacher.arch=mlp"), records)
     expected = predict(trained, records.images, torch.device("cpu"))
-    assert (read.sensitive_probabilities(records.images)[0] == expected).all()
+    assert (read.sensitive_probabilities(Images(records.images))[0] == expected).all()
 
 
 @pytest.mark.parametrize("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
@@ -160,8 +162,8 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
     original = teachers.train
     monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
     experiment = small("seed=11")
-    first = make(experiment, records).sensitive_probabilities(records.images)
-    again = make(experiment, records).sensitive_probabilities(records.images)
+    first = make(experiment, records).sensitive_probabilities(Images(records.images))
+    again = make(experiment, records).sensitive_probabilities(Images(records.images))
     assert (first == again).all()
     assert len(trained) == 1
     fewer = records.take(np.arange(1, 60))
@@ -181,8 +183,8 @@ def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypa
     original = DPSGD.train
     monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
     private = ("training=dp_sgd", "answers=probabilities", "training.steps=2", "seed=13")
-    first = make(small(*private), records).sensitive_probabilities(records.images)
-    again = make(small(*private), records).sensitive_probabilities(records.images)
+    first = make(small(*private), records).sensitive_probabilities(Images(records.images))
+    again = make(small(*private), records).sensitive_probabilities(Images(records.images))
     assert (first == again).all()
     assert len(trained) == 1
     assert make(small(*private, "training.noise_multiplier=2.0"), records).models
@@ -256,7 +258,7 @@ def test_teachers_with_fixed_features_answer_together_as_each_alone(small, recor
     steps = ("training.steps=2",) if training == "dp_sgd" else ()
     experiment = small(f"training={training}", *steps, *SCATTERING, "teachers_per_client=3")
     known = make(experiment, records)
-    together = known.sensitive_probabilities(records.images)
+    together = known.sensitive_probabilities(Images(records.images))
     for teacher, answers in zip(known.models, together, strict=True):
         alone = predict(teacher, records.images, torch.device("cpu"))
         assert answers == pytest.approx(alone, abs=1e-6)
@@ -272,16 +274,18 @@ def test_a_private_teacher_of_fixed_features_and_no_record_answers_as_any_other(
         *SCATTERING,
         "teachers_per_client=3",
     )
-    sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(records.images)
+    sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(
+        Images(records.images)
+    )
     assert np.isfinite(sensitive).all()
 
 
 def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
     experiment = small(f"cache={tmp_path}/cache")
-    first = make(experiment, records).sensitive_probabilities(records.images)
+    first = make(experiment, records).sensitive_probabilities(Images(records.images))
     (path,) = (tmp_path / "cache" / "teachers").iterdir()
     path.write_bytes(b"damaged")
-    again = make(experiment, records).sensitive_probabilities(records.images)
+    again = make(experiment, records).sensitive_probabilities(Images(records.images))
     assert (first == again).all()
     assert path.stat().st_size > 100
 

@@ -131,7 +131,7 @@ def test_a_lost_reply_is_an_error_with_the_client(small):
     with pytest.raises(UserError, match=r"\(client 1: no answer .*round_timeout_seconds=1"):
         failing(small, nodes=2, lose=1).each(ask())
     with pytest.raises(UserError, match=r"clients \[1\] did not .*round_timeout_seconds=1"):
-        failing(small, nodes=2, lose=1).diagnose()
+        list(failing(small, nodes=2, lose=1).diagnose())
 
 
 def test_an_error_reply_names_the_clients(small):

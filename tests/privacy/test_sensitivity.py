@@ -12,6 +12,7 @@ import pytest
 from fed_dpsd import losses
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
@@ -121,7 +122,7 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
     def encoded(label, count):
         own = Split(np.repeat(images, count, 0), np.full(count, label))
         teachers = Teachers(config, experiment.training, 0, own, np.arange(count))
-        sensitive = teachers.sensitive_probabilities(images).astype(np.float64)[0]
+        sensitive = teachers.sensitive_probabilities(Images(images)).astype(np.float64)[0]
         if answers == "gradient":
             sensitive = losses.decoupled_kd_gradient(sensitive, asked, 0.0)
         return mechanism.encode(sensitive, asked)

@@ -140,6 +140,11 @@ def _method(
             "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
             "or another with method.mean_over=batch"
         )
+    if config.clients_per_round is not None and not method.asks_cohorts:
+        problems.append(
+            f"clients_per_round={config.clients_per_round}: method {name} asks all its clients; "
+            "use clients_per_round=null"
+        )
     if config.pictures and not method.asks_pictures:
         problems.append(
             f'pictures={config.pictures}: method {name} asks no pictures; use pictures=""'
@@ -173,6 +178,11 @@ def _answers(config: Config, answers: Mechanism, training: Training | None) -> l
             quorum.check(config.num_clients)
         except ValueError as error:
             problems.append(f"answers.quorum.{error}")
+        if config.clients_per_round is not None:
+            problems.append(
+                f"clients_per_round={config.clients_per_round}: a secure sum is over all clients; "
+                "use clients_per_round=null, or answers.noise_at=client"
+            )
     return problems
 
 

@@ -205,6 +205,7 @@ class Config:
     answers: Mapping[str, Any]
     method: Mapping[str, Any]
     partition: Mapping[str, Any]
+    clients_per_round: int | None = None
     evaluate_every: int = 1
     pictures: str = ""
 
@@ -212,6 +213,14 @@ class Config:
         require(self, num_clients=1, teachers_per_client=1, seed=0)
         require(self, rounds=1, queries_per_round=1, threads_client=1, threads_server=1)
         require(self, evaluate_every=1)
+        if self.clients_per_round is not None:
+            least = self.federation.min_clients or 1
+            if not least <= self.clients_per_round <= self.num_clients:
+                raise ValueError(
+                    f"clients_per_round={self.clients_per_round} must be between {least} "
+                    f"(1, or federation.min_clients) and num_clients={self.num_clients}, or null "
+                    "for all"
+                )
         if self.teacher.path is not None and self.teachers_per_client > 1:
             raise ValueError(
                 f"teachers_per_client={self.teachers_per_client} cannot be read from "

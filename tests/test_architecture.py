@@ -12,7 +12,7 @@ PACKAGE = ROOT / "fed_dpsd"
 LADDER = (
     {"errors", "storage", "protocol", "streams", "renamed"},
     {"config"},
-    {"binder", "losses", "data", "models", "report", "privacy"},
+    {"binder", "cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},
     {"combinations"},
     {"experiment"},
@@ -105,7 +105,8 @@ def reached(module, sources=MODULES):
 def crossing(module, sources=MODULES):
     """The modules beyond the wall that a module leads to; "" where it stands on neither side."""
     side = {"fed_dpsd.flower.client": "client", "client_app": "client"}
-    side |= {"fed_dpsd.flower.server": "server", "server_app": "server"}
+    side |= {"fed_dpsd.flower.server": "server", "fed_dpsd.flower.grid": "server"}
+    side |= {"server_app": "server"}
     own = side.get(module) or (room_of(module) if module.count(".") else "")
     beyond = WALL.get(own)
     return {name for name in reached(module, sources) if beyond and room_of(f"{name}.") == beyond}
@@ -166,6 +167,7 @@ def test_no_module_leads_back_to_itself():
             {
                 "fed_dpsd/flower/client.py",
                 "fed_dpsd/flower/codec.py",
+                "fed_dpsd/flower/grid.py",
                 "fed_dpsd/flower/supernode.py",
                 "fed_dpsd/flower/server.py",
                 "client_app/__init__.py",

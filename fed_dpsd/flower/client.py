@@ -5,6 +5,7 @@ A client's state lies on disk, never in Flower's context, so any process may hos
 
 import functools
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message
@@ -62,11 +63,12 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
                 replies[client] = _answer_hospital(message, hospital, str(about["code"]))
         elif {"partition-id", "simulation"} & set(context.node_config):
             meta = message.content["meta"]
-            experiment = from_json(str(meta["experiment"]))
+            text, run_folder = str(meta["experiment"]), str(meta["run_folder"])
+            experiment = _experiment(text)
             with torch_threads(experiment.config.threads_client):
-                for client in meta["clients"]:
-                    site = _site(experiment.to_json(), client, str(meta["run_folder"]))
-                    replies[client] = _answer(_request(message, client), experiment, site)
+                for client, request in _requests(message, meta["clients"]).items():
+                    site = _site(text, client, run_folder)
+                    replies[client] = _answer(request, experiment, site)
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
@@ -79,12 +81,12 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     return Message(content, reply_to=message)
 
 
-def _request(message: Message, client: int) -> Ask | SumStep | None:
-    """Return the request of a message to one client; None stands for exact diagnostics."""
+def _requests(message: Message, clients: Iterable[int]) -> dict[int, Ask | SumStep | None]:
+    """Return a message's request to each of some clients; None stands for exact diagnostics."""
     kind, content = message.metadata.message_type, message.content
-    if kind == DIAGNOSE:
-        return None
-    return unpack_step(content, client) if kind == STEP else unpack_ask(content)
+    if kind == STEP:
+        return {client: unpack_step(content, client) for client in clients}
+    return dict.fromkeys(clients, None if kind == DIAGNOSE else unpack_ask(content))
 
 
 def _answer(request: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
@@ -116,7 +118,7 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
             text, run = str(meta["experiment"]), Path(str(meta["run_folder"])).name
             if not run or not run.isprintable() or len(run) > LONGEST_RUN:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")
-            request = _request(message, hospital.client)
+            request = _requests(message, [hospital.client])[hospital.client]
         images = len(request.images) if isinstance(request, Ask) else 0
         experiment = hospital.experiment(text, images)
         with torch_threads(experiment.config.threads_client):
@@ -127,10 +129,16 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
         return Refusal(0, reason)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=2)
+def _experiment(text: str) -> Experiment:
+    """Return a simulation's experiment, which is bound once in a process."""
+    return from_json(text)
+
+
+@functools.lru_cache(maxsize=10_000)
 def _site(experiment: str, client: int, run_folder: str) -> Site:
     """Return a simulated client's site, which stays open between the messages of a process.
 
     All state that must last is on disk.
     """
-    return open_site(from_json(experiment), client, Path(run_folder))
+    return open_site(_experiment(experiment), client, Path(run_folder))

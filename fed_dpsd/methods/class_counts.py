@@ -1,6 +1,6 @@
 """Class counts, and the weights that follow: how far a client is believed about each class."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,21 @@ def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArr
     return {
         client: np.where(total > 0, count / divisor, 1 / len(counts))
         for client, count in counts.items()
+    }
+
+
+def among(
+    class_weights: Mapping[int, NDArray[np.float64]], clients: Collection[int]
+) -> dict[int, NDArray[np.float64]]:
+    """Return the weights of some clients, >= 1 of them, scaled to sum to 1 for each class.
+
+    A class of which they have no record counts as split equally among them.
+    """
+    total = sum(class_weights[client] for client in clients)
+    divisor = np.where(total > 0, total, 1)
+    return {
+        client: np.where(total > 0, class_weights[client] / divisor, 1 / len(clients))
+        for client in clients
     }
 
 

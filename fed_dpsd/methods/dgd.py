@@ -63,6 +63,7 @@ class DGD:
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = True
+    asks_cohorts: ClassVar[bool] = False
     baseline: Training
     synthetic_images: int
     areas_fraction: float

@@ -56,6 +56,7 @@ class DPDataFreeDistillation:
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
     discriminator: Literal["student", "teacher"]
     latent_size: int
     contrast: float

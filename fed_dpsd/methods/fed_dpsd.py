@@ -26,6 +26,7 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
+    among,
     counts_stage,
     fetch_class_weights,
     pool,
@@ -68,6 +69,7 @@ class FedDPSD:
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = True
+    asks_cohorts: ClassVar[bool] = True
     noise_fraction: float
     areas_fraction: float
     lines_fraction: float
@@ -120,7 +122,7 @@ class FedDPSD:
 
     def plan(self, world: World) -> Plan:
         """Return one stage with an answer for each synthetic query; class counts if paid for."""
-        answers = Stage(world.answers, world.rounds, world.queries_per_round)
+        answers = Stage(world.answers, world.asked_rounds, world.queries_per_round)
         return Plan(world.training, (*self.counts(world), answers))
 
     def counts(self, world: World) -> tuple[Stage, ...]:
@@ -208,6 +210,8 @@ class FedDPSD:
         weighted = {client: own for client, own in answers.items() if client in class_weights}
         if not weighted:
             return Total(np.zeros(ask.predictions.shape), 0, refused)
+        if len(weighted) < len(class_weights):
+            class_weights = among(class_weights, weighted)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
         if self.pooling == "odds":

@@ -49,6 +49,7 @@ class FedAVG(WhiteBox):
 
     averages: ClassVar[bool] = True
     asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = True
     weighted: bool
     local_epochs: int
 
@@ -56,9 +57,13 @@ class FedAVG(WhiteBox):
         require(self, local_epochs=1)
 
     def plan(self, world: World) -> Plan:
-        """Return a training and a stage of weights for each round, and class counts if paid for."""
+        """Return a training and a stage of weights for each round, and class counts if paid for.
+
+        The first round asks all clients, whatever cohorts there are later.
+        """
         counts = counts_stage(world, clear=True) if self.weighted else ()
-        return Plan(world.training, (*counts, *(WEIGHTS,) * world.rounds), world.rounds)
+        asked = min(world.rounds, 1 + world.asked_rounds)
+        return Plan(world.training, (*counts, *(WEIGHTS,) * asked), asked)
 
     # --- client ------------------------------------------------------------------------------
 

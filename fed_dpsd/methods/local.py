@@ -24,6 +24,7 @@ class Local:
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """Return the class counts of a private training; otherwise nothing leaves."""

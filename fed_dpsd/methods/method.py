@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise, pictures, procedural
@@ -25,11 +26,15 @@ from fed_dpsd.streams import Streams
 
 @dataclass(frozen=True)
 class World:
-    """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split."""
+    """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
+
+    A client is asked in at most `asked_rounds` of the rounds.
+    """
 
     image_shape: tuple[int, ...]
     num_classes: int
     rounds: int
+    asked_rounds: int
     queries_per_round: int
     training: Training
     answers: Mechanism
@@ -71,6 +76,7 @@ class World:
             image_shape=shape,
             num_classes=config.data.num_classes,
             rounds=config.rounds,
+            asked_rounds=most_asked(config),
             queries_per_round=config.queries_per_round,
             training=training,
             answers=answers,
@@ -259,12 +265,14 @@ class Method(Protocol):
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
         asks_pictures: whether the method can ask crops of public pictures.
+        asks_cohorts: whether the method can ask other clients in each round.
     """
 
     num_clients: ClassVar[int | None]
     trainings: ClassVar[tuple[str, ...] | None]
     averages: ClassVar[bool]
     asks_pictures: ClassVar[bool]
+    asks_cohorts: ClassVar[bool]
 
     def plan(self, world: World) -> Plan:
         """Return the charges that one client has to expect, from public facts only."""

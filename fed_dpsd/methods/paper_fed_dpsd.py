@@ -52,6 +52,7 @@ class PaperFedDPSD:
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
     latent_size: int
     latents: Literal["drawn", "kept"]
     contrast: float

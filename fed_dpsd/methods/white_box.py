@@ -157,6 +157,7 @@ class WhiteBox(ABC):
     trainings: ClassVar[tuple[str, ...] | None] = None
     averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
         """Return the stage of weights, with class counts where a private training releases them."""

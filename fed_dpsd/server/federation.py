@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.accounts.tally import Tally
+from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import World
@@ -26,6 +27,7 @@ from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.storage import npz_of, write_atomically
 from fed_dpsd.streams import Streams
 
+OF_ROUNDS = ("answers", "train")  # kinds that cohorts are asked, by the number of the round
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -72,9 +74,15 @@ class HostedFederation(ABC):
         self.bytes_to_clients = 0
         self.bytes_to_server = 0
 
+    def _asked(self, ask: Ask) -> Sequence[int]:
+        """Return the clients that an ask is for, in their order: a cohort, or all of them."""
+        if ask.kind in OF_ROUNDS:
+            return cohort(self.experiment.config, ask.query_id)
+        return range(self.experiment.config.num_clients)
+
     @abstractmethod
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Bring an ask to every client, and return their answers."""
+        """Bring an ask to each client that it is for, and return their answers."""
 
     @abstractmethod
     def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
@@ -97,7 +105,7 @@ class HostedFederation(ABC):
         self._asks.prune(rounds)
 
     def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Return every client's checked answer, in the order of the clients.
+        """Return the checked answer of each client that is asked, in the order of the clients.
 
         The cost of the answers is written down before anybody learns from them.
 
@@ -121,7 +129,7 @@ class HostedFederation(ABC):
         return answers
 
     def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Return every client's answer, once its cost is in the run's tally."""
+        """Return the answer of each client that is asked, once its cost is in the run's tally."""
         answers = self._deliver(self._with_tally(ask))
         if again := self._tally.take(answers):
             repeated = self._deliver(self._with_tally(ask))

@@ -26,8 +26,8 @@ class LocalFederation(HostedFederation):
 
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
         with torch_threads(self.experiment.config.threads_client):
-            method = self.experiment.method
-            return {client: answer(method, ask, site) for client, site in self._sites.items()}
+            method, sites = self.experiment.method, self._sites
+            return {client: answer(method, ask, sites[client]) for client in self._asked(ask)}
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
         return {client: take_step(self._sites[client], step) for client, step in steps.items()}

@@ -20,7 +20,7 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower.codec import ANSWER, STEP
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis

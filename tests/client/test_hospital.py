@@ -11,7 +11,7 @@ import yaml
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.hospital import NotAllowed, _choices
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder

@@ -15,7 +15,7 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import codec
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Answer, Ask, Refusal
@@ -135,8 +135,9 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
     federation = federate(deployed("training=plain", "answers=gradient"), grid)
     federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
+    asked = {100: codec.pack_ask(ask())}
     with caplog.at_level(logging.WARNING):
-        replies = federation._exchange(codec.ANSWER, 1, {100: codec.pack_ask(ask())})
+        replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
     for text in (line.removeprefix("refused: "), replies[0].reason):
         assert text.startswith("the experiment is malformed: a site: budget check passed [31mxxx")

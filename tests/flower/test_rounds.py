@@ -10,8 +10,9 @@ from flwr.app import ConfigRecord, Error, Message, Metadata
 
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.errors import UserError
+from fed_dpsd.flower import grid as grids
 from fed_dpsd.flower import server
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import ATTEMPTS, GridFederation
 from fed_dpsd.protocol import Answer
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
@@ -38,7 +39,7 @@ def simulated_clock(monkeypatch):
     def sleep(seconds):
         clock[0] += seconds
 
-    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    monkeypatch.setattr(grids, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     return clock
 
 
@@ -113,7 +114,7 @@ def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path):
     total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, fail)).total(
         ask()
     )
-    assert (total.count, len(failures)) == (1, server.ATTEMPTS)
+    assert (total.count, len(failures)) == (1, ATTEMPTS)
     assert "crashed" in total.refused[0]
 
 

@@ -11,7 +11,7 @@ from fed_dpsd.accounts.card import plan_of, proven
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Answer, Refusal, SumStep

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import client_app
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import server as flower
-from fed_dpsd.flower.server import GridFederation
+from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder

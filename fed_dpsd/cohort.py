@@ -1,0 +1,40 @@
+"""Cohorts: the clients that are asked in a round, by a public schedule.
+
+A cohort is drawn from the public seed, so who is asked tells nothing about records. It lowers what
+a client is charged only because the client is asked less often. Its secrecy is none, so it
+amplifies no guarantee.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Sequence
+
+from fed_dpsd.config import Config
+from fed_dpsd.streams import Streams
+
+
+def cohort(config: Config, number: int) -> Sequence[int]:
+    """Return the clients that are asked in round `number`, >= 1, in their order."""
+    if config.clients_per_round is None:
+        return range(config.num_clients)
+    return _drawn(config.seed, config.num_clients, config.clients_per_round, number)
+
+
+def most_asked(config: Config) -> int:
+    """Return the number of rounds in which the client that is asked most often is asked."""
+    if config.clients_per_round is None:
+        return config.rounds
+    return _most_drawn(config.seed, config.num_clients, config.clients_per_round, config.rounds)
+
+
+def _drawn(seed: int, num_clients: int, size: int, number: int) -> list[int]:
+    rng = Streams(seed).numpy("cohort", query_id=number)
+    return sorted(rng.choice(num_clients, size, replace=False).tolist())
+
+
+@functools.lru_cache(maxsize=8)
+def _most_drawn(seed: int, num_clients: int, size: int, rounds: int) -> int:
+    asked = Counter[int]()
+    for number in range(1, rounds + 1):
+        asked.update(_drawn(seed, num_clients, size, number))
+    return max(asked.values())

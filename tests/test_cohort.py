@@ -1,0 +1,141 @@
+"""Cohorts: who is asked in which round, what that costs, and that engines agree."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.cohort import cohort, most_asked
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.flower.grid import GridFederation
+from fed_dpsd.methods.class_counts import among
+from fed_dpsd.privacy.accounting import prove
+from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
+from tests.flower.test_server import PRIVATE, FakeGrid, _flower_process  # noqa: F401
+from tests.hospitals import CLIENT_APP
+
+SOME = "num_clients=5", "clients_per_round=2"
+DELTA = 1e-5
+
+
+def asked(config):
+    return Counter(c for number in range(1, config.rounds + 1) for c in cohort(config, number))
+
+
+def test_without_cohorts_all_clients_are_asked_in_all_rounds(small):
+    config = small("num_clients=5").config
+    assert list(cohort(config, 3)) == [0, 1, 2, 3, 4]
+    assert most_asked(config) == config.rounds
+
+
+def test_a_cohort_follows_the_seed_and_the_round(small):
+    config = small(*SOME, "rounds=40").config
+    drawn = [tuple(cohort(config, number)) for number in range(1, 41)]
+    assert drawn == [tuple(cohort(config, number)) for number in range(1, 41)]
+    assert all(len(set(clients)) == 2 and sorted(clients) == list(clients) for clients in drawn)
+    assert set(asked(config)) == set(range(5))
+    assert len(set(drawn)) == 10  # of 40 draws among 10 pairs: missing one has odds of 0.15
+    other = small(*SOME, "rounds=40", "seed=1").config
+    assert drawn != [tuple(cohort(other, number)) for number in range(1, 41)]
+
+
+def test_a_client_pays_for_its_rounds_and_the_plan_for_those_of_the_most_asked(small):
+    experiment = small(*SOME, "rounds=6", "training=plain", "answers=gradient")
+    counts, folder = asked(experiment.config), new_run_folder(experiment)
+    most = max(counts.values())
+    assert most < 6
+    plan = plan_of(experiment)
+    assert plan.queries == most * experiment.config.queries_per_round
+    federation = LocalFederation(experiment, folder)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    charged = {}
+    for client, site in federation._sites.items():
+        with site.ledger.transaction():
+            charged[client] = len(site.ledger.entries())
+    assert charged == {client: counts[client] for client in range(5)}
+    (row,) = (
+        row
+        for row in summary["privacy"]["proven"]
+        if (row["unit"], row["relation"]) == ("record", "replace_one")
+    )
+    every = prove(plan.stages, DELTA, "record", "replace_one").value
+    assert row["epsilon"] == pytest.approx(every)
+    whole = plan_of(small("num_clients=5", "rounds=6", "answers=gradient"))
+    assert every < prove(whole.stages, DELTA, "record", "replace_one").value
+
+
+def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small):
+    """The plan of a client is what its schedule says, whatever a coordinator sends."""
+    experiment = small(*SOME, "rounds=6", "training=plain", "answers=gradient")
+    federation = LocalFederation(experiment, new_run_folder(experiment))
+    federation._asked = lambda ask: [0]
+    images = np.zeros((64, 1, 8, 8), np.uint8)
+    predictions = np.full((64, 10), 0.1, np.float32)
+    replies = [federation._deliver(Ask(n, images, predictions))[0] for n in range(1, 7)]
+    answered = [isinstance(reply, Answer) for reply in replies]
+    most = most_asked(experiment.config)
+    assert answered == [True] * most + [False] * (6 - most)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("training=plain", "answers=label"),
+        (*PRIVATE, "answers=gradient"),
+        ("method=fedavg", "answers=probabilities"),
+    ],
+    ids=" ".join,
+)
+def test_engines_ask_the_same_cohorts(small, settings):
+    experiment = small(*SOME, *settings)
+    folder = new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    for nodes in (2, 5):
+        again = new_run_folder(experiment)
+        federation = GridFederation(experiment, FakeGrid(nodes), again, CLIENT_APP)
+        summary = runs.run(experiment, federation, again, lambda line: None)
+        assert summary["student_sha256"] == local["student_sha256"]
+        assert summary["queries"] == local["queries"]
+
+
+def test_weights_of_some_clients_sum_to_1_for_each_class():
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 100, (4, 3)).astype(float)
+    counts[[1, 2], 0] = 0
+    weights = dict(enumerate(counts / counts.sum(0)))
+    some = among(weights, [1, 2])
+    assert np.allclose(some[1] + some[2], 1)
+    assert some[1][0] == 0.5  # neither has any record of class 0
+    assert some[1][1] == pytest.approx(counts[1, 1] / (counts[1, 1] + counts[2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("clients_per_round=3",), r"clients_per_round=3 must be between 1 .* num_clients=2"),
+        (("clients_per_round=0",), r"clients_per_round=0 must be between 1"),
+        (
+            ("clients_per_round=1", "federation=deployment", "federation.min_clients=2"),
+            r"clients_per_round=1 must be between 2 ",
+        ),
+        (
+            ("clients_per_round=1", "method=dense"),
+            r"DENSE asks all its clients; use clients_per_ro",
+        ),
+        (
+            (
+                *("clients_per_round=1", "answers=gradient", "answers.noise_at=distributed"),
+                "answers.quorum={threshold: 2, colluding: 0}",
+            ),
+            r"clients_per_round=1: a secure sum is over all clients; use",
+        ),
+    ],
+    ids=str,
+)
+def test_cohorts_that_cannot_be_are_one_error(small, overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        small(*overrides)

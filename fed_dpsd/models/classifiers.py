@@ -231,6 +231,9 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
 
+# Architectures of which only the linear classifier learns.
+FIXED = ("scattering", "patches", "pretrained")
+
 _group_norm = functools.partial(nn.GroupNorm, 1)
 
 CLASSIFIERS: dict[str, Build] = {

@@ -1,0 +1,65 @@
+"""The memory that a computation takes, found without doing it: on torch's meta device."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """Return the bytes of a module's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
+
+
+def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
+    """Return the most bytes that tensors on the meta device take at once while `work` runs.
+
+    The tensors of `module`, which lies there, count from the beginning. A GPU takes more: kernels
+    have workspaces, and its allocator rounds up.
+    """
+    tally = _Tally()
+    for tensor in module.state_dict().values():
+        tally.count(tensor)
+    with tally:
+        work()
+    return tally.peak
+
+
+class _Tally(TorchDispatchMode):
+    """Counts the storages on the meta device that are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive = self.peak = 0
+        self._known: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def count(self, tensor: torch.Tensor) -> None:
+        """Count a tensor's storage until it is freed; views share one."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "meta" or storage in self._known:
+            return
+        self._known.add(storage)
+        self._alive += storage.nbytes()
+        self.peak = max(self.peak, self._alive)
+        weakref.finalize(storage, self._free, storage.nbytes())
+
+    def _free(self, size: int) -> None:
+        self._alive -= size
+
+    def __torch_dispatch__(
+        self,
+        operation: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do an operation, and count what it returns."""
+        returned = operation(*args, **(kwargs or {}))
+        for each in tree_leaves(returned):
+            if isinstance(each, torch.Tensor):
+                self.count(each)
+        return returned

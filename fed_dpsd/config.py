@@ -188,7 +188,8 @@ class Config:
     seed: int
     rounds: int
     queries_per_round: int
-    device: str
+    client_device: str
+    server_device: str
     threads_client: int
     threads_server: int
     out: str
@@ -228,8 +229,7 @@ class Config:
             )
         if self.noise not in ("seeded", "secure"):
             raise ValueError(f"noise={self.noise!r} must be seeded or secure")
-        if self.device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device={self.device!r} must be auto, cpu or cuda")
+        require_device_name(self, "client_device", "server_device")
 
     def architecture(self, client: int) -> str:
         """Return the name of a client's teacher architecture."""
@@ -253,6 +253,15 @@ def require_positive(instance: Any, *names: str) -> None:
             raise ValueError(f"{name}={getattr(instance, name)} must be a finite number > 0")
 
 
+def require_device_name(instance: Any, *names: str) -> None:
+    """Raise ValueError for the first field that names no device, wherever it may be."""
+    for name in names:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", getattr(instance, name)):
+            raise ValueError(
+                f"{name}={getattr(instance, name)!r} must be auto, cpu, cuda or cuda:N"
+            )
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping that a YAML file holds.
 
@@ -269,12 +278,15 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose conf/ with Hydra `overrides` into plain dictionaries; `sweep` is left out.
+    """Compose conf/ with Hydra `overrides` into plain dictionaries.
+
+    `sweep` is left out, and `device`, for which two other keys stand.
 
     Raises:
         ConfigError: an override has wrong syntax, names an unknown key, or an unknown choice.
     """
-    return {key: value for key, value in _compose(overrides).items() if key != "sweep"}
+    composed = _compose(overrides).items()
+    return {key: value for key, value in composed if key not in ("sweep", "device")}
 
 
 def declared_sweep(experiment: str) -> Any:

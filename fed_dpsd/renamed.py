@@ -60,6 +60,9 @@ def upgraded(raw: Mapping[str, Any]) -> dict[str, Any]:
         if method.get(gone) is False:
             del method[gone]
     configuration["method"] = method
+    if "device" in configuration:  # the server's alone: clients were on the processor
+        devices = {"client_device": "cpu", "server_device": configuration.pop("device")}
+        configuration = devices | configuration
     if "answers" not in configuration:
         configuration |= _two_axes(configuration["privacy"])
     return configuration

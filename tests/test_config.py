@@ -92,7 +92,8 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ),
         ("method.batch_size=1", "method.batch_size=1 must be >= 2"),
         ("model.student=resnet", "model.student='resnet' is unknown; choose one of: cnn"),
-        ("device=tpu", "device='tpu' must be auto, cpu or cuda"),
+        ("device=tpu", "client_device='tpu' must be auto, cpu, cuda or cuda:N"),
+        ("server_device=cuda:x", "server_device='cuda:x' must be auto, cpu, cuda or cuda:N"),
         ("data.shape=[1,9,9]", "data.shape=[1, 9, 9]: the size must be a multiple of 4"),
         ("data.shape=8", "data.shape=8 must be a list"),
         ("federation.node_timeout_seconds=0", "federation.node_timeout_seconds=0.0 must be"),
@@ -236,3 +237,17 @@ def test_splitting_undoes_joining(tokens):
 def test_the_nearest_key_is_one_of_the_chosen_group(group, key, near):
     with pytest.raises(ConfigError, match=f"'{key}' is not .* did you mean '{near}'"):
         compose([group, f"{key}=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "client", "server"),
+    [
+        ((), "auto", "auto"),
+        (("device=cuda",), "cuda", "cuda"),
+        (("device=cpu", "client_device=cuda:1"), "cuda:1", "cpu"),
+        (("server_device=cuda:0",), "auto", "cuda:0"),
+    ],
+)
+def test_a_device_is_that_of_both_sides_unless_one_has_its_own(tmp_path, overrides, client, server):
+    config = set_up(compose(list(overrides)), tmp_path).config
+    assert (config.client_device, config.server_device) == (client, server)

@@ -27,6 +27,8 @@ def test_a_run_folder_of_version_0_1_opens(former):
     assert experiment.method.noise_fraction == 0.125
     assert experiment.method.recombined_fraction == 0  # a key that came later
     assert experiment.answers.name == "label"
+    assert experiment.config.server_device == "auto"
+    assert experiment.config.client_device == "cpu"  # `device` was the server's alone
 
 
 def test_digests_are_over_the_names_of_version_0_1(former):

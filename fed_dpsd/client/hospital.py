@@ -21,10 +21,11 @@ from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalFiles, HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
-from fed_dpsd.config import read_yaml, require
+from fed_dpsd.config import read_yaml, require, require_device_name
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.devices import number_of_gpus, require_device
 from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
@@ -73,6 +74,7 @@ class Hospital:
         queries: number of synthetic images that may ever be answered. A charge without images,
             such as a training, counts as one.
         threads: processor threads for its teachers.
+        device: where its teachers answer, and plain ones learn: auto, cpu, cuda or cuda:N.
         methods, training, answers, models: names of conf/method, conf/training and conf/answers,
             and architectures, that it allows.
         trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
@@ -111,10 +113,12 @@ class Hospital:
     when_records_change: WhenRecordsChange = "refuse"
     budget_relation: Relation = "add_remove"
     units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
         require(self, colluding=0)
+        require_device_name(self, "device")
         if (
             len(self.shape) != 3
             or self.shape[0] not in (1, 3)
@@ -263,6 +267,8 @@ class Hospital:
             "pictures": "",  # only a server draws questions; its folders are none of this machine
             "cache": str(self.folder / "cache"),
             "threads_client": self.threads,
+            "client_device": self.device,
+            "server_device": "cpu",  # the coordinator's is none of this machine
             "noise": "secure",
             "data": {**raw["data"], **own},
             "privacy": {**raw["privacy"], **budget},
@@ -278,8 +284,10 @@ class Hospital:
 
         Raises:
             NotAllowed: its secure sums withstand too few colluding clients.
-            UserError: the records or the secret cannot be read, or the keys are wrong.
+            UserError: the records or the secret cannot be read, the keys are wrong, or the device
+                is not there.
         """
+        require_device("device", self.device, number_of_gpus())
         content = self.read()
         if content.unreadable:
             logger.warning("%d images cannot be read and are left out", len(content.unreadable))

@@ -14,14 +14,24 @@ from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
 from fed_dpsd.privacy.label_dp import Targets, fixed
 
+CPU = torch.device("cpu")
 
-def train(teacher: Classifier, records: Split, config: Config, rng: torch.Generator) -> None:
+
+def train(
+    teacher: Classifier,
+    records: Split,
+    config: Config,
+    rng: torch.Generator,
+    device: torch.device = CPU,
+) -> None:
     """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
+
+    It is on `device` then.
 
     Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
     takes them all in each step. Any number of records and classes works.
     """
-    PublicImages(teacher, records.images, config, lambda _: rng).fit(
+    PublicImages(teacher, records.images, config, lambda _: rng, device).fit(
         np.arange(len(records)), fixed(records.labels)
     )
 
@@ -34,6 +44,7 @@ class PublicImages:
         images: (N, C, H, W) images of a shard, N >= 1.
         config: the site's configuration; `config.teacher` says how it learns.
         draw: returns the generator of a purpose, for the batches of a `fit`.
+        device: where it learns; the images stay on the processor, except for a batch.
     """
 
     def __init__(
@@ -42,11 +53,14 @@ class PublicImages:
         images: NDArray[np.uint8],
         config: Config,
         draw: Callable[[str], torch.Generator],
+        device: torch.device = CPU,
     ) -> None:
         self._teacher, self._settings, self._draw = teacher, config.teacher, draw
+        self._device = device
         with remembering("records"):
-            self._model, take = learner(teacher, images, torch.device("cpu"))
+            self._model, take = learner(teacher, images, CPU)
         self._inputs = take(slice(None))
+        teacher.to(device)
         self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
         self._fits = 0
 
@@ -65,8 +79,9 @@ class PublicImages:
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]
-            logits = self._model(inputs[chosen])
-            loss = nn.functional.cross_entropy(logits, targets(chosen, logits.detach()))
+            logits = self._model(inputs[chosen].to(self._device))
+            wanted = targets(chosen, logits.detach()).to(self._device)
+            loss = nn.functional.cross_entropy(logits, wanted)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -76,10 +91,10 @@ class PublicImages:
         """Return the teacher's (n, K) probabilities on these records' images."""
         self._teacher.eval()
         parts = [
-            self._model(self._inputs[chosen]).softmax(1)
+            self._model(self._inputs[chosen].to(self._device)).softmax(1)
             for chosen in torch.from_numpy(records).split(IMAGES_AT_ONCE)
         ]
-        return torch.cat(parts).double().numpy()
+        return torch.cat(parts).double().cpu().numpy()
 
 
 def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimizer:

@@ -269,6 +269,8 @@ class Site:
         method = json.dumps(former_method(self.config.method), sort_keys=True)
         content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(ask)) else ""
+        # Another device rounds otherwise, and the same noise must not meet another value.
+        content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.summing:
             content += f" {self.summing.tag(ask.digest())}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run

@@ -19,14 +19,17 @@ import torch
 from numpy.typing import NDArray
 
 from fed_dpsd import __version__
-from fed_dpsd.client.learning import PublicImages, train
+from fed_dpsd.client.device import device_of, held_on, learns_there
+from fed_dpsd.client.learning import CPU, PublicImages, train
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.fixed_features import remembering
+from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, learner, to_unit
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.lattice import places_agree
@@ -67,8 +70,8 @@ class Teachers:
         secret: source of a training mechanism's noise; None for `teacher.seed`.
 
     Raises:
-        UserError: teacher.path does not hold weights of this client's architecture, or a private
-            training bounds patients and the records name none.
+        UserError: teacher.path does not hold weights of this client's architecture, a private
+            training bounds patients and the records name none, or the device is not there.
     """
 
     def __init__(
@@ -87,9 +90,12 @@ class Teachers:
         self._custom = training if isinstance(training, CustomTraining) else None
         self._training = training if isinstance(training, TrainingMechanism) else None
         self._labels = training if isinstance(training, LabelPrivate) else None
-        self._read = config.teacher.path and read_teacher(
-            make_teacher(config, client, 0), config, client
-        )
+        self._device = device_of(config, client)
+        self._learns_on = self._device if learns_there(training) else CPU
+        self._models: list[Classifier | None] | None = None
+        self._read = None
+        if config.teacher.path is not None:
+            self._read = read_teacher(make_teacher(config, client, 0), config, client)
         self._by_patient = self._training is not None and self._training.unit == "patient"
         if self._by_patient:
             if records.patients is None:
@@ -116,6 +122,7 @@ class Teachers:
         settings += [torch.backends.cpu.get_cpu_capability()]  # instruction sets round differently
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
+        settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property
@@ -142,23 +149,36 @@ class Teachers:
         return hashlib.sha256("".join(self.digests).encode()).hexdigest()
 
     @property
+    def answers_on(self) -> str:
+        """Return the kind of GPU that the teachers answer on; "" for the processor."""
+        return model_of(self._device)
+
+    @property
     def ready(self) -> bool:
         """Return whether `models` are in memory."""
-        return "models" in vars(self)
+        return self._models is not None
 
-    @functools.cached_property
+    @property
     def models(self) -> list[Classifier | None]:
-        """Return the trained teachers; None for an empty shard.
+        """Return the trained teachers, where they answer; None for an empty shard.
 
         A training mechanism trains on an empty shard too; otherwise the missing teacher would tell
         that the shard is empty.
         """
+        models = self._models
+        if models is None:
+            models = [self._read] if self._read else self._load_or_train_all()
+        if held := held_on(self._device):
+            held.use(self, sum(weight_bytes(teacher) for teacher in models if teacher))
+            models = [teacher and teacher.to(self._device) for teacher in models]
+        self._models = models
+        return models
+
+    def drop(self) -> None:
+        """Take the teachers off their device; `models` reads them from the cache again."""
         if self._read:
-            return [self._read]
-        return [
-            self._load_or_train(shard) if len(records) or self._training else None
-            for shard, records in enumerate(self._shards)
-        ]
+            self._read.to(CPU)
+        self._models = None
 
     def sensitive_probabilities(self, images: Images) -> NDArray[np.float32]:
         """Return (n, N, K) probabilities; NaN where a teacher's shard is empty."""
@@ -232,8 +252,14 @@ class Teachers:
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
 
+    def _load_or_train_all(self) -> list[Classifier | None]:
+        return [
+            self._load_or_train(shard) if len(records) or self._training else None
+            for shard, records in enumerate(self._shards)
+        ]
+
     def _load_or_train(self, shard: int) -> Classifier:
-        """Return a shard's teacher, from the cache or trained now."""
+        """Return a shard's teacher, on the processor, from the cache or trained now."""
         config, digest = self._config, self.digests[shard]
         path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
         teacher = make_teacher(config, self._client, shard)
@@ -252,7 +278,7 @@ class Teachers:
         self._train(teacher, shard, config, *purpose)
         with replacing(path) as temporary:
             write_weights(teacher, temporary)
-        return teacher
+        return teacher.to(CPU)
 
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
@@ -269,19 +295,20 @@ class Teachers:
             return
         if self._custom:
             with remembering("records"):
-                model, take = learner(teacher, records.images, torch.device("cpu"))
+                model, take = learner(teacher, records.images, CPU)
             rng = self._noise.numpy(purpose, self._client, number)
             self._custom.train(model, take(slice(None)), torch.from_numpy(records.labels), rng)
             return
         if not self._training:
-            train(teacher, records, config, streams.torch(purpose, self._client, number))
+            batches = streams.torch(purpose, self._client, number)
+            train(teacher, records, config, batches, self._learns_on)
             return
         labels = torch.from_numpy(records.labels)
         copies = shifted(records.images, self._training.copies)
         images = copies.reshape(-1, *records.images.shape[1:])
         with remembering("records"):
             batch = _safe_batch(teacher, images)
-            model, take = learner(teacher, images, torch.device("cpu"), batch)
+            model, take = learner(teacher, images, CPU, batch)
         inputs = take(slice(None)).unflatten(0, copies.shape[:2])
         if self._by_patient:
             places = torch.from_numpy(self._places(records))
@@ -311,7 +338,7 @@ def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
     """Return a batch size at which each image's features are its own, to the last bit."""
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
-        batch = to_unit((255 * pixels).byte().numpy(), torch.device("cpu"))
+        batch = to_unit((255 * pixels).byte().numpy(), CPU)
         with remembering("nothing"):
             return [teacher.features(batch)]
 

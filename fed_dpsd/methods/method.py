@@ -16,6 +16,7 @@ from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Basis, ExactCounts, Mechanism
@@ -69,9 +70,7 @@ class World:
                 torch.Generator(),
             ).to(device)
 
-        device = config.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = choose(config.server_device)
         return cls(
             image_shape=shape,
             num_classes=config.data.num_classes,
@@ -83,7 +82,7 @@ class World:
             make_student=lambda rng: initialise(student, rng).to(device),
             make_generator=generator,
             make_teacher=teacher,
-            device=torch.device(device),
+            device=device,
             pictures=config.pictures,
             test=test,
         )

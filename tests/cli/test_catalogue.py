@@ -40,7 +40,8 @@ def choices_of(group):
 
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
     listed = [key for key, _, _ in keys(conf_folder())]
-    assert sorted(listed) == sorted(key for key in flat(composed()) if key != "sweep")
+    composed_keys = [key for key in flat(composed()) if key != "sweep"]
+    assert sorted(listed) == sorted([*composed_keys, "device"])  # which stands for two others
     _, out, _ = fed_dpsd("list", "keys")
     assert "seed=0" in out
     assert "rounds=20" in out

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fed_dpsd.client import device
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.hospital import NotAllowed, _choices
 from fed_dpsd.errors import ConfigError, UserError
@@ -168,14 +169,31 @@ def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp
     raw |= {"cache": "/etc", "ledger": "/etc", "out": "/etc", "run_folder": "/etc"}
     raw |= {"pictures": "/etc"}
     raw |= {"threads_client": 64, "noise": "seeded"}
+    raw |= {"client_device": "cuda:3", "server_device": "cuda:3"}
     raw["federation"]["simulation"] = True
     config = hospital.experiment(json.dumps(raw), 16).config
     assert (config.privacy.budget, config.privacy.delta) == (2.0, 1e-5)
     assert (config.data.path, config.data.hub) == (None, None)
     assert config.data.patient_column == "patient"
     assert (config.noise, config.threads_client) == ("secure", 1)
+    assert (config.client_device, config.server_device) == ("cpu", "cpu")
     assert not config.federation.simulation
     assert "/etc" not in str(config)
+
+
+def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch):
+    text = deployed("training=plain", "answers=gradient", "client_device=cpu").to_json()
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", device="cuda:1"))
+    experiment = hospital.experiment(text, 16)
+    assert experiment.config.client_device == "cuda:1"
+    with pytest.raises(UserError, match="device=cuda:1: this machine has no usable GPU; use dev"):
+        hospital.open(experiment, "run")
+    assert not hospital.folder.exists()
+    for module in (hospitals, device):
+        monkeypatch.setattr(module, "number_of_gpus", lambda: 2)
+    assert hospital.open(experiment, "run").client == 0
+    with pytest.raises(ConfigError, match="device='tpu' must be auto, cpu, cuda or cuda:N"):
+        hospitals.open_file(site_file(tmp_path / "other", device="tpu"))
 
 
 def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_path):

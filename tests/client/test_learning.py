@@ -52,6 +52,24 @@ def test_each_fit_starts_anew_and_only_its_records_and_targets_count(small, reco
     assert all(torch.equal(state[key], tensor) for key, tensor in twice.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("name", "momentum"),
+    [("mlp", "null"), ("cnn", "0.9"), ("cnn_bn", "null"), ("scattering", "null")],
+)
+def test_a_teacher_learns_on_another_device_than_its_images(small, records, name, momentum):
+    """The meta device refuses, as a GPU does, to compute with what lies on the processor."""
+    overrides = (f"model.teacher={name}", f"teacher.momentum={momentum}", "teacher.min_steps=2")
+    config = small(*CENTRAL, *overrides).config
+    meta, drawn = torch.device("meta"), torch.Generator().manual_seed(0)
+    teacher = make_teacher(config, 0, 0)
+    learner = PublicImages(teacher, records.images, config, lambda _: drawn, meta)
+    learner.fit(np.arange(60), fixed(records.labels))
+    assert {tensor.device.type for tensor in teacher.state_dict().values()} == {"meta"}
+    learner._device = torch.device("cpu")  # the control: a batch that stays behind
+    with pytest.raises(RuntimeError, match="meta"):
+        learner.fit(np.arange(60), fixed(records.labels))
+
+
 def test_every_fit_has_batches_of_its_own(small, records):
     drawn = []
     config = small(*CENTRAL).config

@@ -15,6 +15,7 @@ from fed_dpsd.accounts.entry import spent
 from fed_dpsd.accounts.ledger import LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
+from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import load_data, partitions
@@ -114,6 +115,22 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
     )
     assert len(ledger.entries()) == 2
     # The noise is 100 times what it hides, so that the answers are as alike as their noise.
+    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+    assert np.abs(correlation) < 0.3
+
+
+@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
+def test_another_device_rounds_otherwise_so_it_has_other_noise(
+    small, records, monkeypatch, training
+):
+    """A private training is not charged again: it stays on the processor."""
+    experiment = small(f"training={training}", "answers=gradient")
+    ledger = MemoryLedger()
+    first = make(experiment, records, ledger)[1](ask())
+    entries = len(ledger.entries())
+    monkeypatch.setattr(Teachers, "answers_on", "a GPU")
+    again = make(experiment, records, ledger)[1](ask())
+    assert len(ledger.entries()) == entries + 1
     correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
     assert np.abs(correlation) < 0.3
 

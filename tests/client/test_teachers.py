@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fed_dpsd import __version__
 from fed_dpsd.client import teachers
+from fed_dpsd.client.device import Held
 from fed_dpsd.client.teachers import Teachers, _safe_batch, assign_shards, make_teacher, shifted
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
@@ -17,6 +19,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -316,3 +319,99 @@ def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(sm
     assert plain == []
     assert str(custom.training) in settings
     assert former == ["None" if part == str(custom.training) else part for part in settings]
+
+
+# --- devices ---
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """A GPU that this machine need not have: the meta device, from which zeros come back."""
+    monkeypatch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
+    monkeypatch.setattr(teachers, "model_of", lambda d: "" if d.type == "cpu" else "a GPU")
+    monkeypatch.setattr(teachers, "held_on", lambda device: Held(10**9))
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: torch.zeros(tensor.shape))
+
+
+def test_the_digest_on_a_processor_is_of_the_settings_that_it_always_was(small, records):
+    config = small().config
+    expected = ["cnn", 4, 10, vars(config.teacher), 1, "None", 0, __version__, torch.__version__]
+    expected += [torch.backends.cpu.get_cpu_capability(), 1]
+    known = make(small(), records)
+    assert known.settings == json.dumps(expected, sort_keys=True)
+    assert known.answers_on == ""
+
+
+def test_a_gpu_is_part_of_the_digest_of_teachers_that_learn_on_it(small, records, monkeypatch):
+    """Private ones do not; another kind of GPU rounds in another way."""
+    private = ("training=dp_sgd", "answers=probabilities")
+    for training, same in (((), False), (private, True)):
+        digests = {make(small(*training), records).identity}
+        for name in ("one kind", "another"):
+            with monkeypatch.context() as patch:
+                patch.setattr(teachers, "device_of", lambda *_: torch.device("meta"))
+                patch.setattr(teachers, "model_of", lambda d, n=name: n * (d.type != "cpu"))
+                known = make(small(*training), records)
+                assert known.answers_on == name
+                digests.add(known.identity)
+        assert len(digests) == (1 if same else 3)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_plain_teachers_learn_where_they_answer(small, records, monkeypatch):
+    learnt = []
+    monkeypatch.setattr(teachers, "train", lambda *a: learnt.append(a[-1].type))
+    assert next(make(small("seed=21"), records).models[0].parameters()).device.type == "meta"
+    assert learnt == ["meta"]
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("model", ["cnn", "scattering"])
+def test_private_teachers_learn_on_the_processor_and_answer_elsewhere(
+    small, records, monkeypatch, model
+):
+    learnt = []
+    original = DPSGD.train
+    monkeypatch.setattr(DPSGD, "train", lambda *a: learnt.append(a[2]) or original(*a))
+    private = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "seed=22")
+    known = make(small(*private, f"model={model}"), records)
+    assert known.sensitive_probabilities(records.images).shape == (1, 60, 10)
+    assert [inputs.device.type for inputs in learnt] == ["cpu"]
+    assert {p.device.type for p in known.models[0].parameters()} == {"meta"}
+    size = sum(p.numel() for p in known.models[0].parameters())
+    assert known.sensitive_weights().shape == (1, size, 1)
+
+
+def test_a_dropped_teacher_comes_back_from_the_cache(small, records, monkeypatch):
+    trained = []
+    original = teachers.train
+    monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
+    known = make(small("seed=23"), records)
+    first = known.sensitive_probabilities(records.images)
+    assert known.ready
+    known.drop()
+    assert not known.ready
+    assert (known.sensitive_probabilities(records.images) == first).all()
+    assert len(trained) == 1
+
+
+def test_a_dropped_teacher_comes_back_from_its_file(small, records, tmp_path):
+    path = tmp_path / "t.safetensors"
+    write_weights(make_teacher(small("model.teacher=mlp").config, 0, 0), path)
+    known = make(small(f"teacher.path={path}", "teacher.arch=mlp"), records)
+    first = known.sensitive_probabilities(records.images)
+    path.unlink()
+    known.drop()
+    assert (known.sensitive_probabilities(records.images) == first).all()
+
+
+def test_any_number_of_clients_stays_below_the_limit_of_a_device(small, records, monkeypatch):
+    experiment = small("seed=24", "num_clients=30", "teacher.min_steps=1")
+    size = weight_bytes(make_teacher(experiment.config, 0, 0))
+    held = Held(4 * size + 1)
+    monkeypatch.setattr(teachers, "held_on", lambda device: held)
+    clients = [make(experiment, records, client=number) for number in range(30)]
+    answers = [each.sensitive_probabilities(records.images) for each in clients]
+    assert [each.ready for each in clients] == [False] * 26 + [True] * 4
+    for each, before in zip(clients, answers, strict=True):
+        assert (each.sensitive_probabilities(records.images) == before).all()

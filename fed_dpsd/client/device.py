@@ -1,0 +1,95 @@
+"""The device of a client's teachers, and how much of it a process may fill with them."""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from fed_dpsd.config import Config
+from fed_dpsd.models.classifiers import FIXED
+from fed_dpsd.models.devices import choose, number_of_gpus, require_device
+from fed_dpsd.privacy.label_dp import LabelPrivate
+from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
+
+# Bytes of a GPU that a process may fill with teachers. Whoever starts several processes on one GPU
+# sets it; otherwise a process takes half of what is free when its first teacher comes.
+TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
+
+
+def named_device(config: Config, client: int) -> str:
+    """Return the name of the device on which a client's teachers answer, and plain ones learn.
+
+    The proof of noisy answers needs that a teacher is a function of its own shard, to the last bit.
+    On a GPU kernels may follow the memory that other teachers leave free. So where the noise is
+    secret, a teacher lies on a GPU only if no other one of the same run can lie there.
+
+    With fixed features `auto` is the processor, which computes them once for all clients.
+    """
+    shared = config.federation.simulation or config.teachers_per_client > 1
+    if config.noise == "secure" and shared:
+        return "cpu"
+    if config.client_device == "auto" and config.architecture(client) in FIXED:
+        return "cpu"
+    return config.client_device
+
+
+def device_of(config: Config, client: int) -> torch.device:
+    """Return the device on which a client's teachers answer, as this process sees it.
+
+    Raises:
+        UserError: this process does not see it.
+    """
+    name = named_device(config, client)
+    require_device("client_device", name, number_of_gpus())
+    return choose(name)
+
+
+def learns_there(training: Training) -> bool:
+    """Return whether teachers learn on that device; all but plain ones learn on the processor.
+
+    Exact sums of clipped gradients (privacy/lattice.py) are proven for a processor's arithmetic.
+    """
+    return not isinstance(training, TrainingMechanism | CustomTraining | LabelPrivate)
+
+
+class Owner(Protocol):
+    """Whoever has teachers on a device."""
+
+    def drop(self) -> None:
+        """Give its teachers up; they are read again when they are needed."""
+
+
+class Held:
+    """The teachers that a process holds on one device: those used last, up to a limit.
+
+    Args:
+        limit: bytes that all of them may take. One owner's alone may take more.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sizes: WeakKeyDictionary[Owner, int] = WeakKeyDictionary()  # the oldest use first
+
+    def use(self, owner: Owner, size: int) -> None:
+        """Note that an owner's teachers, of `size` bytes, are used; drop older ones beyond it."""
+        self._sizes.pop(owner, None)
+        held = sum(self._sizes.values()) + size
+        others: Sequence[Owner] = list(self._sizes)
+        for other in others:
+            if held <= self._limit:
+                break
+            held -= self._sizes.pop(other)
+            other.drop()
+        self._sizes[owner] = size
+
+
+@functools.cache
+def held_on(device: torch.device) -> Held | None:
+    """Return what this process holds on a GPU; None for the processor, which has no limit."""
+    if device.type == "cpu":
+        return None
+    given = os.environ.get(TEACHER_BYTES)
+    return Held(int(given) if given else torch.cuda.mem_get_info(device)[0] // 2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_c
 from fed_dpsd.config import compose
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis, partitions, set_up
+from fed_dpsd.models.devices import gpus
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.simulation.placement import Placement, place
 from fed_dpsd.simulation.superlink import simulate
 
 Engine = Literal["local", "flower"]
@@ -233,17 +236,18 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"engine={engine!r} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and (engine == "local" or nodes < 1):
         raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
+    clients = nodes or experiment.config.num_clients
+    placement = placed(experiment, 1 if engine == "local" else clients)
     if engine == "local":
         return local_job(experiment, new_run_folder(experiment))
     partitions(experiment)  # reports a partition that the data does not allow before Flower starts
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
     absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
-    clients = nodes or experiment.config.num_clients
     return Job(
         experiment,
         folder,
-        lambda progress: simulate(experiment, absolute, folder, clients, progress),
+        lambda progress: simulate(experiment, absolute, folder, clients, placement, progress),
     )
 
 
@@ -256,6 +260,7 @@ def resumed_job(folder: Path) -> Job:
     folder = folder.absolute()
     experiment = open_run_folder(folder)
     check_simulated(experiment, f'resume="{folder}"')
+    placed(experiment, 1)
     return local_job(experiment, folder)
 
 
@@ -271,6 +276,16 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
         return run_rounds(experiment, federation, folder, progress)
 
     return Job(experiment, folder, work)
+
+
+def placed(experiment: Experiment, nodes: int) -> Placement:
+    """Place the clients of a simulation on this machine's devices; the local engine is one node.
+
+    Raises:
+        UserError: a device is not there, or is too small; nothing has been read.
+    """
+    wanted = {experiment.config.client_device, experiment.config.server_device}
+    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
 
 
 def check_simulated(experiment: Experiment, run_config: str) -> None:

@@ -60,4 +60,5 @@ def _run_cell(experiment: "Experiment", folder: Path) -> None:
     from fed_dpsd import api
 
     api.check_simulated(experiment, "overrides=...")
+    api.placed(experiment, 1)
     show(api.local_job(experiment, folder))

@@ -11,6 +11,7 @@ from fed_dpsd.config import FLAT_KEYS, from_run_config
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import set_up, test_split
 from fed_dpsd.flower.grid import GridFederation
+from fed_dpsd.models.devices import number_of_gpus, require_device
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, round_text, write_failure
@@ -39,6 +40,8 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
             experiment = open_run_folder(folder)
         else:
             experiment = set_up(from_run_config(run_config), base=None)
+        require_device("server_device", experiment.config.server_device, number_of_gpus())
+        if not resumed:
             folder = new_run_folder(experiment)
     except UserError as error:
         print(f"error: {error}", flush=True)

@@ -4,18 +4,24 @@ import importlib
 import os
 import socket
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import psutil
-import torch
 
-from fed_dpsd.simulation.superlink import gpu_fraction
+from fed_dpsd.config import compose
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import set_up
+from fed_dpsd.models.devices import Device, gpus
+from fed_dpsd.simulation.placement import place
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
 LOCAL_SUPERLINK_PORTS = (39091, 39093)
+CLIENTS = 5  # in the example of a GPU's shares
+EXAMPLE = ("training=plain", "model=cnn", "device=cuda")
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ def examine() -> list[Check]:
     """Return every check, good or bad."""
     return [
         *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
-        *(_processors(), _gpu()),
+        *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
     ]
 
 
@@ -104,9 +110,14 @@ def _processors() -> Check:
     return Check("processors", count > 1, str(count), remedy)
 
 
-def _gpu() -> Check:
-    if not torch.cuda.is_available():
-        return Check("GPU", True, "none, everything runs on the processor")
-    return Check(
-        "GPU", True, f"{torch.cuda.device_count()}, {gpu_fraction(5)} for each of 5 clients"
-    )
+def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
+    """List the GPUs, and the share of five clients that learn plainly on them."""
+    if not devices:
+        return [Check("GPU", True, "none, everything runs on the processor")]
+    checks = [Check("GPU", True, str(device)) for device in devices]
+    experiment = set_up(compose([*EXAMPLE, f"num_clients={CLIENTS}"]), Path.cwd())
+    name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"
+    try:
+        return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]
+    except UserError as error:
+        return [*checks, Check(name, False, str(error), "end what fills the GPU: see nvidia-smi")]

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.summary import read_summary, write_failure
+from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.storage import app_folder
 
 MARKER = "FED_DPSD_SIMULATION"
@@ -45,7 +45,12 @@ class SimulationFailed(UserError):
 
 
 def simulate(
-    experiment: Experiment, overrides: list[str], folder: Path, nodes: int, progress: Progress
+    experiment: Experiment,
+    overrides: list[str],
+    folder: Path,
+    nodes: int,
+    placement: Placement,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Run `experiment` in a Flower simulation and return its summary.
 
@@ -54,6 +59,7 @@ def simulate(
         overrides: the Hydra overrides that gave `experiment`, with absolute paths.
         folder: the run folder that the server app creates.
         nodes: number of simulated SuperNodes, >= 1.
+        placement: the GPUs of their processes, if any.
         progress: called with each line of rounds.jsonl as it appears.
 
     Raises:
@@ -63,8 +69,8 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-") as temporary:
         place = Path(temporary)
         try:
-            with _superlink(place) as environment:
-                run_id = _submit(place, environment, overrides, nodes)
+            with _superlink(place, placement.environment) as environment:
+                run_id = _submit(place, environment, overrides, nodes, placement)
                 status = _wait(place, environment, run_id, experiment, folder, progress)
             return _outcome(folder, status, (place / "superlink.log").read_text(errors="replace"))
         except SimulationFailed as error:
@@ -80,10 +86,14 @@ def simulate(
 
 
 @contextlib.contextmanager
-def _superlink(place: Path) -> Iterator[Mapping[str, str]]:
-    """Run a SuperLink during the block; yield the environment of its Flower commands."""
+def _superlink(place: Path, settings: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Run a SuperLink during the block; yield the environment of its Flower commands.
+
+    Every process below it inherits the environment, which holds `settings`.
+    """
     marker = secrets.token_hex(16)
-    environment = {**os.environ, **QUIET, MARKER: marker, "FLWR_HOME": str(place / "flwr")}
+    environment = {**os.environ, **QUIET, **settings, MARKER: marker}
+    environment["FLWR_HOME"] = str(place / "flwr")
     # Flower looks up its own scripts on the PATH, so those of this installation come first.
     scripts = sysconfig.get_path("scripts")
     environment["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
@@ -183,19 +193,22 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
 # --- the run ---
 
 
-def _submit(place: Path, environment: Mapping[str, str], overrides: list[str], nodes: int) -> str:
+def _submit(
+    place: Path,
+    environment: Mapping[str, str],
+    overrides: list[str],
+    nodes: int,
+    placement: Placement,
+) -> str:
     """Submit the run and return its id; a file holds its overrides, so that quotes survive."""
     text = json.dumps(" ".join(overrides), ensure_ascii=False)
     (place / "run.toml").write_text(f"overrides = {text}\n")
-    federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
-    fraction = gpu_fraction(nodes)
-    if fraction:
-        federation += f" client-resources-num-gpus={fraction}"
+    settings = (f"num-supernodes={nodes}", "client-resources-num-cpus=1", *placement.resources)
     answer = _flwr(
         place,
         environment,
         *("run", str(app_folder()), "own", "--run-config", str(place / "run.toml")),
-        *("--federation-config", federation, "--format", "json"),
+        *("--federation-config", " ".join(settings), "--format", "json"),
     )
     if not answer.get("success") or "run-id" not in answer:
         raise SimulationFailed(f"Flower refused the run: {answer.get('error-message', answer)}")
@@ -307,15 +320,3 @@ def run_flwr(
         return answer
     except ValueError:
         raise ValueError(" ".join((done.stdout + done.stderr).split())[-300:]) from None
-
-
-def gpu_fraction(nodes: int) -> float:
-    """Return the GPUs for each client so that all n actors fit; 0 without a GPU.
-
-    Flower rounds the fraction to 32 bits, and Ray counts int(1 / fraction) actors. So the fraction
-    stays below 1/n of the GPUs.
-    """
-    if not torch.cuda.is_available():
-        return 0.0
-    actors = max(1, min(nodes, os.cpu_count() or 1))
-    return round(0.95 * torch.cuda.device_count() / actors, 4)

@@ -9,6 +9,7 @@ import pytest
 from fed_dpsd import api
 from fed_dpsd.config import compose
 from fed_dpsd.experiment import set_up
+from fed_dpsd.models.devices import Device
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation import doctor
 from tests.conftest import SMALL
@@ -124,6 +125,39 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
     code, out, _ = fed_dpsd("doctor")
     assert code == 1
     assert any("BAD: 0.9" in line and "pip install" in line for line in out)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "said", "good"),
+    [
+        (7 * GIB, "5 processes on cuda:0, each 0.1999 of a GPU, 1.10 GiB", True),
+        (1 * GIB, "use a smaller teacher", False),
+    ],
+)
+def test_doctor_says_what_five_clients_get_of_a_gpu(free, said, good):
+    device, share = doctor._gpus((Device("cuda:0", "card", 8 * GIB, free),), 16)
+    assert (device.good, device.state) == (
+        *(True, f"cuda:0 card, {free / GIB:.2f} of 8.00 GiB free"),
+    )
+    assert said in share.state
+    assert share.good is good is not share.remedy.startswith("end what fills")
+    (nothing,) = doctor._gpus((), 16)
+    assert nothing.state == "none, everything runs on the processor"
+
+
+@pytest.mark.parametrize("engine", ["local", "flower"])
+@pytest.mark.parametrize("key", ["device", "client_device", "server_device"])
+def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_folder(fed_dpsd, tmp_path, key, engine):
+    given = [setting for setting in SMALL if not setting.startswith("device=")]
+    others = () if key == "device" else ("device=cpu",)
+    code, out, err = fed_dpsd("run", *given, *others, f"{key}=cuda", "--engine", engine)
+    assert (code, out) == (1, [])
+    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+    assert f"{key}=cuda: this machine has no usable GPU; use {key}=auto or cpu" in line
+    assert not (tmp_path / "runs").exists()
 
 
 # --- sweep and report ---

@@ -11,11 +11,12 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
+from fed_dpsd import api
 from fed_dpsd.simulation import superlink
+from fed_dpsd.simulation.placement import Placement, fraction
 from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -269,9 +270,45 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
     assert not leftovers()
 
 
-def test_the_gpu_share_survives_rounding_to_32_bits(monkeypatch):
-    monkeypatch.setattr(superlink.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(superlink.torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(superlink.os, "cpu_count", lambda: 16)
-    for nodes in range(1, 17):
-        assert int(1 / float(np.float32(superlink.gpu_fraction(nodes)))) >= nodes
+SHARED = Placement(("cuda:0", "cuda:1"), 3, fraction(2), 2**30, 2**29)
+
+
+@pytest.mark.parametrize(
+    ("placement", "asked"),
+    [
+        (Placement(), "num-supernodes=5 client-resources-num-cpus=1"),
+        (
+            SHARED,
+            "num-supernodes=5 client-resources-num-cpus=1 client-resources-num-gpus=0.5 "
+            "init-args-num-gpus=2 init-args-num-cpus=3",
+        ),
+    ],
+)
+def test_a_gpu_is_asked_of_ray_where_clients_are_placed_on_one(
+    tmp_path, monkeypatch, placement, asked
+):
+    words = []
+    answer = {"success": True, "run-id": "7"}
+    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or answer)
+    assert superlink._submit(tmp_path, {}, ["seed=1"], 5, placement) == "7"
+    assert words[words.index("--federation-config") + 1] == asked
+
+
+@slow
+def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch):
+    """Ray believes in the two GPUs that it is told of; the clients compute on the processor."""
+    monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
+    monkeypatch.setattr(api, "placed", lambda *_: SHARED)
+    settings = (*SMALL, "num_clients=5", f"out={tmp_path}/runs")
+    seen = []
+
+    def count(_):
+        titles = [" ".join(process.cmdline()) for process in psutil.process_iter()]
+        seen.append(sum("ClientAppActor" in title for title in titles))
+
+    on_flower = api.run(*settings, engine="flower", progress=count)
+    shutil.rmtree(tmp_path / "cache" / "teachers")
+    local = api.run(*settings, progress=False)
+    assert max(seen) == SHARED.processes
+    assert on_flower.summary["student_sha256"] == local.summary["student_sha256"]
+    assert not leftovers()

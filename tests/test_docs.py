@@ -13,11 +13,14 @@ from PIL import Image
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks
 from fed_dpsd.config import compose
+from fed_dpsd.experiment import set_up
+from fed_dpsd.models.devices import Device, gib
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from fed_dpsd.simulation.placement import place
 from tests.conftest import SMALL, small_for
 
 ROOT = Path(__file__).parents[1]
@@ -140,3 +143,26 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch):
     exec(compile(block, "README.md", "exec"), names)
     assert names["run"].summary["status"] == "completed"
     assert names["student"].facts["privacy"] == names["run"].privacy.content
+
+
+GPUS = re.findall(
+    r"^\| (\w+) \| ([\d,]+) \| (\d+) \((\d+)\) \| (.+) \|$",
+    (ROOT / "docs" / "gpus.md").read_text(),
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("teacher", "clients", "total", "free", "printed"), GPUS)
+def test_the_shares_of_gpus_are_computed(tmp_path, teacher, clients, total, free, printed):
+    overrides = ["training=plain", "data=mnist", "device=cuda", f"model.teacher={teacher}"]
+    number = int(clients.replace(",", ""))
+    experiment = set_up(compose([*overrides, f"num_clients={number}"]), tmp_path)
+    card = Device("cuda:0", "", int(total) * 2**30, int(free) * 2**30)
+    placed = place(experiment, number, (card,), 16)
+    assert printed == (
+        f"{placed.processes} | {placed.fraction:g} | {gib(placed.share)} | {gib(placed.teachers)}"
+    )
+
+
+def test_the_page_of_gpus_has_a_table_of_shares():
+    assert len(GPUS) == 6

@@ -375,7 +375,7 @@ def test_private_teachers_learn_on_the_processor_and_answer_elsewhere(
     monkeypatch.setattr(DPSGD, "train", lambda *a: learnt.append(a[2]) or original(*a))
     private = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "seed=22")
     known = make(small(*private, f"model={model}"), records)
-    assert known.sensitive_probabilities(records.images).shape == (1, 60, 10)
+    assert known.sensitive_probabilities(Images(records.images)).shape == (1, 60, 10)
     assert [inputs.device.type for inputs in learnt] == ["cpu"]
     assert {p.device.type for p in known.models[0].parameters()} == {"meta"}
     size = sum(p.numel() for p in known.models[0].parameters())
@@ -387,11 +387,11 @@ def test_a_dropped_teacher_comes_back_from_the_cache(small, records, monkeypatch
     original = teachers.train
     monkeypatch.setattr(teachers, "train", lambda *a: trained.append(a) or original(*a))
     known = make(small("seed=23"), records)
-    first = known.sensitive_probabilities(records.images)
+    first = known.sensitive_probabilities(Images(records.images))
     assert known.ready
     known.drop()
     assert not known.ready
-    assert (known.sensitive_probabilities(records.images) == first).all()
+    assert (known.sensitive_probabilities(Images(records.images)) == first).all()
     assert len(trained) == 1
 
 
@@ -399,10 +399,10 @@ def test_a_dropped_teacher_comes_back_from_its_file(small, records, tmp_path):
     path = tmp_path / "t.safetensors"
     write_weights(make_teacher(small("model.teacher=mlp").config, 0, 0), path)
     known = make(small(f"teacher.path={path}", "teacher.arch=mlp"), records)
-    first = known.sensitive_probabilities(records.images)
+    first = known.sensitive_probabilities(Images(records.images))
     path.unlink()
     known.drop()
-    assert (known.sensitive_probabilities(records.images) == first).all()
+    assert (known.sensitive_probabilities(Images(records.images)) == first).all()
 
 
 def test_any_number_of_clients_stays_below_the_limit_of_a_device(small, records, monkeypatch):
@@ -411,7 +411,7 @@ def test_any_number_of_clients_stays_below_the_limit_of_a_device(small, records,
     held = Held(4 * size + 1)
     monkeypatch.setattr(teachers, "held_on", lambda device: held)
     clients = [make(experiment, records, client=number) for number in range(30)]
-    answers = [each.sensitive_probabilities(records.images) for each in clients]
+    answers = [each.sensitive_probabilities(Images(records.images)) for each in clients]
     assert [each.ready for each in clients] == [False] * 26 + [True] * 4
     for each, before in zip(clients, answers, strict=True):
-        assert (each.sensitive_probabilities(records.images) == before).all()
+        assert (each.sensitive_probabilities(Images(records.images)) == before).all()

@@ -66,11 +66,38 @@ def simulate(
         SimulationFailed: the run did not complete. Nothing is left running, and the run folder
             holds Flower's own log as flower.log.
     """
+    run_config = {"overrides": " ".join(overrides)}
+    return run_app(app_folder(), run_config, experiment, folder, nodes, placement, progress)
+
+
+def run_app(
+    app: Path,
+    run_config: Mapping[str, str],
+    experiment: Experiment,
+    folder: Path,
+    nodes: int,
+    placement: Placement,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Run a Flower app as `simulate` runs ours, and return the summary.json that it writes.
+
+    Args:
+        app: folder with the app's pyproject.toml.
+        run_config: keys that the app declares, with their values.
+        experiment: the experiment whose deadlines hold.
+        folder: the folder that the app writes rounds.jsonl to and, at its end, summary.json.
+        nodes: number of simulated SuperNodes, >= 1.
+        placement: the GPUs of their processes, if any.
+        progress: called with each line of rounds.jsonl as it appears.
+
+    Raises:
+        SimulationFailed: as in `simulate`.
+    """
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-") as temporary:
         place = Path(temporary)
         try:
             with _superlink(place, placement.environment) as environment:
-                run_id = _submit(place, environment, overrides, nodes, placement)
+                run_id = _submit(place, environment, app, run_config, nodes, placement)
                 status = _wait(place, environment, run_id, experiment, folder, progress)
             return _outcome(folder, status, (place / "superlink.log").read_text(errors="replace"))
         except SimulationFailed as error:
@@ -196,18 +223,19 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> No
 def _submit(
     place: Path,
     environment: Mapping[str, str],
-    overrides: list[str],
+    app: Path,
+    run_config: Mapping[str, str],
     nodes: int,
     placement: Placement,
 ) -> str:
-    """Submit the run and return its id; a file holds its overrides, so that quotes survive."""
-    text = json.dumps(" ".join(overrides), ensure_ascii=False)
-    (place / "run.toml").write_text(f"overrides = {text}\n")
+    """Submit the run and return its id; a file holds its configuration, so that quotes survive."""
+    lines = (f"{key} = {json.dumps(v, ensure_ascii=False)}\n" for key, v in run_config.items())
+    (place / "run.toml").write_text("".join(lines))
     settings = (f"num-supernodes={nodes}", "client-resources-num-cpus=1", *placement.resources)
     answer = _flwr(
         place,
         environment,
-        *("run", str(app_folder()), "own", "--run-config", str(place / "run.toml")),
+        *("run", str(app), "own", "--run-config", str(place / "run.toml")),
         *("--federation-config", " ".join(settings), "--format", "json"),
     )
     if not answer.get("success") or "run-id" not in answer:

@@ -45,10 +45,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     folder = name_run_folder(experiment)
     try:
         folder.mkdir(parents=True)
-        versions = {library: metadata.version(library) for library in _LIBRARIES}
-        versions |= {"fed-dpsd": __version__, "python": platform.python_version()}
-        versions |= {"commit": _commit(), "machine": _machine()}
-        write_json(folder / "versions.json", versions)
+        write_json(folder / "versions.json", versions())
         # This file is written last: it makes the folder a run folder.
         write_atomically(
             folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
@@ -60,6 +57,13 @@ def new_run_folder(experiment: Experiment) -> Path:
             f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
         ) from None
     return folder
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the libraries, the commit of this code and the machine's hardware."""
+    installed: dict[str, str | None] = {name: metadata.version(name) for name in _LIBRARIES}
+    installed |= {"fed-dpsd": __version__, "python": platform.python_version()}
+    return installed | {"commit": _commit(), "machine": _machine()}
 
 
 @functools.cache  # keeps the commit of the imported code, whatever is committed while it runs

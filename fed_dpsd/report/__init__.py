@@ -1,1 +1,1 @@
-"""Reports of sweeps: tables of means over seeds, and figures."""
+"""Reports: tables of means over seeds and figures of sweeps, and tables of benches."""

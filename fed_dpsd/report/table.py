@@ -82,17 +82,19 @@ def origin(settings: Sequence[Setting]) -> str:
 
 def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] = ()) -> str:
     """Return the page: the preface, the rows, paired differences if any, and their origin."""
-    parts = [FIRST_LINE, _paragraph(preface(settings)), _table(rows(settings))]
+    parts = [FIRST_LINE, paragraph(preface(settings)), pipes(rows(settings))]
     if differences:
-        parts += [_paragraph(paired.EXPLANATION), _table(differences)]
-    return "\n\n".join([*parts, _paragraph(origin(settings))]) + "\n"
+        parts += [paragraph(paired.EXPLANATION), pipes(differences)]
+    return "\n\n".join([*parts, paragraph(origin(settings))]) + "\n"
 
 
-def _paragraph(text: str) -> str:
+def paragraph(text: str) -> str:
+    """Wrap a text as the lines of a Markdown page."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
+def pipes(lines: Sequence[Sequence[str]]) -> str:
+    """Return a header and rows as a Markdown table."""
     header, *others = lines
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *others])
 

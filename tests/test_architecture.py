@@ -22,6 +22,7 @@ LADDER = (
     {"flower"},
     {"audits"},
     {"api"},
+    {"bench"},
     {"cli"},
 )
 APART = {  # rooms that know less than their place on the ladder would let them
@@ -165,6 +166,7 @@ def test_no_module_leads_back_to_itself():
         (
             "flwr",
             {
+                "fed_dpsd/bench/flower_fedavg.py",
                 "fed_dpsd/flower/client.py",
                 "fed_dpsd/flower/codec.py",
                 "fed_dpsd/flower/grid.py",

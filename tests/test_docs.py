@@ -72,10 +72,14 @@ def call(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in COMMANDS if "--engine" not in c and "rehearse" not in c]
+    "command",
+    [c for c in COMMANDS if not {"--engine", "rehearse", "bench"} & set(c.split())],
 )
 def test_the_readmes_commands_run(command, call, monkeypatch):
-    """At a small size; RUN is a run folder. Flower's are in test_simulation, test_rehearsal."""
+    """At a small size; RUN is a run folder.
+
+    Those that start Flower run in test_superlink, test_rehearsal and test_rows.
+    """
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:
         folder = call("run", *SMALL)

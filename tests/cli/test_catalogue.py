@@ -82,7 +82,8 @@ def imported(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "--version", "list", "run --help", "privacy --help", "site --help"]
+    "command",
+    ["--help", "--version", "list", "run --help", "bench --help", "privacy --help", "site --help"],
 )
 def test_a_command_that_only_tells_imports_nothing_heavy(command):
     assert HEAVY.isdisjoint(imported(command))

@@ -1,0 +1,68 @@
+"""The command `fed-dpsd bench`: times, memory and traffic of whole runs, side by side."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fed_dpsd.cli.console import AsJson, Overrides, say
+from fed_dpsd.errors import UserError
+
+WIDTH = 120  # of the tables, at least: narrower ones break their numbers
+
+
+def bench(
+    overrides: Overrides = None,
+    rows: Annotated[
+        str,
+        typer.Option(
+            help="Rows: local, this run in one process; flower, through Flower; fedavg, Flower's "
+            "own FedAvg on as many images; dense, on the same teachers. Default: all, or local "
+            "with --clients."
+        ),
+    ] = "",
+    clients: Annotated[
+        str, typer.Option(help="Numbers of clients, such as 10,100,1000: each row with each.")
+    ] = "",
+    repeat: Annotated[int, typer.Option(help="Runs of each row, in turn.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="File to write the JSON to.")] = None,
+    as_json: AsJson = False,
+    table: Annotated[
+        Path | None, typer.Option(help="Print a bench's JSON as Markdown tables; nothing runs.")
+    ] = None,
+) -> None:
+    """Measure whole runs side by side, each in a process of its own and from an empty cache."""
+    from fed_dpsd.report import bench as report
+
+    if table:
+        print(report.markdown(report.read(table)), end="")
+        return
+    from fed_dpsd.bench import rows as benches
+
+    chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)
+    planned = benches.plan(overrides or (), chosen, _numbers(clients))
+    command = ["fed-dpsd", *sys.argv[1:]]
+    content = benches.bench(planned, repeat, command, out, say)
+    if as_json:
+        print(json.dumps(content))
+        return
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    for name, (header, *lines) in report.shown(content).items():
+        shown = Table(*header, title=name, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for line in lines:
+            shown.add_row(*line)
+        console.print(shown)
+    console.print(report.origin(content), markup=False, soft_wrap=True)
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of clients that were typed."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise UserError(f"--clients {text} must be whole numbers, as in 10,100,1000") from None

@@ -27,6 +27,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions, set_up
 from fed_dpsd.models import torch_threads
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.simulation.superlink import run_app
 from fed_dpsd.storage import client_name, write_json
 
@@ -236,7 +237,9 @@ def _fedavg(overrides: list[str], folder: Path) -> Finished:
     (app / "pyproject.toml").write_text(APP)
     shutil.copy(Path(__file__).with_name("flower_fedavg.py"), app)
     place, nodes = folder / "run", config.num_clients
-    summary = run_app(app, {"folder": str(folder)}, experiment, place, nodes, lambda line: None)
+    summary = run_app(
+        app, {"folder": str(folder)}, experiment, place, nodes, Placement(), lambda line: None
+    )
     return Finished(experiment, summary, summary["begun"])
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.client.teachers import Teachers
@@ -21,6 +20,7 @@ from fed_dpsd.methods.dense import DENSE
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.white_box import Distilling
 from fed_dpsd.models.fixed_features import FixedFeatures
+from fed_dpsd.models.inference import Images
 from fed_dpsd.server import checkpoint, run
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.federation import HostedFederation
@@ -98,12 +98,12 @@ class Passes:
         self._computed = Counter[type[FixedFeatures]]()
         self._features: dict[type[FixedFeatures], FixedFeatures] = {}
 
-    def answered(self, teachers: Teachers, images: NDArray[np.uint8]) -> None:
+    def answered(self, teachers: Teachers, images: Images) -> None:
         """Count images that a client's teachers have answered."""
         models = [teacher for teacher in teachers.models if teacher]
         size = sum(tensor.numel() for model in models for tensor in model.parameters())
         self._images[size] += len(images)
-        self._teachers.setdefault(size, (teachers, images.shape[1:]))
+        self._teachers.setdefault(size, (teachers, images.shape))
 
     def computed(self, features: FixedFeatures, images: torch.Tensor) -> None:
         """Count images whose fixed features were computed for an answer."""
@@ -115,7 +115,7 @@ class Passes:
         """Return the floating-point operations so far, of matrix products and convolutions."""
         total = 0.0
         for size, (teachers, shape) in self._teachers.items():
-            images = np.zeros((SAMPLE, *shape), np.uint8)
+            images = Images(np.zeros((SAMPLE, *shape), np.uint8))
             teachers.sensitive_probabilities(images)  # from here on their features are remembered
             answer = functools.partial(teachers.sensitive_probabilities, images)
             total += self._images[size] * _operations(answer) / SAMPLE

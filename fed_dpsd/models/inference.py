@@ -70,6 +70,11 @@ class Images:
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the (C, H, W) of an image."""
+        return self._images.shape[1:]
+
     def predict(self, model: nn.Module) -> NDArray[np.float32]:
         """Return a classifier's (N, K) float32 probabilities."""
         return self.predict_all([model])[0]

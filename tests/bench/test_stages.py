@@ -9,6 +9,7 @@ from fed_dpsd.bench.stages import PASSES, STAGES, Clock, matmul_peak, timed
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.models.fixed_features import FixedFeatures
+from fed_dpsd.models.inference import Images
 
 
 def test_time_of_an_inner_stage_counts_for_it_alone(monkeypatch):
@@ -55,17 +56,18 @@ def test_operations_of_answers_are_those_of_the_networks(client):
     with timed(clock) as passes:
         assert passes.operations() == 0
         for number, count in ((0, 20), (1, 5)):
-            client(number).sensitive_probabilities(np.zeros((count, 1, 8, 8), np.uint8))
+            images = Images(np.zeros((count, 1, 8, 8), np.uint8))
+            client(number).sensitive_probabilities(images)
     assert passes.operations() == 25 * a_pass
     assert set(clock.seconds) == {PASSES, "teachers"}
 
 
 def test_fixed_features_of_an_image_count_once_for_all_clients(client):
     def operations(clients):
-        images = np.random.default_rng(clients).integers(0, 256, (16, 1, 8, 8), np.uint8)
+        drawn = np.random.default_rng(clients).integers(0, 256, (16, 1, 8, 8), np.uint8)
         with timed(Clock()) as passes:
             for number in range(clients):
-                client(number, "model=scattering").sensitive_probabilities(images)
+                client(number, "model=scattering").sensitive_probabilities(Images(drawn))
         return passes.operations()
 
     one, three = operations(1), operations(3)

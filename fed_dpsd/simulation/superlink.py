@@ -251,10 +251,10 @@ def _wait(
     folder: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Follow the run until Flower calls it finished; pass on the rounds as they are written.
+    """Follow the run to its summary, and pass on the rounds as they are written.
 
-    Flower's own commands take seconds of processor time. So during the run only its folder and its
-    processes are checked.
+    Flower's own commands take seconds of processor time. So only its folder and its processes are
+    checked; where they end without a summary, Flower's status of the run is returned.
     """
     federation = experiment.config.federation
     patience = 2 * federation.round_timeout_seconds + federation.node_timeout_seconds
@@ -273,8 +273,8 @@ def _wait(
         time.sleep(0.5)
     for line in _log_lines(folder)[seen:]:
         progress(json.loads(line))
-    if read_summary(folder).get("status") == "failed":
-        return {}  # the summary holds the cause; Flower may take a minute to notice
+    if read_summary(folder):
+        return {}  # it says how the run ended; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         answer = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
@@ -306,7 +306,7 @@ def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any
         SimulationFailed: the run did not complete; the error names the cause.
     """
     summary = read_summary(folder)
-    if summary.get("status") == "completed" and status.get("status") == "finished:completed":
+    if summary.get("status") == "completed":
         return summary
     cause = summary.get("error") or _last_error(log) or status.get("status-details")
     raise SimulationFailed(f"the Flower simulation failed: {cause or 'it stopped without a word'}")

@@ -290,7 +290,7 @@ def test_a_gpu_is_asked_of_ray_where_clients_are_placed_on_one(
     words = []
     answer = {"success": True, "run-id": "7"}
     monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or answer)
-    assert superlink._submit(tmp_path, {}, ["seed=1"], 5, placement) == "7"
+    assert superlink._submit(tmp_path, {}, tmp_path, {"overrides": "seed=1"}, 5, placement) == "7"
     assert words[words.index("--federation-config") + 1] == asked
 
 

@@ -20,6 +20,7 @@ from fed_dpsd.methods.method import Method
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
+from fed_dpsd.privacy.packing import pack
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
@@ -298,11 +299,8 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
             site.admit(ask)
             site.join()
             reply = method.client(ask, site)
-            summed = ask.kind == "answers" and site.answers.noise_at == "distributed"
-            if summed and isinstance(reply, Answer):
-                if site.summing is None:
-                    raise ProtocolError("this client takes part in no secure sums")
-                reply = site.summing.masked(reply, ask)
+            if ask.kind == "answers" and isinstance(reply, Answer):
+                reply = _as_it_travels(reply, ask, site)
             return replace(reply, statement=site.account.state())
         except Unplanned as unplanned:
             statement = site.account.state(unplanned.wanted)
@@ -312,6 +310,19 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
     except LedgerError as error:
         logger.error("client %d: %s", site.client, error)
         return Refusal(ask.query_id, "the client's ledger cannot be read or written")
+
+
+def _as_it_travels(released: Answer, ask: Ask, site: Site) -> Answer:
+    """Mask a released answer for a secure sum, or pack it.
+
+    Raises:
+        ProtocolError: the answer is for a secure sum, and the client takes part in none.
+    """
+    if site.answers.noise_at != "distributed":
+        return replace(released, values=pack(site.answers, released.values, ask.predictions))
+    if site.summing is None:
+        raise ProtocolError("this client takes part in no secure sums")
+    return site.summing.masked(released, ask)
 
 
 def take_step(site: Site, step: SumStep) -> dict[str, bytes]:

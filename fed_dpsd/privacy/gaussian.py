@@ -24,6 +24,7 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
+from fed_dpsd.privacy.packing import Entries, Form
 
 MOST_NUMBERS = 2**20  # entries of an ask that is normalised as a whole
 ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64's roundings
@@ -171,10 +172,23 @@ class NormalizedGradient:
             )
         if self.noise_multiplier == 0:
             return np.asarray(value.sum(0))
-        noisy = noisy_sum(value, self.scale, self.noise_law, rng)
-        if self.k is not None and self.mask == "public":
-            noisy *= top_k(predictions, self.k)
-        return noisy
+        return noisy_sum(value, self.scale, self.noise_law, rng) * self._kept(predictions)
+
+    def form(self, predictions: Values) -> Form | None:
+        """Return the entries inside a public mask, as multiples of the noise's lattice.
+
+        Entries without noise, for a server that adds it, stay as they are.
+        """
+        if self.noise_at != "client":
+            return None
+        largest = self.shards.teachers * self.bound + FARTHEST * self.scale
+        return Entries.of(self._kept(predictions), self.lattice, largest)
+
+    def _kept(self, predictions: Values) -> NDArray[np.bool_]:
+        """Mark the (B, K) entries inside a public mask: all where there is none."""
+        if self.k is None or self.mask != "public":
+            return np.ones(predictions.shape, bool)
+        return top_k(predictions, self.k)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Find the rows that are zero outside a public mask, and not too long.
@@ -188,9 +202,7 @@ class NormalizedGradient:
         longest = teachers * self.bound * (1 + 1e-9)
         if self.noise_at != "server":
             longest += self.scale * (math.sqrt(rows * self.num_classes) + FARTHEST)
-        inside = np.ones(len(values), bool)
-        if self.k is not None and self.mask == "public":
-            inside = ((values == 0) | top_k(predictions, self.k)).all(axis=1)
+        inside = ((values == 0) | self._kept(predictions)).all(axis=1)
         return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, asks: int, queries: int) -> int:

@@ -41,6 +41,7 @@ from fed_dpsd.privacy.noise import (
     lattice_spacing,
     noisy_sum,
 )
+from fed_dpsd.privacy.packing import Entries, Form
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,26 @@ class NoisyVotes:
             return np.asarray(value.sum(0))
         return noisy_sum(value, self.scale, self.noise_law, rng)
 
-    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find the rows of at most `teachers` votes, or no farther from them than noise goes.
+    @property
+    def _farthest(self) -> float:
+        """Return how far noise goes: FARTHEST standard deviations, or FARTHEST^2 / 2 scales.
 
-        Noise goes FARTHEST standard deviations, or FARTHEST^2 / 2 scales of Laplace noise. Honest
-        noise goes beyond with a probability of about exp(-FARTHEST^2 / 2).
+        Honest noise goes beyond with a probability of about exp(-FARTHEST^2 / 2).
         """
+        return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
+
+    def form(self, predictions: Values) -> Form | None:
+        """Return the counts as multiples of their noise's lattice."""
+        if self.noise_at != "client":
+            return None
+        largest = self.shards.teachers + self._farthest
+        return Entries.of(np.ones(predictions.shape, bool), self.lattice, largest)
+
+    def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
+        """Find the rows of at most `teachers` votes, or no farther from them than noise goes."""
         if self.noise_at != "server":
-            scales = FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2
             away = np.maximum(-values, values - teachers)
-            return np.asarray((away <= self.scale * scales).all(axis=1))
+            return np.asarray((away <= self._farthest).all(axis=1))
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 

@@ -21,6 +21,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
+from fed_dpsd.privacy.packing import unpack
 from fed_dpsd.protocol import NOTHING, OF_WEIGHTS, Answer, Ask, Refusal, SumStep, Total, misfit
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
@@ -154,6 +155,10 @@ class HostedFederation(ABC):
         teachers = self.experiment.config.teachers_per_client
         if ask.kind == "answers" and self.experiment.answers.noise_at == "distributed":
             return replace(answer, teachers=teachers)  # masked values cannot be checked
+        mechanism = self.experiment.answers
+        if ask.kind == "answers":
+            values = unpack(mechanism, answer.values, ask.predictions)
+            answer = replace(answer, values=values)
         problem = misfit(ask, answer)
         if ask.kind == "counts":
             if problem or not np.isfinite(answer.values).all():
@@ -175,7 +180,6 @@ class HostedFederation(ABC):
             return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
         good = np.isfinite(answer.values).all(axis=1)
         values = np.where(good[:, None], answer.values, 0)
-        mechanism = self.experiment.answers
         good &= mechanism.admissible(values, ask.predictions, teachers)
         if not good.all():
             count = len(good) - int(good.sum())

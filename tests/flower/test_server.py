@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
 import client_app
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import server as flower
 from fed_dpsd.flower.grid import GridFederation
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Answer, Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -67,7 +68,7 @@ PRIVATE = ("training=dp_sgd", "training.steps=3", "model=scattering", "model.stu
     [
         ("training=plain", "answers=label"),
         ("training=plain", "answers=gradient"),
-        ("training=plain", "answers=gradient", "teachers_per_client=3"),
+        ("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
         (*PRIVATE, "answers=probabilities"),
         (*PRIVATE, "answers=label"),
     ],
@@ -98,12 +99,49 @@ def test_weights_travel_where_the_method_ships_them(small):
     assert grid_run(experiment, 1)[0]["student_sha256"] == local["student_sha256"]
 
 
-def test_images_travel_as_bytes(small):
-    experiment = small()
-    federation = GridFederation(experiment, FakeGrid(1), new_run_folder(experiment), CLIENT_APP)
-    federation.each(ask())
-    (message,) = federation._grid.sent
-    assert message.content["arrays"]["images"].numpy().dtype == np.uint8
+def sent_bytes(content):
+    """The bytes of a message's content, as Flower sends it."""
+    return len(recorddict_to_proto(content).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("answers", "payload"),
+    [
+        ("answers=label", 1),
+        ("answers=label answers.k=5", 1),
+        ("answers=gradient answers.k=5", 5 * 4),
+        ("answers=gradient answers.k=5 answers.noise_multiplier=0.001", 5 * 8),
+        ("answers=gradient", 10 * 4),
+        ("answers=votes", 10 * 4),
+    ],
+)
+def test_an_answer_takes_few_bytes(small, answers, payload):
+    """In messages of 1,000 queries; `-s` prints what docs/results/time.md says."""
+    experiment = small("training=plain", *answers.split(), "queries_per_round=1000")
+    replies = []
+    grid = FakeGrid(2, lambda reply: replies.append(reply) or reply)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    question = ask(1_000)
+    given = federation.each(question)
+    assert all(isinstance(answer, Answer) for answer in given.values())
+    assert federation.bytes_to_server == 2 * 1_000 * payload
+    pixels, predictions = question.images.nbytes, question.predictions.nbytes
+    assert (pixels, predictions) == (1_000 * 8 * 8, 1_000 * 4 * 10)
+    for message, reply in zip(grid.sent, replies, strict=True):
+        answered, asked = sent_bytes(reply.content), sent_bytes(message.content)
+        more = asked - pixels - predictions
+        print(f"{answers}: {answered / 1_000:.2f} bytes an answer, {more} bytes more an ask")
+        assert 1_000 * payload < answered < 1_000 * payload + 600
+        assert more < 0.01 * 1_000 * 28 * 28  # 1 % of the pixels of such images
+
+
+def test_a_nodes_clients_share_its_images(small):
+    experiment = small("num_clients=5", "queries_per_round=500")
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    federation.each(question := ask(500))
+    asked = [sent_bytes(message.content) for message in federation._grid.sent]
+    assert len(asked) == 2
+    assert max(asked) < question.nbytes + 4_000 < 2 * question.images.nbytes
 
 
 def test_refusals_are_counted_out_and_named(small):

@@ -101,7 +101,8 @@ def test_a_node_that_fails_once_is_asked_again(deployed, tmp_path):
             assert len(ledger.entries()) == 1
 
 
-def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path):
+def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path, monkeypatch):
+    simulated_clock(monkeypatch)
     failures = []
 
     def fail(node, reply):

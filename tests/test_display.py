@@ -1,0 +1,192 @@
+"""The display of long work, on a console that is a terminal, a pipe or a notebook."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from fed_dpsd.display import Bars, Lines, shown, time_left
+from fed_dpsd.progress import listened, reported, reporting
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def console(**kind):
+    return Console(file=StringIO(), width=120, highlight=False, **kind)
+
+
+def lines(out):
+    return out.file.getvalue().splitlines()
+
+
+# --- in a pipe ---
+
+
+def test_a_pipe_gets_a_line_now_and_then(clock):
+    out = console(force_terminal=False)
+    with shown(out, clock):
+        for _ in reported("cells", range(60)):
+            clock.now += 2
+    assert lines(out)[:3] == [
+        "5 of 60 cells, about 2 min left",
+        "10 of 60 cells, about 2 min left",
+        "15 of 60 cells, about 2 min left",
+    ]
+    assert len(lines(out)) == 11  # one in ten seconds, and later one in a tenth of the time
+    assert lines(out)[-1] == "56 of 60 cells, about 8 s left"
+
+
+def test_quick_work_prints_nothing_in_a_pipe(clock):
+    out = console(force_terminal=False)
+    with shown(out, clock):
+        for _ in reported("steps", range(1_000)):
+            clock.now += 0.009
+    assert not lines(out)
+
+
+def test_texts_are_printed_each_and_the_time_left_with_them_now_and_then(clock):
+    out = console(force_terminal=False)
+    with shown(out, clock), reporting("rounds", 10, text="preparing") as rounds:
+        for number in range(1, 11):
+            clock.now += 6
+            rounds.reach(number, 6.0 * number, f"round {number} [b]")
+    assert lines(out)[:5] == [
+        "round 1 [b]",
+        "round 2 [b] · about 48 s left",
+        "round 3 [b]",
+        "round 4 [b] · about 36 s left",
+        "round 5 [b]",
+    ]
+    assert len(lines(out)) == 10
+
+
+def test_of_nested_work_the_outermost_is_told_whose_end_is_known(clock):
+    out = console(force_terminal=False)
+    with shown(out, clock), reporting("cells", 3, recent=1) as cells:
+        for _ in range(3):
+            for _ in reported("teachers", range(4)):
+                clock.now += 11
+            cells.advance()
+    assert lines(out) == [
+        "1 of 4 teachers, about 33 s left",
+        "2 of 4 teachers, about 22 s left",
+        "3 of 4 teachers, about 11 s left",
+        "1 of 3 cells, about 88 s left",
+        "2 of 3 cells, about 44 s left",
+    ]
+
+
+def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):
+    monkeypatch.setattr("fed_dpsd.display.Live", None)
+    out = console(force_jupyter=True, force_terminal=True)
+    printed = []
+    monkeypatch.setattr(out, "print", lambda line, **_: printed.append(line))
+    with shown(out, clock):
+        for _ in reported("cells", range(3)):
+            clock.now += 20
+    assert printed == ["1 of 3 cells, about 40 s left", "2 of 3 cells, about 20 s left"]
+
+
+# --- on a terminal ---
+
+
+def test_a_terminal_gets_a_bar_for_each_piece_of_work_and_nothing_stays(clock):
+    out = console(force_terminal=True)
+    with shown(out, clock), reporting("cells", 27, recent=1) as cells:
+        clock.now += 120
+        cells.advance()
+        with reporting("teachers", 5) as teachers:
+            assert picture(cells).splitlines() == ["1 of 27 cells 0:02:00 about 52 min left"]
+            clock.now += 30
+            teachers.advance()
+            clock.now += 30
+            teachers.advance()
+            assert picture(cells).splitlines() == [
+                "1 of 27 cells 0:03:00 about 52 min left",
+                "2 of 5 teachers 0:01:00 about 2 min left",
+            ]
+    assert out.file.getvalue().endswith("\x1b[2K")  # the last line is cleared
+
+
+def picture(task):
+    """The bars of a task's display as text, without the bars themselves."""
+    out = console(force_terminal=False)
+    out.print(task._listener)
+    rows = [line.replace("━", "").replace("╸", "").split() for line in lines(out)]
+    return "\n".join(" ".join(words) for words in rows)
+
+
+def test_quick_work_has_no_bar(clock):
+    bars = Bars(console(force_terminal=True), clock)
+    task = bars.begin("steps", 5, 0, 1, "")
+    clock.now += 0.5
+    assert picture(task).strip() == ""
+    clock.now += 1
+    assert picture(task) == "0 of 5 steps 0:00:01"
+
+
+def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
+    out = console(force_terminal=True)
+    with shown(out, clock):
+        with reporting("rounds", 2, text="preparing") as rounds:
+            rounds.reach(1, 1.0, "round 1")
+            rounds.reach(2, 2.0, "round 2")
+        with reporting("rounds", 2, text="preparing"):  # a run that was finished already
+            pass
+    text = out.file.getvalue()
+    assert "round 2\n" in text
+    assert "round 1\n" not in text
+    assert "preparing" not in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_display_inside_another_opens_none(clock, terminal):
+    out = console(force_terminal=terminal)
+    with shown(out, clock), reporting("cells", 2) as cells:
+        with shown(out, clock), reporting("rounds", 2) as rounds:
+            assert rounds._listener is cells._listener
+            assert isinstance(cells._listener, Bars if terminal else Lines)
+        assert listened()
+    assert not listened()
+
+
+def test_data_stay_on_stdout_below_a_bar(clock, capsys):
+    """Otherwise a table that is piped into a file would be lost on the screen."""
+    out = console(force_terminal=True)
+    with shown(out, clock), reporting("faults", 2):
+        print("number,seed")
+    assert capsys.readouterr().out == "number,seed\n"
+    assert "number,seed" not in out.file.getvalue()
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, ""),
+        (0.0, ""),
+        (0.6, "about 1 s left"),
+        (89.0, "about 89 s left"),
+        (90.0, "about 2 min left"),
+        (14 * 60.0, "about 14 min left"),
+        (90 * 60.0, "about 1.5 h left"),
+        (50 * 3_600.0, "about 50.0 h left"),
+    ],
+)
+def test_the_time_left_is_in_words(seconds, words):
+    class Known:
+        left = seconds
+
+    assert time_left(Known()) == words

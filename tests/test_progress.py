@@ -1,0 +1,176 @@
+"""Reports of long work: the estimate of the time left, and who hears what."""
+
+import threading
+
+import pytest
+
+from fed_dpsd.progress import listened, listening, reported, reporting, seconds_left
+from tests.listeners import Hearing
+
+
+def samples(costs):
+    """What a listener knows after parts that took these seconds."""
+    known = [(0.0, 0)]
+    for cost in costs:
+        known.append((known[-1][0] + cost, len(known)))
+    return known
+
+
+# --- the estimate ---
+
+COSTS = {
+    "linear": lambda n: [3.0] * n,
+    "slow start": lambda n: [100.0] + [1.0] * (n - 1),
+    "slow first tenth": lambda n: [30.0] * (n // 10) + [1.0] * (n - n // 10),
+    "growing": lambda n: [1.0 + 0.1 * part for part in range(n)],
+    "growing from nothing": lambda n: [float(part + 1) for part in range(n)],
+    "every fifth is dear": lambda n: [1.0 + 2.0 * (part % 5 == 4) for part in range(n)],
+}
+
+
+@pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
+@pytest.mark.parametrize("total", [10, 20, 200, 1_000])
+def test_half_way_the_estimate_is_right_within_a_factor_of_two(costs, total):
+    half = total // 2
+    expected = sum(costs(total)[half:])
+    found = seconds_left(samples(costs(total)[:half]), total)
+    assert expected / 2 <= found <= expected * 2
+
+
+@pytest.mark.parametrize("total", [2, 3, 4, 5])
+def test_half_way_through_few_parts_there_is_an_estimate(total):
+    half = total // 2
+    assert seconds_left(samples([2.0] * half), total) == pytest.approx(2.0 * (total - half))
+
+
+def test_one_pace_for_all_would_not_do():
+    """The control: with the mean of all parts, a slow start is remembered for ever."""
+    costs = COSTS["slow start"](20)
+    expected, known = sum(costs[10:]), samples(costs[:10])
+    assert seconds_left(known, 20, recent=1) > 2 * expected
+    assert seconds_left(known, 20) == pytest.approx(expected)
+
+
+def test_the_mean_of_all_parts_is_that_of_finished_cells():
+    assert seconds_left(samples([10.0, 2.0, 60.0]), 7, recent=1) == pytest.approx(4 * 24.0)
+    assert seconds_left(samples([10.0]), 7, recent=1) == pytest.approx(60.0)
+
+
+def test_nothing_is_known_at_first_and_nothing_is_left_at_last():
+    assert seconds_left([(0.0, 0)], 5) is None
+    assert seconds_left(samples([60.0]), 20) is None  # the first part may be slow
+    assert seconds_left(samples([60.0, 1.0]), 20) == pytest.approx(18.0)
+    assert seconds_left(samples([1.0] * 5), 5, waited=9.0) == 0
+
+
+def test_a_part_that_is_under_way_counts_down_and_never_below_the_others():
+    known = samples([10.0] * 4)
+    assert [seconds_left(known, 6, waited) for waited in (0, 4, 10, 99)] == [20, 16, 10, 10]
+    assert seconds_left(known, 6, waited=99, inside=7) == 17
+
+
+def test_a_last_part_that_is_longer_is_counted_from_the_start():
+    """As where the last round trains a student for longer."""
+    known = samples([2.0] * 10)
+    assert seconds_left(known, 20, after=120) == 140
+    last = samples([2.0] * 19)
+    assert [seconds_left(last, 20, waited, after=120) for waited in (0, 50, 130)] == [122, 72, 0]
+
+
+def test_work_that_begins_in_the_middle_goes_by_its_own_pace():
+    assert seconds_left([(0.0, 40), (5.0, 41), (10.0, 42)], 50) == pytest.approx(40.0)
+
+
+# --- reports ---
+
+
+def test_by_default_nobody_listens():
+    assert not listened()
+    assert list(reported("things", "abc")) == ["a", "b", "c"]
+
+
+def test_a_loop_reports_each_part_and_its_end():
+    hearing = Hearing()
+    with listening(hearing):
+        for _ in reported("things", range(3)):
+            (task,) = hearing.under_way
+            hearing.now += 1
+    assert hearing.heard == [("things", 1, 3), ("things", 2, 3), ("things", 3, 3)]
+    assert not hearing.under_way
+    assert str(task) == "3 of 3 things"
+    assert not listened()
+
+
+def test_fast_work_is_told_a_few_times_a_second_and_keeps_few_samples():
+    hearing = Hearing()
+    with listening(hearing), reporting("steps", 10_000) as task:
+        for _ in range(10_000):
+            hearing.now += 0.001
+            task.advance()
+    assert task.done == 10_000
+    assert len(hearing.heard) < 250
+    assert len(task._samples) < 250
+
+
+def test_an_error_ends_the_task():
+    def fail():
+        for part in reported("things", range(3)):
+            part / part
+
+    hearing = Hearing()
+    with listening(hearing), pytest.raises(ZeroDivisionError):
+        fail()
+    with pytest.raises(ZeroDivisionError), listening(hearing), reporting("others", 3):
+        1 / 0  # noqa: B018
+    assert not hearing.under_way
+    assert not listened()
+
+
+def test_loops_of_one_name_go_on_where_the_last_one_stopped():
+    """As clients do that train their teachers in turn: a single teacher each still has a pace."""
+    hearing = Hearing()
+    left = []
+    with listening(hearing):
+        for client in range(4):
+            for _ in reported("teachers", ["teacher"], done=client, total=4):
+                left.append(hearing.under_way[0].left)
+                hearing.now += 10
+            hearing.now += 1  # the client answers
+    assert left[0] is None
+    assert left[2] == pytest.approx(2 * 11 - 1)
+    assert [done for _, done, _ in hearing.heard] == [1, 2, 3, 4]
+
+
+def test_a_loop_of_another_length_begins_anew():
+    hearing = Hearing()
+    with listening(hearing):
+        next(iter(reported("steps", range(5))))
+        for _ in reported("steps", range(2)):
+            hearing.now += 1
+    assert hearing.heard == [("steps", 1, 2), ("steps", 2, 2)]
+
+
+def test_work_inside_a_part_says_how_long_the_part_still_takes():
+    hearing = Hearing()
+    with listening(hearing), reporting("teachers", 3) as teachers:
+        for _ in range(2):
+            hearing.now += 10
+            teachers.advance()
+        with reporting("steps", 100) as steps:
+            for _ in range(50):
+                hearing.now += 1
+                steps.advance()
+            assert steps.left == pytest.approx(50, rel=0.1)
+            assert teachers.left == steps.left
+
+
+def test_another_thread_has_no_listener():
+    heard = []
+    with listening(Hearing()):
+        thread = threading.Thread(target=lambda: heard.append(listened()))
+        thread.start()
+        thread.join()
+        with listening(None):
+            assert not listened()
+        assert listened()
+    assert heard == [False]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import statistics
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as ProgressBar
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
 from fed_dpsd.config import compose
+from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis, partitions, set_up
 from fed_dpsd.models.devices import gpus
+from fed_dpsd.progress import reporting
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
@@ -303,19 +304,19 @@ def check_simulated(experiment: Experiment, run_config: str) -> None:
 
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
-    """Show rounds as they end: a bar on a terminal, plain lines elsewhere."""
-    if console.is_jupyter or not console.is_terminal:
-        yield lambda line: console.print(round_text(line), soft_wrap=True)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with ProgressBar(*columns, console=console) as bar:
-        task = bar.add_task("preparing", total=experiment.config.rounds)
+    """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere."""
+    steps = getattr(experiment.method, "student_steps", 0)
+    more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
+    trained: list[float] = []
+
+    with shown(console), reporting("rounds", experiment.config.rounds, text="preparing") as rounds:
 
         def show(line: Mapping[str, Any]) -> None:
-            bar.update(task, completed=line["round"], description=round_text(line))
+            trained.append(line.get("student_seconds", 0.0))
+            after = more / steps * statistics.median(trained) if steps else 0.0
+            rounds.reach(line["round"], line["seconds"], round_text(line), after)
 
         yield show
-        bar.update(task, visible=bar.tasks[0].completed > 0)  # a finished run shows no round again
 
 
 def _composed(overrides: tuple[str, ...]) -> Experiment:

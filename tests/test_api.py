@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ import fed_dpsd
 from fed_dpsd import api
 from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.progress import listening
 from tests.conftest import SMALL
 from tests.forks import finished, fork
+from tests.listeners import Counting
 
 HEAVY = ("torch", "numpy", "flwr", "hydra", "dp_accounting", "fed_dpsd.api")
 
@@ -156,10 +159,40 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
 
 
 def test_a_notebook_needs_no_widgets(monkeypatch):
-    monkeypatch.setattr(api, "ProgressBar", None)  # a bar would need them
+    monkeypatch.setattr("fed_dpsd.display.Live", None)  # a bar would need them
     experiment = api.set_up(compose(SMALL), None)
     with api.shown_progress(experiment, Console(force_jupyter=True, force_terminal=True)) as show:
         assert callable(show)
+
+
+def test_the_time_left_counts_the_last_rounds_longer_training(monkeypatch):
+    """A round takes 10 s, 4 of them for 5 steps of the student; the last student takes 10."""
+    monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
+    console = Console(file=StringIO(), width=200)
+    line = {"rounds": 3, "student_accuracy": 0.5, "answered_queries": 64, "refused": {}}
+    with api.shown_progress(api.set_up(compose(SMALL), None), console) as show:
+        show(line | {"round": 1, "seconds": 10.0, "student_seconds": 4.0})
+        show(line | {"round": 2, "seconds": 20.0, "student_seconds": 4.0})
+        show(line | {"round": 3, "seconds": 34.0, "student_seconds": 8.0})
+    assert [text.split(" · ")[4:] for text in console.file.getvalue().splitlines()] == [
+        ["about 24 s left"],
+        ["about 14 s left"],
+        [],
+    ]
+
+
+def test_a_run_reports_its_teachers_and_its_students_steps(folder):
+    hearing = Counting()
+    with listening(hearing):
+        fed_dpsd.run(*SMALL, "rounds=2", "teacher.min_steps=21", progress=False)
+    assert [part for part in hearing.heard if part[0] == "teachers"] == [
+        ("teachers", 1, 2),
+        ("teachers", 2, 2),
+    ]
+    steps = [part[2] for part in hearing.heard if part[0] == "steps of the student"]
+    assert steps == [5] * 5 + [10] * 10
+    (log,) = (folder / "runs").glob("*/rounds.jsonl")
+    assert all(json.loads(line)["student_seconds"] > 0 for line in log.read_text().splitlines())
 
 
 def test_a_resumed_run_is_the_straight_one(trained, folder):

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
@@ -13,6 +14,9 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
 from fed_dpsd.privacy.label_dp import Targets, fixed
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.progress import reported, reporting
 
 CPU = torch.device("cpu")
 
@@ -34,6 +38,22 @@ def train(
     PublicImages(teacher, records.images, config, lambda _: rng, device).fit(
         np.arange(len(records)), fixed(records.labels)
     )
+
+
+def train_privately(
+    mechanism: TrainingMechanism,
+    teacher: nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    rng: Rng,
+) -> None:
+    """Train a teacher by a mechanism, and report its steps in its place."""
+    with reporting("steps of a teacher", mechanism.steps) as task:
+        hook = register_optimizer_step_post_hook(lambda *_: task.advance())
+        try:
+            mechanism.train(teacher, inputs, labels, rng)
+        finally:
+            hook.remove()
 
 
 class PublicImages:
@@ -75,7 +95,8 @@ class PublicImages:
         batches = len(known) // size
         optimiser = _optimiser(self._model, settings)
         self._teacher.train()
-        for step in range(max(settings.epochs * batches, settings.min_steps)):
+        steps = range(max(settings.epochs * batches, settings.min_steps))
+        for step in reported("steps of a teacher", steps):
             if step % batches == 0:
                 order = known[torch.randperm(len(known), generator=rng)]
             chosen = order[step % batches * size :][:size]

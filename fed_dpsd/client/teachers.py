@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
-from fed_dpsd.client.learning import CPU, PublicImages, train
+from fed_dpsd.client.learning import CPU, PublicImages, train, train_privately
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
@@ -35,6 +35,7 @@ from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism, places_of
+from fed_dpsd.progress import reported
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
@@ -253,9 +254,11 @@ class Teachers:
         return torch.cat(vectors).numpy()[None, :, None]
 
     def _load_or_train_all(self) -> list[Classifier | None]:
+        each, clients = len(self._shards), self._config.num_clients  # of a process train in turn
+        shards = reported("teachers", self._shards, self._client * each, clients * each)
         return [
             self._load_or_train(shard) if len(records) or self._training else None
-            for shard, records in enumerate(self._shards)
+            for shard, records in enumerate(shards)
         ]
 
     def _load_or_train(self, shard: int) -> Classifier:
@@ -315,7 +318,7 @@ class Teachers:
             inputs = inputs[places].flatten(1, 2)
             labels = labels[places].repeat_interleave(self._training.copies, dim=1)
         rng = self._noise.numpy(purpose, self._client, number)
-        self._training.train(model, inputs, labels, rng)
+        train_privately(self._training, model, inputs, labels, rng)
         teacher.to(memory_format=torch.channels_last)
 
     def _places(self, records: Split) -> NDArray[np.int64]:

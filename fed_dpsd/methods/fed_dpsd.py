@@ -13,6 +13,7 @@ This is the paper's exchange with a server that learns more from it. The paper's
 generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -54,6 +55,7 @@ from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Answer, Ask, Refusal, Total
 from fed_dpsd.streams import Streams
 
@@ -182,13 +184,13 @@ class FedDPSD:
             last = exhausted or number == world.rounds
             if last:  # a student that was first trained on few answers never catches up: restart it
                 student = world.make_student(streams.torch("last student"))
-            loss = self.train_student(student, bank, world, streams, number, last)
+            metrics = self.train_student(student, bank, world, streams, number, last)
             generated = self.mixture(len(ask.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
                 State(len(bank), tensors_below("student", student), bank),
                 student,
-                {"student_loss": loss},
+                metrics,
                 total.refused,
                 forward_answers=total.count * len(ask.images) + discriminated,
                 backward_answers=discriminated,
@@ -347,8 +349,12 @@ class FedDPSD:
         streams: Streams,
         number: int,
         last: bool,
-    ) -> float:
-        """Train by Eq. 7 on batches from the whole bank, with Adam; return the last loss."""
+    ) -> dict[str, float]:
+        """Train by Eq. 7 on batches from the whole bank, with Adam.
+
+        Returns:
+            The last loss, and the wall-clock seconds of all steps, as metrics of the round.
+        """
         steps = self.final_student_steps if last else self.student_steps
         images = np.concatenate([part.images for part in bank])
         model, take = learner(student, images, world.device)
@@ -361,7 +367,8 @@ class FedDPSD:
         loss_of = self.student_loss(world, predictions)
         rng = streams.torch("replay", query_id=number)
         student.train()
-        for _ in range(steps):
+        started = time.perf_counter()
+        for _ in reported("steps of the student", range(steps)):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             logits = model(take(chosen))
             loss = loss_of(logits, labels[chosen].to(world.device), chosen)
@@ -369,7 +376,8 @@ class FedDPSD:
             loss.backward()
             optimiser.step()
             schedule.step()
-        return loss.item()
+        metrics = {"student_loss": loss.item()}  # waits for the device, which the time includes
+        return metrics | {"student_seconds": round(time.perf_counter() - started, 4)}
 
     def student_loss(self, world: World, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.progress import reporting
 
 # A batch this small lets the allocator reuse memory. At 1,024 images a processor spends more time
 # on new memory pages than on arithmetic.
@@ -30,8 +31,11 @@ def batches(
     images: NDArray[np.uint8], device: torch.device, at_once: int = IMAGES_AT_ONCE
 ) -> Iterator[torch.Tensor]:
     """Yield (N, C, H, W) images as float pixels, in batches of at most `at_once`."""
-    for start in range(0, len(images), at_once):
-        yield to_unit(images[start : start + at_once], device)
+    with reporting("images", len(images)) as task:
+        for start in range(0, len(images), at_once):
+            batch = images[start : start + at_once]
+            yield to_unit(batch, device)
+            task.advance(len(batch))
 
 
 def learner(

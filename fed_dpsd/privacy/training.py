@@ -56,6 +56,7 @@ class TrainingMechanism(ABC):
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
     noise_at: ClassVar[NoiseAt] = "client"
+    steps: int
     copies: int
     unit: TrainedUnit
     records_per_patient: int

@@ -23,8 +23,10 @@ from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.progress import listening
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
+from tests.listeners import Counting
 
 
 @pytest.fixture
@@ -210,6 +212,25 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     noise = [(weight - start).numpy() for weight in weights]
     assert np.abs(np.corrcoef(*noise)[0, 1]) < 0.7  # 36 weights: 0.7 is above 4 deviations
     assert np.abs(noise).max() > 1e-3  # one step of Adam
+
+
+@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
+def test_teachers_and_their_steps_are_reported_over_all_clients(small, training):
+    steps = {"plain": ("teacher.min_steps=3",), "dp_sgd": ("training.steps=3",)}[training]
+    experiment = small(f"training={training}", *steps, "teachers_per_client=2", "model=scattering")
+    federation, hearing = LocalFederation(experiment, Path(experiment.config.out)), Counting()
+    with listening(hearing):
+        federation.diagnose()
+    heard = [part for part in hearing.heard if part[0] != "images"]
+    expected = []
+    for teacher in (1, 2, 3, 4):
+        expected += [("steps of a teacher", step, 3) for step in (1, 2, 3)]
+        expected.append(("teachers", teacher, 4))
+    assert [part for part in heard if part[0] != "batches of images"] == expected
+    assert ("batches of images", 3, 3) in heard  # of the 360 test images
+    before = list(hearing.heard)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()  # of nobody's training
+    assert hearing.heard == before
 
 
 def test_copies_are_the_image_moved_by_a_pixel_and_itself():

@@ -13,7 +13,9 @@ from fed_dpsd.models.fixed_features import remembering, to_pixels, whitening
 from fed_dpsd.models.inference import Images, learner, predict
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.scattering import Scattering
+from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
+from tests.listeners import Counting
 
 SMALL = (1, 8, 8)
 KINDS = [Scattering, Patches]
@@ -202,6 +204,13 @@ def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
     images = pixels(drawn(6, (3, 8, 8)))
     turned = images.contiguous(memory_format=torch.channels_last)
     assert torch.equal(empty_memory((3, 8, 8))(images), empty_memory((3, 8, 8))(turned))
+
+
+def test_the_features_of_many_images_are_reported_as_they_are_computed():
+    hearing = Counting()
+    with listening(hearing):
+        learner(classifier(), drawn(200), torch.device("cpu"))
+    assert hearing.heard == [("images", 128, 256), ("images", 256, 256)]  # filled up with zeros
 
 
 def test_images_that_are_predicted_often_have_the_bits_of_others(monkeypatch):

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fed_dpsd.cli.console import Overrides, say, say_failed
+from fed_dpsd.cli.console import Overrides, console, say, say_failed
 from fed_dpsd.cli.run import show
+from fed_dpsd.display import shown
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
@@ -28,7 +29,8 @@ def sweep(
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
     cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
-    failed = sweeps.run(cells, _run_cell, path, say)
+    with shown(console):
+        failed = sweeps.run(cells, _run_cell, path, say)
     print(path, flush=True)
     for cell, error in failed.items():
         say_failed(f"failed: {cell}: {error}")

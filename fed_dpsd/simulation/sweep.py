@@ -27,6 +27,7 @@ from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
+from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
@@ -153,28 +154,32 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
             raise _unwritable(parent, error) from None
     write_tables(table, cells)
     failed: dict[str, str] = {}
-    waiting = list(cells)
-    for wait in (False, True):
-        held = []
-        for cell in waiting:
-            with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
-                if not mine:
-                    held.append(cell)
-                    say(f"left to another process, for now: {cell.name}")
-                elif cell.finished:
-                    say(f"finished already: {cell.name}")
-                else:
-                    say(f"{cell.name}: {cell.folder}")
-                    try:
-                        _make_folder(cell)
-                        work(cell.experiment, cell.folder)
-                    except Exception as error:
-                        failed[cell.name] = one_line(error)
-                        say(f"failed: {failed[cell.name]}")
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                    write_tables(table, cells)
-        waiting = held
+    waiting, begun = list(cells), [cell for cell in cells if not cell.finished]
+    with reporting("cells", len(begun), recent=1) as task:
+        for wait in (False, True):
+            held = []
+            for cell in waiting:
+                with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
+                    if not mine:
+                        held.append(cell)
+                        say(f"left to another process, for now: {cell.name}")
+                        continue
+                    if cell.finished:
+                        say(f"finished already: {cell.name}")
+                    else:
+                        say(f"{cell.name}: {cell.folder}")
+                        try:
+                            _make_folder(cell)
+                            work(cell.experiment, cell.folder)
+                        except Exception as error:
+                            failed[cell.name] = one_line(error)
+                            say(f"failed: {failed[cell.name]}")
+                        gc.collect()
+                        torch.cuda.empty_cache()
+                        write_tables(table, cells)
+                if cell in begun:
+                    task.advance()
+            waiting = held
     write_tables(table, cells)  # adds the cells that other processes finished
     return failed
 

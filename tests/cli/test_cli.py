@@ -190,6 +190,17 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     assert all(Path(path).stat().st_size for path in out)
 
 
+def test_a_sweep_says_how_long_its_other_cells_take(fed_dpsd, monkeypatch):
+    monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
+    tiny = (*SMALL, "rounds=1", "method.final_student_steps=1", "training=plain")
+    code, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
+    assert code == 0
+    told = [line for line in err.splitlines() if "cells" in line]
+    assert [line.partition(",")[0] for line in told] == ["1 of 3 cells", "2 of 3 cells"]
+    _, _, err = fed_dpsd("sweep", *tiny, "seed=0,1,2")
+    assert "cells" not in err
+
+
 def test_a_bad_cell_is_an_error_before_anything_runs(fed_dpsd, tmp_path):
     code, _, err = fed_dpsd("sweep", *SMALL, "num_clients=2,0", "privcy.k=2,3")
     assert code == 1

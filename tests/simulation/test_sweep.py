@@ -12,12 +12,14 @@ import pytest
 from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
+from fed_dpsd.progress import listening
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.summary import write_failure
 from fed_dpsd.simulation import sweep as sweeps
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import write_atomically
 from tests.conftest import SMALL
+from tests.listeners import Counting
 
 TINY = (*SMALL, "rounds=1", "queries_per_round=32", "teacher.min_steps=1", "method.student_steps=1")
 TINY += ("method.final_student_steps=1",)
@@ -277,6 +279,22 @@ def test_a_failing_cell_leaves_the_others_alone_and_is_tried_again(tmp_path):
 
 
 # --- the table ---
+
+
+def test_cells_are_reported_except_those_that_were_finished(tmp_path):
+    table = tmp_path / "results.csv"
+    go(plan(tmp_path, *TINY, "seed=0,1"), table)
+
+    def work(experiment, folder):
+        if experiment.config.seed == 3:
+            raise ValueError("no such seed")
+        at_once(experiment, folder)
+
+    hearing = Counting()
+    with listening(hearing):
+        failed, _ = go(plan(tmp_path, *TINY, "seed=0,1,2,3,4"), table, work)
+    assert list(failed) == ["seed=3"]
+    assert hearing.heard == [("cells", 1, 3), ("cells", 2, 3), ("cells", 3, 3)]
 
 
 def test_a_table_grows_from_several_sweeps(tmp_path):

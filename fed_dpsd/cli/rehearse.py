@@ -4,14 +4,17 @@ import csv
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fed_dpsd.cli.console import console
+from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
+from fed_dpsd.progress import reporting
 
 if TYPE_CHECKING:
+    from fed_dpsd.api import Run
     from fed_dpsd.simulation.rehearsal import Rehearsal
 
 RETRY = "federation.retry_seconds=20"  # links on one machine are fast
@@ -37,7 +40,6 @@ def rehearse(
     Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
     With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
     """
-    from fed_dpsd.simulation.faults import COMPLETED, PATIENCE
     from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
 
     home = folder.absolute()
@@ -47,16 +49,36 @@ def rehearse(
         raise UserError(f"--kills {kills} must be >= 0; 0 rehearses without faults")
     hosts = not loopback and can_make_hosts()
     console.print(f"hosts: {'network namespaces' if hosts else 'this one, over loopback'}")
-    with Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
+    with shown(console), Rehearsal(home, [RETRY, *(overrides or [])], {}, hosts) as rehearsal:
         console.print(f"connected: {len(rehearsal.hospitals)} hospitals; all of it is in {home}")
         if kills:
             _endure(rehearsal, kills, seed)
             return
-        status = rehearsal.wait(rehearsal.submit(), PATIENCE)
-        runs = sorted((home / "runs").glob("*"))
-        if status != COMPLETED or not runs:
-            raise UserError(f"the run is {status}; see {home}/coordinator/log")
-        print(runs[-1])
+        finished = _run(rehearsal)
+    console.print(str(finished), soft_wrap=True)
+    print(finished.folder)
+
+
+def _run(rehearsal: "Rehearsal") -> "Run":
+    """Run the experiment, and show its rounds as the coordinator writes them."""
+    from fed_dpsd.api import Run, shown_progress
+    from fed_dpsd.server.run_folder import read_log
+    from fed_dpsd.simulation.faults import COMPLETED, PATIENCE
+
+    runs, lines = rehearsal.folder / "runs", list[dict[str, Any]]()
+    with shown_progress(rehearsal.experiment, console) as show:
+
+        def look() -> None:
+            for folder in runs.glob("*"):  # there is one, once the run has begun
+                for line in read_log(folder)[len(lines) :]:
+                    lines.append(line)
+                    show(line)
+
+        status = rehearsal.wait(rehearsal.submit(), PATIENCE, look)
+    folders = list(runs.glob("*"))
+    if status != COMPLETED or not folders:
+        raise UserError(f"the run is {status}; see {rehearsal.folder}/coordinator/log")
+    return Run(folders[0])
 
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
@@ -66,23 +88,26 @@ def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow([field.name for field in dataclasses.fields(Fault)])
 
-    def say(fault: Fault) -> None:
-        writer.writerow(dataclasses.astuple(fault))
-        sys.stdout.flush()
+    wrong = []
+    with reporting("faults", kills, recent=1) as task:
 
-    endured, wrong = 0, []
-    while endured < kills:
-        hit = endure(rehearsal, seed, endured + 1, kills - endured, say)
-        peace = endure(rehearsal, seed, 0, 0, say)
-        endured += len(hit.faults)
-        same = "the same student" if hit.student == peace.student else "ANOTHER STUDENT"
-        console.print(
-            f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
-            f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and asks"
-        )
-        wrong += [f"seed {seed}: {line}" for line in (*hit.differences, *peace.differences)]
-        if hit.student != peace.student:
-            wrong.append(f"seed {seed}: the students differ")
-        seed += 1
+        def say(fault: Fault) -> None:
+            writer.writerow(dataclasses.astuple(fault))
+            sys.stdout.flush()
+            task.advance()
+
+        while task.done < kills:
+            hit = endure(rehearsal, seed, task.done + 1, kills - task.done, say)
+            peace = endure(rehearsal, seed, 0, 0, say)
+            same = "the same student" if hit.student == peace.student else "ANOTHER STUDENT"
+            console.print(
+                f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
+                f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and "
+                "asks"
+            )
+            wrong += [f"seed {seed}: {line}" for line in (*hit.differences, *peace.differences)]
+            if hit.student != peace.student:
+                wrong.append(f"seed {seed}: the students differ")
+            seed += 1
     if wrong:
         raise UserError("; ".join(wrong))

@@ -126,6 +126,13 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
     return path, lines
 
 
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a run's rounds.jsonl so far; the run may be writing the next one."""
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
 def save_samples(folder: Path, bank: Bank, number: int) -> None:
     """Write a PNG grid of the round's first 64 synthetic images."""
     from torchvision.utils import save_image  # takes seconds to import; only a server needs it

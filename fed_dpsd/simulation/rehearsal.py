@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data, partitions, set_up
 from fed_dpsd.privacy.secure_sum import public_key
+from fed_dpsd.progress import reported
 from fed_dpsd.simulation.clients import with_patients
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
 from fed_dpsd.storage import app_folder
@@ -222,7 +223,7 @@ class Rehearsal:
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{PORT}"\n'
             f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
         )
-        for number in self.hospitals:
+        for number in reported("hospitals started", self.hospitals):
             key = self.node_key(number)
             _run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)])
             self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")
@@ -346,13 +347,21 @@ class Rehearsal:
         answer = self.flwr("ls", "here", "--run-id", run_id)
         return str((answer.get("runs") or [{}])[0].get("status"))
 
-    def wait(self, run_id: str, timeout: float) -> str:
-        """Wait until a run has finished; return its status."""
+    def wait(self, run_id: str, timeout: float, look: Callable[[], None] = lambda: None) -> str:
+        """Wait until a run has finished; return its status.
+
+        Args:
+            run_id: the run.
+            timeout: seconds to wait at most.
+            look: called every few seconds, and when the run has finished.
+        """
         deadline = time.monotonic() + timeout
         while not (status := self.status(run_id)).startswith("finished"):
             if time.monotonic() > deadline:
                 raise UserError(f"run {run_id} is {status} after {timeout:g} s")
+            look()
             time.sleep(2)
+        look()
         return status
 
 

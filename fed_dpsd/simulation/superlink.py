@@ -25,6 +25,7 @@ import psutil
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
+from fed_dpsd.server.run_folder import read_log
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.storage import app_folder
@@ -260,9 +261,9 @@ def _wait(
     patience = 2 * federation.round_timeout_seconds + federation.node_timeout_seconds
     seen, seen_process, last_sign = 0, False, time.monotonic()
     while not (folder / "summary.json").exists():
-        lines = _log_lines(folder)
+        lines = read_log(folder)
         for line in lines[seen:]:
-            progress(json.loads(line))
+            progress(line)
         alive = _is_running(environment[MARKER])
         if len(lines) > seen or (alive and not seen_process):
             last_sign = time.monotonic()
@@ -271,8 +272,8 @@ def _wait(
         if silence > (patience if alive else START_TIMEOUT if not seen_process else 5):
             break
         time.sleep(0.5)
-    for line in _log_lines(folder)[seen:]:
-        progress(json.loads(line))
+    for line in read_log(folder)[seen:]:
+        progress(line)
     if read_summary(folder):
         return {}  # it says how the run ended; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
@@ -292,11 +293,6 @@ def _is_running(marker: str) -> bool:
             if any("flwr-simulation" in part for part in process.cmdline()):
                 return True
     return False
-
-
-def _log_lines(folder: Path) -> list[str]:
-    path = folder / "rounds.jsonl"
-    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def _outcome(folder: Path, status: Mapping[str, Any], log: str) -> dict[str, Any]:

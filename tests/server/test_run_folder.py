@@ -9,7 +9,7 @@ import pytest
 from fed_dpsd import storage
 from fed_dpsd.errors import UserError
 from fed_dpsd.server import run_folder
-from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
 
 
 def test_a_run_folder_is_never_overwritten(small, tmp_path):
@@ -81,3 +81,9 @@ def test_no_run_folder_counts_before_it_is_complete(small, monkeypatch):
     monkeypatch.setattr(run_folder, "write_atomically", record)
     new_run_folder(small())
     assert written == ["versions.json", "config.yaml"]
+
+
+def test_a_log_is_read_while_it_is_written(tmp_path):
+    assert read_log(tmp_path) == []
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert read_log(tmp_path) == [{"round": 1}, {"round": 2}]

@@ -1,0 +1,92 @@
+"""`fed-dpsd rehearse`, with a stub in place of hosts and processes: what it shows and prints."""
+
+import shutil
+
+import pytest
+
+from fed_dpsd.config import compose
+from fed_dpsd.experiment import set_up
+from fed_dpsd.simulation import faults, rehearsal
+from tests.conftest import SMALL
+
+
+@pytest.fixture
+def rehearse(fed_dpsd, monkeypatch, tmp_path):
+    """Calls the command; its coordinator "runs" by copying a finished run's folder in two parts."""
+    _, (finished,), _ = fed_dpsd("run", *SMALL)
+
+    class Stub:
+        status = faults.COMPLETED
+
+        def __init__(self, folder, overrides, settings, hosts):
+            self.folder, self.hospitals = folder, range(2)
+            self.experiment = set_up(compose(SMALL), tmp_path)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def submit(self):
+            return "1"
+
+        def wait(self, run_id, timeout, look):
+            look()
+            folder = self.folder / "runs" / "one"
+            shutil.copytree(finished, folder)
+            log = folder / "rounds.jsonl"
+            whole = log.read_text()
+            log.write_text(whole[: whole.index("\n") + 9])  # the second line is being written
+            look()
+            log.write_text(whole)
+            look()
+            look()
+            return self.status
+
+    monkeypatch.setattr(rehearsal, "Rehearsal", Stub)
+
+    def call(*arguments):
+        return Stub, fed_dpsd("rehearse", "--loopback", "--folder", "mine", *arguments)
+
+    return call
+
+
+def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
+    _, (code, out, err) = rehearse()
+    assert (code, out) == (0, [f"{tmp_path}/mine/runs/one"])
+    lines = err.splitlines()
+    assert lines[:2] == [
+        "hosts: this one, over loopback",
+        f"connected: 2 hospitals; all of it is in {tmp_path}/mine",
+    ]
+    assert [line.split(" · ")[0] for line in lines[2:5]] == [f"round {n}/3" for n in (1, 2, 3)]
+    assert lines[5].startswith("student ")
+    assert "proven 1,921 (record, add_remove)" in lines[5]
+    assert len(lines) == 6
+
+
+def test_a_run_that_failed_is_an_error_and_no_result(rehearse, monkeypatch, tmp_path):
+    monkeypatch.setattr(rehearsal.Rehearsal, "status", "finished:failed")
+    _, (code, out, err) = rehearse()
+    assert (code, out) == (1, [])
+    assert "error: the run is finished:failed; see" in err.splitlines()[-1]
+    assert "student " not in err.splitlines()[-1]
+
+
+def test_faults_are_rows_on_stdout(rehearse, monkeypatch):
+    def endure(stub, seed, first, most, say):
+        fault = faults.Fault(first, seed, "client", "hospital0", 1, 0.0, "went on")
+        if most:
+            say(fault)
+        return faults.Endured((fault,) * bool(most), "student", (), 1.0)
+
+    monkeypatch.setattr(faults, "endure", endure)
+    _, (code, out, err) = rehearse("--kills", "2", "--seed", "5")
+    assert code == 0
+    assert out == [
+        "number,seed,kind,host,rounds,seconds,outcome",
+        "1,5,client,hospital0,1,0.0,went on",
+        "2,6,client,hospital0,1,0.0,went on",
+    ]
+    assert "seed 6: 1 faults, 1 s; without them the same student, 1 s; 0 differences" in err

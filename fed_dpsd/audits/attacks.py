@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from fed_dpsd.privacy.mechanism import Charged, Epsilon, Mechanism, Relation, tr
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import reporting
 
 Say = Callable[[str], None]
 
@@ -231,11 +232,14 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
     few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
     close = _close(few, lambda trial: _own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
     runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
+    own_runs = int(np.clip(STEPS_IN_ALL // mechanism.steps, *OWN_RUNS))
+    steps = [close.steps] * (runs + victims.PILOT + ASKED_RUNS)
+    trainings = _reported(secrets, steps + [mechanism.steps] * (victims.PILOT + own_runs))
     canaries = math.ceil(CANARIES / math.sqrt(close.places))
     linear = make_teacher(config, 0, 0).fixed
     say(f"the training's steps: {runs:,} trainings of {close.steps:,} steps, {canaries} canaries")
     guesses = guess_steps(
-        victims.break_noise(close, broken), close, canaries, linear, secrets, runs
+        victims.break_noise(close, broken), close, canaries, linear, trainings, runs
     )
     advantage = steps_advantage(close)
     audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
@@ -261,7 +265,8 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
         )
 
     say(f"released probabilities: {ASKED_RUNS} trainings on up to {victims.CANARIES} images")
-    guesses = victims.guess_answers(config, victims.break_noise(close, broken), secrets, ASKED_RUNS)
+    attacked = victims.break_noise(close, broken)
+    guesses = victims.guess_answers(config, attacked, trainings, ASKED_RUNS)
     yield _black_box(
         "the probabilities of trained teachers (images that are far from parallel, no others)",
         close,
@@ -271,9 +276,9 @@ def _training(experiment: Experiment, broken: victims.Broken | None, say: Say) -
         tests_code=close.sample_rate == 1,  # sampled, an image moves final weights by little
     )
 
-    runs = int(np.clip(STEPS_IN_ALL // mechanism.steps, *OWN_RUNS))
-    say(f"the run's settings: {runs} trainings of {mechanism.steps:,} steps, as before")
-    guesses = victims.guess_answers(config, victims.break_noise(mechanism, broken), secrets, runs)
+    say(f"the run's settings: {own_runs} trainings of {mechanism.steps:,} steps, as before")
+    attacked = victims.break_noise(mechanism, broken)
+    guesses = victims.guess_answers(config, attacked, trainings, own_runs)
     yield _black_box(
         "the run's settings: probabilities of trained teachers",
         mechanism,
@@ -334,6 +339,14 @@ def _event_epsilon(event: DpEvent, delta: float, mechanism: DPSGD) -> Epsilon:
         *(bound.epsilon, bound.delta, mechanism.unit, "add_remove", trust_of(mechanism.noise_at)),
         *(bound.accountant, 0),
     )
+
+
+def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
+    """Yield a secret for each training, and report its steps when the next one begins."""
+    with reporting("steps of trainings", sum(steps)) as task:
+        for count, secret in zip(steps, secrets, strict=False):
+            yield secret
+            task.advance(count)
 
 
 def _secrets(config: Config, purpose: str) -> Iterator[SecretStreams]:

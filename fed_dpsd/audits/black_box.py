@@ -26,6 +26,7 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import reported
 
 # A client of the audited mechanism, with noise of its own at every call. It takes (n, B, K) values
 # of its teachers for each of some asks, and the student's (B, K) predictions for the first ask; a
@@ -310,20 +311,20 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
     together = min(most // piece, RUNS_AT_ONCE)  # runs that share an ask
     ratios = np.zeros((2, runs))
-    for world, ratio in enumerate(ratios):
-        for first in range(0, runs, together):
-            part = ratio[first : first + together]
-            shifts = np.tile((first + np.arange(len(part))) % num_classes, piece)
-            swaps = np.arange(piece).repeat(len(part))
-            asks = [
-                worlds[(world + swaps[:rows] + number) % 2, shifts[:rows]].swapaxes(0, 1)
-                for number, size in enumerate(sizes)
-                for rows in [len(part) * size]
-            ]
-            for number, answers in enumerate(client(asks, public[shifts])):
-                row_ratios = statistic(answers, shifts[: len(answers)])
-                row_ratios = row_ratios * (-1.0) ** (swaps[: len(answers)] + number)
-                part += row_ratios.reshape(-1, len(part)).sum(axis=0)
+    parts = [(world, first) for world in (0, 1) for first in range(0, runs, together)]
+    for world, first in reported("parts of the runs", parts):
+        part = ratios[world, first : first + together]
+        shifts = np.tile((first + np.arange(len(part))) % num_classes, piece)
+        swaps = np.arange(piece).repeat(len(part))
+        asks = [
+            worlds[(world + swaps[:rows] + number) % 2, shifts[:rows]].swapaxes(0, 1)
+            for number, size in enumerate(sizes)
+            for rows in [len(part) * size]
+        ]
+        for number, answers in enumerate(client(asks, public[shifts])):
+            row_ratios = statistic(answers, shifts[: len(answers)])
+            row_ratios = row_ratios * (-1.0) ** (swaps[: len(answers)] + number)
+            part += row_ratios.reshape(-1, len(part)).sum(axis=0)
     return ratios
 
 

@@ -30,6 +30,7 @@ from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training
+from fed_dpsd.progress import listening
 from fed_dpsd.protocol import Ask
 
 Broken = Literal["half", "none"]
@@ -157,7 +158,7 @@ def _ask_about(
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Train on the canaries that coins put in; return the coins, and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports trainings
         site = Site(
             config=_unlimited(dataclasses.replace(config, cache=cache)),
             training=training,

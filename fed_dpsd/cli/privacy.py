@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from fed_dpsd.cli.console import AsJson, Overrides, say
+from fed_dpsd.cli.console import AsJson, Overrides, console, say
+from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def audit(
     from fed_dpsd.experiment import set_up
 
     experiment = set_up(compose(overrides or []), Path.cwd())
-    outcomes = list(attacks(experiment, broken, say))
+    with shown(console):
+        outcomes = list(attacks(experiment, broken, say))
     *code, claim = outcomes
     refuted = all(attack.contradicts for attack in outcomes if attack.tests_code)
     expected = refuted if broken else not any(attack.contradicts for attack in outcomes)

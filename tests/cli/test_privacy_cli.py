@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import listening
 from tests.conftest import SMALL
+from tests.listeners import Counting
 
 # --- privacy plan ---
 
@@ -273,8 +275,14 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
         "training.noise_multiplier=1",
         "training.steps=20",
     )
-    code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
+    hearing = Counting()
+    with listening(hearing):
+        code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
     assert code == 0
+    steps = [part for part in hearing.heard if part[0] == "steps of trainings"]
+    assert len(steps) == 100 + 40 + 100 + 40 + 2 - 1  # each training; who would report the last?
+    assert steps[-1][2] - steps[-1][1] == 20
+    assert {name for name, _, _ in hearing.heard} <= {"steps of trainings", "images"}
     claim = json.loads(out[0])
     _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
     planned = json.loads(out[0])["privacy"]["proven"][0]

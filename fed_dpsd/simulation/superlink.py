@@ -232,7 +232,10 @@ def _submit(
     """Submit the run and return its id; a file holds its configuration, so that quotes survive."""
     lines = (f"{key} = {json.dumps(v, ensure_ascii=False)}\n" for key, v in run_config.items())
     (place / "run.toml").write_text("".join(lines))
-    settings = (f"num-supernodes={nodes}", "client-resources-num-cpus=1", *placement.resources)
+    settings = [f"num-supernodes={nodes}", "client-resources-num-cpus=1", *placement.resources]
+    if environment.get("RAY_ADDRESS", "") not in ("", "local"):
+        # Ray joins that cluster, whose nodes know what they have, and refuses to be told it.
+        settings = [setting for setting in settings if not setting.startswith("init-args-")]
     answer = _flwr(
         place,
         environment,

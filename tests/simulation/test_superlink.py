@@ -294,6 +294,19 @@ def test_a_gpu_is_asked_of_ray_where_clients_are_placed_on_one(
     assert words[words.index("--federation-config") + 1] == asked
 
 
+def test_a_running_ray_cluster_is_not_told_what_it_has(tmp_path, monkeypatch):
+    """Ray refuses to join a cluster with a number of processors or GPUs."""
+    words = []
+    answer = {"success": True, "run-id": "7"}
+    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or answer)
+    for address, told in (("192.0.2.1:6379", False), ("local", True), ("", True)):
+        words.clear()
+        superlink._submit(tmp_path, {"RAY_ADDRESS": address}, tmp_path, {}, 5, SHARED)
+        asked = words[words.index("--federation-config") + 1]
+        assert "client-resources-num-gpus=0.5" in asked
+        assert ("init-args-" in asked) is told
+
+
 @slow
 def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch):
     """Ray believes in the two GPUs that it is told of; the clients compute on the processor."""

@@ -36,6 +36,7 @@ logger = logging.getLogger("fed_dpsd")
 
 # The most that a message may ask for, by the key of conf/; a hospital's file may set other limits.
 LIMITS = {
+    "rounds": 10_000,
     "teachers_per_client": 100,
     "queries_per_round": 10_000,
     "model.teacher_width": 64,

@@ -96,6 +96,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
         (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
         (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
         (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
+        (("rounds=10001",), {}, "rounds is at most 10000"),
         (("teacher.epochs=1",), {"limits": {"teacher.epochs": 0}}, "teacher.epochs is at most 0"),
         (("teachers_per_client=101",), {}, "teachers_per_client is at most 100"),
         (("teacher.path=/etc/passwd", "teacher.arch=cnn"), {}, "trains its own teachers"),

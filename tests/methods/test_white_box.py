@@ -15,7 +15,7 @@ from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.errors import ConfigError, ProtocolError
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import load_data, set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
 from fed_dpsd.methods.method import World
@@ -222,7 +222,8 @@ def test_later_rounds_train_from_the_average(small, tmp_path):
     """Better than one round, from a common start; a step from elsewhere would not be near it."""
     settings = (*CLEAR, "method=fedavg", "teacher.min_steps=100", "rounds=4")
     _, finished = finish(small(*settings), tmp_path)
-    test = open_(small(*settings), tmp_path)[0]._sites[0]._test
+    config = small(*settings).config
+    test = load_data(config.data, config.cache).test
 
     def accuracy(round_):
         device = torch.device("cpu")

@@ -54,25 +54,20 @@ def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArr
     """
     answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
     counts = {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
-    total = sum(counts.values(), np.zeros(world.num_classes))
-    divisor = np.where(total > 0, total, 1)
-    return {
-        client: np.where(total > 0, count / divisor, 1 / len(counts))
-        for client, count in counts.items()
-    }
+    return among(counts, counts)
 
 
 def among(
-    class_weights: Mapping[int, NDArray[np.float64]], clients: Collection[int]
+    counts: Mapping[int, NDArray[np.float64]], clients: Collection[int]
 ) -> dict[int, NDArray[np.float64]]:
-    """Return the weights of some clients, >= 1 of them, scaled to sum to 1 for each class.
+    """Return the parts of some clients in the sum of their (K,) counts, or weights, of each class.
 
     A class of which they have no record counts as split equally among them.
     """
-    total = sum(class_weights[client] for client in clients)
+    total = sum(counts[client] for client in clients)
     divisor = np.where(total > 0, total, 1)
     return {
-        client: np.where(total > 0, class_weights[client] / divisor, 1 / len(clients))
+        client: np.where(total > 0, counts[client] / divisor, 1 / len(clients))
         for client in clients
     }
 

@@ -70,7 +70,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
         def look() -> None:
             for folder in runs.glob("*"):  # there is one, once the run has begun
-                for line in read_log(folder)[len(lines) :]:
+                for line in read_log(folder, len(lines)):
                     lines.append(line)
                     show(line)
 

@@ -183,8 +183,9 @@ class Teachers:
 
     def sensitive_probabilities(self, images: Images) -> NDArray[np.float32]:
         """Return (n, N, K) probabilities; NaN where a teacher's shard is empty."""
-        known = {i: teacher for i, teacher in enumerate(self.models) if teacher}
-        shape = (len(self.models), len(images), self._config.data.num_classes)
+        models = self.models
+        known = {i: teacher for i, teacher in enumerate(models) if teacher}
+        shape = (len(models), len(images), self._config.data.num_classes)
         sensitive = np.full(shape, np.nan, np.float32)
         if known:
             sensitive[list(known)] = images.predict_all(list(known.values()))

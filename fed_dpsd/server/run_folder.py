@@ -126,10 +126,10 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
     return path, lines
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's rounds.jsonl so far; the run may be writing the next one."""
+def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
+    """Return the lines of a run's rounds.jsonl after those `seen`; the next may be half written."""
     path = folder / "rounds.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    lines = path.read_text().split("\n")[seen:-1] if path.exists() else []
     return [json.loads(line) for line in lines]
 
 

@@ -264,18 +264,18 @@ def _wait(
     patience = 2 * federation.round_timeout_seconds + federation.node_timeout_seconds
     seen, seen_process, last_sign = 0, False, time.monotonic()
     while not (folder / "summary.json").exists():
-        lines = read_log(folder)
-        for line in lines[seen:]:
+        lines = read_log(folder, seen)
+        for line in lines:
             progress(line)
         alive = _is_running(environment[MARKER])
-        if len(lines) > seen or (alive and not seen_process):
+        if lines or (alive and not seen_process):
             last_sign = time.monotonic()
-        seen, seen_process = len(lines), seen_process or alive
+        seen, seen_process = seen + len(lines), seen_process or alive
         silence = time.monotonic() - last_sign
         if silence > (patience if alive else START_TIMEOUT if not seen_process else 5):
             break
         time.sleep(0.5)
-    for line in read_log(folder)[seen:]:
+    for line in read_log(folder, seen):
         progress(line)
     if read_summary(folder):
         return {}  # it says how the run ended; Flower may take a minute to notice

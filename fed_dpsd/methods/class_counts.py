@@ -53,7 +53,10 @@ def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArr
     clients. The result is empty where no client answers.
     """
     answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
-    counts = {client: np.clip(own.values[0], 0, MOST_RECORDS) for client, own in answers.items()}
+    counts = {
+        client: np.clip(own.values[0].astype(np.float64), 0, MOST_RECORDS)
+        for client, own in answers.items()
+    }
     return among(counts, counts)
 
 

@@ -1,0 +1,57 @@
+"""What newcomers typed in their first hour: exit code, what must be said, and what must never be.
+
+A row of first_hour/*.yaml has `command`, `code`, `says` (regular expressions, each found in what is
+printed on both streams), and, where needed: `never` (more of them, found nowhere), `given` (the
+fixture functions below, whose paths stand for {NAME} in the command) and `leaves` (true where the
+command may leave a run folder in runs/).
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import SMALL
+
+TABLES = sorted((Path(__file__).parent / "first_hour").glob("*.yaml"))
+ROWS = [
+    pytest.param(row, id=f"{table.stem}: {row['command']}")
+    for table in TABLES
+    for row in yaml.safe_load(table.read_text())
+]
+NEVER = (
+    "Traceback",
+    r"\[?[Ee]rrno",
+    r"os error \d",
+    r"[Hh]ydra",
+    "OmegaConf",
+    "NoneType",
+    r"\bNone\b",
+    r"<class '",
+    r"\w+Error: ",
+)
+
+
+def _run(fed_dpsd, tmp_path):
+    _, out, _ = fed_dpsd("run", *SMALL, "out=elsewhere")
+    return out[-1]
+
+
+GIVEN = {"run": _run}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_newcomer_is_told(fed_dpsd, tmp_path, row):
+    assert set(row) <= {"command", "code", "says", "never", "given", "leaves"}
+    given = {name: GIVEN[name](fed_dpsd, tmp_path) for name in row.get("given", ())}
+    code, out, err = fed_dpsd(*shlex.split(row["command"].format(**given)))
+    said = "\n".join([*out, err])
+    assert code == row["code"], said
+    for pattern in row["says"]:
+        assert re.search(pattern, said), f"{pattern!r} is not in: {said}"
+    for pattern in (*NEVER, *row.get("never", ())):
+        assert not re.search(pattern, said), f"{pattern!r} is in: {said}"
+    if not row.get("leaves"):
+        assert not list(tmp_path.glob("runs/*"))

@@ -133,7 +133,8 @@ def split(
     parts = _try_split(partition, labels, num_clients)
     if parts is not None:
         return parts
-    feasible, infeasible = 0, min(num_clients, len(labels) + 1)
+    least = partition.min_partition_size if isinstance(partition, Dirichlet) else 1
+    feasible, infeasible = 0, min(num_clients, len(labels) // least + 1)
     while infeasible - feasible > 1:
         middle = (feasible + infeasible) // 2
         works = _try_split(partition, labels, middle) is not None
@@ -176,7 +177,8 @@ def _try_split(
             subsets = [partitioner.load_partition(client) for client in range(num_clients)]
     except (ValueError, IndexError):
         return None
-    parts = [np.sort(np.asarray(subset["index"], np.int64)) for subset in subsets]
+    numbers = (subset.with_format("numpy")[:]["index"] for subset in subsets)
+    parts = [np.sort(np.asarray(part, np.int64)) for part in numbers]
     if min(len(part) for part in parts) == 0:
         return None
     return parts

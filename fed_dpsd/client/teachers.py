@@ -169,11 +169,10 @@ class Teachers:
         models = self._models
         if models is None:
             models = [self._read] if self._read else self._load_or_train_all()
-        if held := held_on(self._device):
-            held.use(self, sum(weight_bytes(teacher) for teacher in models if teacher))
-            models = [teacher and teacher.to(self._device) for teacher in models]
-        self._models = models
-        return models
+        size = sum(weight_bytes(teacher) for teacher in models if teacher)
+        held_on(self._device).use(self, size)
+        self._models = [teacher and teacher.to(self._device) for teacher in models]
+        return self._models
 
     def drop(self) -> None:
         """Take the teachers off their device; `models` reads them from the cache again."""
@@ -339,16 +338,26 @@ class Teachers:
 
 
 def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
-    """Return a batch size at which each image's features are its own, to the last bit."""
+    """Return a batch size at which each image's features are its own, to the last bit.
+
+    It is found on random images, once in a process for features of a kind.
+    """
 
     def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
         batch = to_unit((255 * pixels).byte().numpy(), CPU)
         with remembering("nothing"):
             return [teacher.features(batch)]
 
-    if not teacher.fixed or places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE):
+    if not teacher.fixed:
         return IMAGES_AT_ONCE
-    return 1
+    key = (*teacher.features_key, images.shape[1:])
+    if key not in _safe_batches:
+        agree = places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE)
+        _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
+    return _safe_batches[key]
+
+
+_safe_batches: dict[tuple[object, ...], int] = {}
 
 
 def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:

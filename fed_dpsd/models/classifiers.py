@@ -40,6 +40,14 @@ class Classifier(nn.Module):
         """Return whether only the linear classifier learns."""
         return next(self.backbone.parameters(), None) is None
 
+    @property
+    def features_key(self) -> tuple[object, ...]:
+        """Return what fixed features follow from, beside the images and the device.
+
+        A different number of threads may change the last bits.
+        """
+        return type(self.backbone), self.classifier.in_features, torch.get_num_threads()
+
     def features(self, images: torch.Tensor) -> torch.Tensor:
         """Return the (B, F) output of the backbone, before the classifier."""
         return self.backbone(2 * images - 1)

@@ -99,7 +99,7 @@ class Images:
 
     def _fixed_features(self, model: Classifier, device: torch.device) -> list[torch.Tensor]:
         """Return the features of each batch, computed at the first call for features like these."""
-        key = (type(model.backbone), model.classifier.in_features, device, torch.get_num_threads())
+        key = (*model.features_key, device)
         if key not in self._features:
             computed = [model.features(batch) for batch in batches(self._images, device)]
             self._features[key] = computed

@@ -60,6 +60,7 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
     build = functools.partial(CLASSIFIERS["scattering"], (1, 8, 8), 10, 4)
     teacher = initialise(build, Streams(0).torch("teacher"))
     images = np.zeros((3, 1, 8, 8), np.uint8)
+    monkeypatch.setattr(teachers, "_safe_batches", {})
     assert _safe_batch(teacher, images) == IMAGES_AT_ONCE
     features = teacher.features
 
@@ -67,6 +68,8 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
         return features(pixels) + torch.arange(len(pixels))[:, None] * 2.0**-10
 
     monkeypatch.setattr(teacher, "features", by_place)
+    assert _safe_batch(teacher, images) == IMAGES_AT_ONCE  # it was found before
+    monkeypatch.setattr(teachers, "_safe_batches", {})
     assert _safe_batch(teacher, images) == 1
 
 

@@ -17,6 +17,8 @@ from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanis
 # Bytes of a GPU that a process may fill with teachers. Whoever starts several processes on one GPU
 # sets it; otherwise a process takes half of what is free when its first teacher comes.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
+# Bytes of the processor's memory that a process fills, so that it does not grow with the clients.
+PROCESSOR_BYTES = 2**28
 
 
 def named_device(config: Config, client: int) -> str:
@@ -87,9 +89,9 @@ class Held:
 
 
 @functools.cache
-def held_on(device: torch.device) -> Held | None:
-    """Return what this process holds on a GPU; None for the processor, which has no limit."""
+def held_on(device: torch.device) -> Held:
+    """Return what this process holds on a device."""
     if device.type == "cpu":
-        return None
+        return Held(PROCESSOR_BYTES)
     given = os.environ.get(TEACHER_BYTES)
     return Held(int(given) if given else torch.cuda.mem_get_info(device)[0] // 2)

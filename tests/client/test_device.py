@@ -101,7 +101,7 @@ def test_what_is_gone_takes_no_room():
 def test_the_limit_is_given_or_half_of_what_is_free(monkeypatch):
     held_on.cache_clear()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1_000, 4_000))
-    assert held_on(torch.device("cpu")) is None
+    assert held_on(torch.device("cpu"))._limit == device.PROCESSOR_BYTES
     assert held_on(torch.device("cuda:0"))._limit == 500
     monkeypatch.setenv(device.TEACHER_BYTES, "70")
     assert held_on(torch.device("cuda:1"))._limit == 70

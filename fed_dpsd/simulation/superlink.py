@@ -38,6 +38,8 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Flower's actors have an environment of their own, so workers that wait for one are in vain.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 

@@ -1,5 +1,6 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.progress import reporting
 
 # A batch this small lets the allocator reuse memory. At 1,024 images a processor spends more time
@@ -55,7 +57,12 @@ def learner(
         return model, lambda chosen: to_unit(images[chosen], device)
     missing = -len(images) % at_once
     padded = np.concatenate([images, np.zeros((missing, *images.shape[1:]), np.uint8)])
-    parts = [model.features(batch) for batch in batches(padded, device, at_once)]
+    parts = []
+    for batch in batches(padded, device, at_once):
+        filled_up = (len(parts) + 1) * at_once > len(images)
+        # Of thousands of clients each has no more than such a batch, and all were remembered.
+        with remembering("nothing") if filled_up else contextlib.nullcontext():
+            parts.append(model.features(batch))
     features = torch.cat(parts) if parts else model.features(to_unit(images, device))
     return model.classifier, features[: len(images)].__getitem__
 

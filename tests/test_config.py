@@ -100,7 +100,7 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("noise=loud", "noise=loud must be"),
         (
             "answers.noise_at=distributed",
-            "noise_at=distributed: a secure sum needs a quorum; set quorum as well, such as",
+            "answers.noise_at=distributed needs a quorum, as in {threshold: 3,",
         ),
         (
             "answers.noise_at=distributed answers.quorum={threshold:2,colluding:0}",

@@ -2,10 +2,9 @@
 
 import contextlib
 import functools
-import os
 import statistics
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,11 +12,9 @@ from typing import Any, Literal, get_args
 from rich.console import Console
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
-from fed_dpsd.config import compose
 from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, calibrated_axis, partitions, set_up
-from fed_dpsd.models.devices import gpus
+from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.run import Progress
@@ -25,8 +22,9 @@ from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.simulation.local import LocalFederation
-from fed_dpsd.simulation.placement import Placement, place
+from fed_dpsd.simulation.ready import cautions, check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
+from fed_dpsd.simulation.sweep_grid import require_one_run
 
 Engine = Literal["local", "flower"]
 
@@ -219,7 +217,7 @@ def plan(*overrides: str) -> PlannedRun:
     Raises:
         UserError: an override is wrong.
     """
-    experiment = _composed(overrides)
+    experiment = composed(overrides)
     planned = plan_of(experiment)
     card = PrivacyCard(privacy_card(experiment, planned), "planned")
     return PlannedRun(experiment, planned.queries, card)
@@ -231,17 +229,17 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     Raises:
         UserError: an override is wrong, or the run folder cannot be made.
     """
-    experiment = _composed(overrides)
-    check_simulated(experiment, "overrides=...")
+    experiment = composed(overrides)
     if engine not in get_args(Engine):
-        raise UserError(f"engine={engine!r} must be {' or '.join(get_args(Engine))}")
-    if nodes is not None and (engine == "local" or nodes < 1):
-        raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
+        raise UserError(f"engine={engine} must be {' or '.join(get_args(Engine))}")
+    if nodes is not None and engine == "local":
+        raise UserError(f"nodes={nodes} goes with engine=flower; the local engine has no nodes")
+    if nodes is not None and nodes < 1:
+        raise UserError(f"nodes={nodes} must be >= 1")
     clients = nodes or experiment.config.num_clients
-    placement = placed(experiment, 1 if engine == "local" else clients)
+    placement = ready(experiment, overrides, 1 if engine == "local" else clients)
     if engine == "local":
         return local_job(experiment, new_run_folder(experiment))
-    partitions(experiment)  # reports a partition that the data does not allow before Flower starts
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
     absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
@@ -279,29 +277,6 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
     return Job(experiment, folder, work)
 
 
-def placed(experiment: Experiment, nodes: int) -> Placement:
-    """Place the clients of a simulation on this machine's devices; the local engine is one node.
-
-    Raises:
-        UserError: a device is not there, or is too small; nothing has been read.
-    """
-    wanted = {experiment.config.client_device, experiment.config.server_device}
-    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
-
-
-def check_simulated(experiment: Experiment, run_config: str) -> None:
-    """Refuse to let clients of this process answer in the place of hospitals.
-
-    Raises:
-        UserError: the clients are hospitals; the message says how to reach them.
-    """
-    if not experiment.config.federation.simulation:
-        raise UserError(
-            "the clients of this run are hospitals (federation=deployment), whom only Flower "
-            f"reaches: flwr run PATH FEDERATION --run-config '{run_config}'"
-        )
-
-
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
     """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere."""
@@ -319,14 +294,19 @@ def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progres
         yield show
 
 
-def _composed(overrides: tuple[str, ...]) -> Experiment:
-    """Return the experiment of overrides, with relative paths from the working directory."""
+def composed(overrides: Sequence[str]) -> Experiment:
+    """Return the one experiment of overrides, with relative paths from the working directory.
+
+    Raises:
+        UserError: an override is wrong, or it is a grid of several experiments.
+    """
     if not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides={overrides!r}: give strings, an argument each, as in "
             'fed_dpsd.run("rounds=2", "seed=1")'
         )
-    return set_up(compose(overrides), Path.cwd())
+    require_one_run(overrides)
+    return from_overrides(overrides, Path.cwd())
 
 
 def _shown(job: Job, progress: bool | Progress) -> Run:
@@ -335,6 +315,8 @@ def _shown(job: Job, progress: bool | Progress) -> Run:
     if not progress:
         return job.run(lambda line: None)
     console = Console(stderr=True, highlight=False)
+    for line in cautions(job.experiment):
+        console.print(f"warning: {line}", markup=False, soft_wrap=True)
     with shown_progress(job.experiment, console) as show:
         finished = job.run(show)
     console.print(str(finished), soft_wrap=True)

@@ -4,20 +4,27 @@ import math
 
 from fed_dpsd.config import Config
 from fed_dpsd.data.partition import ByClass, Partition
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.central import Central
 from fed_dpsd.methods.direct import Direct
-from fed_dpsd.methods.method import Method
+from fed_dpsd.methods.method import Method, Plan
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.gradient_sum import GradientSum
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
+from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.output_gradient import OutputGradient
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
+from fed_dpsd.privacy.votes import NoisyVotes
 
 NOISELESS = {"noise_multiplier": 0.0, "epsilon_per_answer": math.inf}
+# Squared ratio of signal to noise, over a whole run, at which students of MNIST are at chance
+# (docs/results/mnist.md; 75.7 % at 64,000).
+CHANCE = 128
 
 
 def misfits(
@@ -37,7 +44,7 @@ def misfits(
         problems += _private_training(config, trained)
     if baseline and config.teacher.path is not None:
         problems.append(
-            f"teacher.path={config.teacher.path}: the baseline of {type(method).__name__} is "
+            f"teacher.path={config.teacher.path}: the baseline of method={name_of(method)} is "
             "trained here, by its own training; use teacher.path=null"
         )
     if isinstance(baseline, TrainingMechanism) and baseline.unit != "record":
@@ -65,21 +72,36 @@ def misfits(
     return problems
 
 
+def name_of(method: Method) -> str:
+    """Return the name of the method's file."""
+    return type(method).__module__.rpartition(".")[2]
+
+
 def _architectures(config: Config) -> set[str]:
     """Return the names of the teachers' architectures."""
     return set(map(config.architecture, range(config.num_clients)))
 
 
+def _teachers_keys(config: Config) -> dict[str, str]:
+    """Return the architectures of teachers that are trained, by the keys that name them."""
+    if not config.model.teachers:
+        return {"model.teacher": config.model.teacher}
+    return {f"model.teachers[{i}]": name for i, name in enumerate(config.model.teachers)}
+
+
 def _unknown_architectures(config: Config) -> list[str]:
     """Return the architectures that are unknown, or lack their public weights."""
-    model = config.model
-    named = {"model.teacher": [model.teacher], "model.student": [model.student]}
-    named |= {"model.teachers": model.teachers, "teacher.arch": [config.teacher.arch or "cnn"]}
-    known = ", ".join(CLASSIFIERS)
+    model, known = config.model, ", ".join(CLASSIFIERS)
+    named = _teachers_keys(config) | {
+        "model.teacher": model.teacher,
+        "model.student": model.student,
+    }
+    if config.teacher.arch is not None:
+        named["teacher.arch"] = config.teacher.arch
     problems = [
-        f"{key}={name!r} is unknown; choose one of: {known}"
-        for key, names in named.items()
-        for name in set(names) - set(CLASSIFIERS)
+        f"{key}={name} is unknown; choose one of: {known}"
+        for key, name in named.items()
+        if name not in CLASSIFIERS
     ]
     here = {model.student} | (_architectures(config) if config.federation.simulation else set())
     if "pretrained" in here:
@@ -94,11 +116,13 @@ def _private_training(config: Config, training: Training | None) -> list[str]:
     """Return what a private training of teachers, or of a baseline, cannot train."""
     if not isinstance(training, TrainingMechanism):
         return []
+    fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
     return [
-        f"model.teacher={name}: training={training.name} must bound each record's "
-        "part, and its layers mix records or cannot be taken apart; use "
-        f"model.teacher={GROUP_FORMS.get(name, 'cnn')}"
-        for name in _architectures(config) & set(NO_DP_SGD)
+        f"{key}={name}: training={training.name} bounds each record's part, which it cannot in "
+        f"this network, whose layers mix records; use {GROUP_FORMS.get(name, 'cnn')}, or another "
+        f"of: {fitting}"
+        for key, name in list(_teachers_keys(config).items())[: config.num_clients]
+        if name in NO_DP_SGD
     ]
 
 
@@ -106,20 +130,19 @@ def _method(
     config: Config, method: Method, training: Training | None, answers: Mechanism | None
 ) -> list[str]:
     """Return what a method needs and does not have."""
-    problems, name = [], type(method).__name__
+    problems, name = [], name_of(method)
     if isinstance(method, Direct) and {config.model.student} != _architectures(config):
         problems.append(
-            f"model.teacher={config.model.teacher}: method {name} trains the student's own "
+            f"model.teacher={config.model.teacher}: method={name} trains the student's own "
             f"network; use model.teacher={config.model.student} model.teachers=[]"
         )
     if method.num_clients not in (None, config.num_clients):
         problems.append(
-            f"num_clients={config.num_clients}: method {name} needs "
-            f"num_clients={method.num_clients}"
+            f"num_clients={config.num_clients}: method={name} has one client; use num_clients=1"
         )
     if training and training.name not in (method.trainings or (training.name,)):
         problems.append(
-            f"training={training.name}: method {name} needs "
+            f"training={training.name}: method={name} needs another; use "
             f"training={' or '.join(method.trainings or ())}"
         )
     if getattr(method, "baseline", None) and not config.federation.simulation:
@@ -142,22 +165,22 @@ def _method(
         )
     if config.clients_per_round is not None and not method.asks_cohorts:
         problems.append(
-            f"clients_per_round={config.clients_per_round}: method {name} asks all its clients; "
+            f"clients_per_round={config.clients_per_round}: method={name} asks all its clients; "
             "use clients_per_round=null"
         )
     if config.pictures and not method.asks_pictures:
         problems.append(
-            f'pictures={config.pictures}: method {name} asks no pictures; use pictures=""'
+            f'pictures={config.pictures}: method={name} asks no pictures; use pictures=""'
         )
     if method.averages and config.teacher.path is None:
         if len(_architectures(config)) > 1:
             problems.append(
-                f"model.teachers={list(config.model.teachers)}: method {name} averages weights "
+                f"model.teachers={shown(config.model.teachers)}: method={name} averages weights "
                 "of one architecture; use model.teachers=[]"
             )
         if not config.teacher.same_start:
             problems.append(
-                f"teacher.same_start=false: method {name} averages weights, "
+                f"teacher.same_start=false: method={name} averages weights, "
                 "which is noise where they start apart; use teacher.same_start=true"
             )
     return problems
@@ -231,8 +254,8 @@ def _label_private(
         )
     if method and not isinstance(method, Central):
         problems.append(
-            f"training={training.name} protects labels that nothing else reads; method "
-            f"{type(method).__name__} may: use method=central"
+            f"training={training.name} protects labels that nothing else reads; "
+            f"method={name_of(method)} may: use method=central"
         )
     if config.privacy.target_epsilon is not None:
         problems.append(
@@ -240,3 +263,40 @@ def _label_private(
             f"training={training.name} protects the label alone; set training.epsilon instead"
         )
     return problems
+
+
+# --- what teaches nothing ---
+
+
+def cautions(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
+    """Return a sentence where a student is not going to learn from answers under their noise."""
+    asked = sum(s.asks * s.queries for s in plan.stages if s.mechanism == answers)
+    if not asked or _clarity(config, answers, asked) > CHANCE:
+        return []
+    field = str(answers.calibrated_by)
+    noise = f"answers={answers.name} with answers.{field}={getattr(answers, field):.4g}"
+    fitting = f"answers.{field}={10 if field == 'epsilon_per_answer' else 0.1}"
+    if isinstance(training, TrainingMechanism):
+        remedy = f"training={training.name} carries the proof already: use {fitting}"
+    else:
+        remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
+    teachers = config.num_clients * config.teachers_per_client
+    return [
+        f"{noise}: the noise hides what {teachers:,} teacher{'s' if teachers > 1 else ''} can say "
+        f"in {asked:,} queries, so expect a student at chance; {remedy}"
+    ]
+
+
+def _clarity(config: Config, answers: Mechanism, asked: int) -> float:
+    """Return the squared ratio of signal to noise in all answers, if all teachers agree."""
+    clients, teachers = config.num_clients, config.teachers_per_client
+    if isinstance(answers, TopKRandomizedResponse):
+        lies, odds = (answers.k or answers.num_classes) - 1, math.exp(answers.epsilon_per_answer)
+        truth = (odds - 1) / (odds + lies) if math.isfinite(odds) else 1.0
+        return asked * clients * (lies + 1) * truth**2
+    if not isinstance(answers, NormalizedGradient | NoisyVotes | NoisyMax):
+        return math.inf
+    if not answers.noise_multiplier:
+        return math.inf
+    draws = clients if answers.noise_at == "client" else 1
+    return asked * (clients * teachers / answers.noise_multiplier) ** 2 / draws

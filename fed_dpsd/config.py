@@ -1,30 +1,21 @@
 """The configuration: a single schema for `fed-dpsd run KEY=VALUE ...` and Flower's `--run-config`.
 
-Hydra composes conf/. The result is bound (binder.py) to the frozen dataclasses here, whose fields
-are the keys of the YAML files. No data is read before.
+Hydra composes conf/ (overrides.py). The result is bound (binder.py) to the frozen dataclasses
+here, whose fields are the keys of the YAML files. No data is read before.
 """
 
 import dataclasses
-import difflib
 import json
 import re
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import hydra
 import yaml
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from fed_dpsd.errors import ConfigError
-from fed_dpsd.renamed import former_privacy
-from fed_dpsd.storage import conf_folder
+from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.overrides import compose, split_overrides
 
 FLAT_KEYS = ("num_clients", "out", "overrides")
 
@@ -60,7 +51,7 @@ class DataConfig:
             if self.patient_column is not None:
                 raise ValueError(
                     f"records_per_patient={self.records_per_patient} makes patients up, and "
-                    f"patient_column={self.patient_column!r} names them; give one of the two"
+                    f"patient_column={self.patient_column} names them; give one of the two"
                 )
         if len(self.shape) != 3 or self.shape[0] not in (1, 3) or self.shape[1] != self.shape[2]:
             raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
@@ -69,12 +60,12 @@ class DataConfig:
         require(self, num_classes=2)
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
-                f"label_column={self.label_column!r} and label_columns={list(self.label_columns)}: "
-                "give one of the two"
+                f"label_column={shown(self.label_column)} and "
+                f"label_columns={shown(self.label_columns)}: give one of the two"
             )
         if self.label_columns and len(self.label_columns) != self.num_classes:
             raise ValueError(
-                f"label_columns={list(self.label_columns)} has {len(self.label_columns)} classes, "
+                f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
 
@@ -117,9 +108,15 @@ class TeacherConfig:
     same_start: bool
 
     def __post_init__(self) -> None:
-        if (self.path is None) != (self.arch is None):
+        if self.path is not None and self.arch is None:
             raise ValueError(
-                f"path={self.path!r} and arch={self.arch!r} go together: give both, or none"
+                f"path={self.path}: the file's architecture is not given; add teacher.arch=cnn, or "
+                "whichever it has"
+            )
+        if self.arch is not None and self.path is None:
+            raise ValueError(
+                f"arch={self.arch} is for a teacher from a file; add "
+                f"teacher.path=FILE.safetensors, or use model.teacher={self.arch} to train one"
             )
         require(self, seed=0, epochs=0, min_steps=1, batch_size=1)
         require_positive(self, "learning_rate")
@@ -147,7 +144,7 @@ class PrivacyConfig:
     def __post_init__(self) -> None:
         if self.budget_relation not in ("add_remove", "replace_one"):
             raise ValueError(
-                f"budget_relation={self.budget_relation!r} must be 'add_remove' or 'replace_one'"
+                f"budget_relation={self.budget_relation} must be add_remove or replace_one"
             )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
@@ -228,7 +225,7 @@ class Config:
                 "teacher.path, which holds one teacher a client; use teachers_per_client=1"
             )
         if self.noise not in ("seeded", "secure"):
-            raise ValueError(f"noise={self.noise!r} must be seeded or secure")
+            raise ValueError(f"noise={self.noise} must be seeded or secure")
         require_device_name(self, "client_device", "server_device")
 
     def architecture(self, client: int) -> str:
@@ -257,9 +254,7 @@ def require_device_name(instance: Any, *names: str) -> None:
     """Raise ValueError for the first field that names no device, wherever it may be."""
     for name in names:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", getattr(instance, name)):
-            raise ValueError(
-                f"{name}={getattr(instance, name)!r} must be auto, cpu, cuda or cuda:N"
-            )
+            raise ValueError(f"{name}={getattr(instance, name)} must be auto, cpu, cuda or cuda:N")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -275,100 +270,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ValueError("it is empty")
     return raw
-
-
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose conf/ with Hydra `overrides` into plain dictionaries.
-
-    `sweep` is left out, and `device`, for which two other keys stand.
-
-    Raises:
-        ConfigError: an override has wrong syntax, names an unknown key, or an unknown choice.
-    """
-    composed = _compose(overrides).items()
-    return {key: value for key, value in composed if key not in ("sweep", "device")}
-
-
-def declared_sweep(experiment: str) -> Any:
-    """Return the `sweep` of an experiment's file: overrides, each with choices as for `choices`."""
-    return _compose([f"experiment={experiment}"])["sweep"]
-
-
-def choices(override: str) -> tuple[str, list[str]]:
-    """Return the key of an override in Hydra's sweep syntax, and its choices, at least one.
-
-    Raises:
-        ConfigError: the syntax is wrong, or the choices cannot be listed.
-    """
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-        if parsed.is_sweep_override():
-            return parsed.get_key_element(), list(parsed.sweep_string_iterator())
-        return parsed.get_key_element(), [parsed.get_value_element_as_str()]
-    except HydraException as error:
-        raise ConfigError([_explain(str(error), [override])]) from None
-
-
-def _compose(overrides: Sequence[str]) -> dict[str, Any]:
-    if problems := list(filter(None, map(former_privacy, overrides))):
-        raise ConfigError(problems)
-    GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            composed = hydra.compose("config", overrides=list(overrides))
-        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([_explain(str(error), overrides)]) from None
-
-
-def _explain(message: str, overrides: Sequence[str]) -> str:
-    """Return Hydra's error as one line, with the nearest key that exists."""
-    if choice := re.search(r"Could not find '([\w]+)/(.+?)'", message):
-        group, name = choice.groups()
-        names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-        return f"{group}={name} is unknown; choose one of: {', '.join(names)}"
-    if unknown := re.search(r"Could not override '([^']+)'", message):
-        key = unknown.group(1)
-        groups = [path.name for path in conf_folder().iterdir() if path.is_dir()]
-        chosen = [each for each in overrides if each.partition("=")[0] in groups]
-        near = difflib.get_close_matches(key, _flat_keys(compose(chosen)), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "; conf/ lists the keys"
-        return f"override '{key}' is not a configuration key{hint}"
-    first_line = message.strip().splitlines()[0]
-    return f"overrides {' '.join(overrides)!r}: {first_line}; write KEY=VALUE, one by one"
-
-
-def _flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    keys = [prefix + key for key in tree]
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            keys += _flat_keys(value, f"{prefix}{key}.")
-    return keys
-
-
-def split_overrides(text: str) -> list[str]:
-    """Split a string of overrides at blanks outside Hydra's quotes and brackets, keeping both.
-
-    >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
-    ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
-    """
-    tokens, token, quote, depth, escaped = [], "", "", 0, False
-    for character in text:
-        if not quote and depth == 0 and character.isspace():
-            tokens.append(token)
-            token = ""
-            continue
-        token += character
-        if quote:
-            quote = "" if character == quote and not escaped else quote
-        elif character in "'\"" and not escaped:
-            quote = character
-        else:
-            depth += (character in "[{(") - (character in ")}]")
-        escaped = character == "\\" and not escaped
-    if quote or depth > 0:
-        raise ConfigError([f"overrides={text!r}: a quote or bracket is not closed"])
-    return [token for token in [*tokens, token] if token]
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:

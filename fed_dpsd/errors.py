@@ -1,6 +1,7 @@
 """Errors that a person can mend, and those of a peer; each is told in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 class UserError(Exception):
@@ -25,3 +26,14 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, UserError):
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shown(value: Any) -> str:
+    """Return a value as it is typed: null, true, [1, 2]."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
+    return str(value)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,15 +14,16 @@ from dp_accounting import ComposedDpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
-from fed_dpsd.combinations import misfits
+from fed_dpsd.combinations import cautions, misfits, name_of
 from fed_dpsd.config import Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.pictures import PACKAGES
+from fed_dpsd.overrides import read
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -54,11 +55,33 @@ class Experiment:
     @property
     def method_name(self) -> str:
         """The name of the method's file."""
-        return type(self.method).__module__.rsplit(".", 1)[-1]
+        return name_of(self.method)
+
+    @property
+    def cautions(self) -> list[str]:
+        """What to say before a run whose student is not going to learn, a sentence each."""
+        plan = self.method.plan(World.of(self.config, self.training, self.answers))
+        return cautions(self.config, self.training, self.answers, plan)
 
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""
         return to_json(self.config)
+
+
+def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
+    """Compose and bind what is typed; all that is wrong with it is one error, a line on each.
+
+    Args:
+        overrides: Hydra overrides, such as "rounds=10".
+        base: as for `set_up`.
+
+    Raises:
+        ConfigError: the overrides, or the values, have problems. No data has been read.
+    """
+    composition = read(overrides)
+    binder = Binder(lambda: composition.defaults, composition.sources)
+    binder.problems += composition.problems
+    return _bind(binder, composition.values, base, written=False)
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
@@ -73,11 +96,14 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     Raises:
         ConfigError: the configuration has problems, each on a line. No data has been read.
     """
-    binder = Binder()
-    config = binder.bind(Config, raw)
-    data = raw["data"] if isinstance(raw["data"], Mapping) else {}
+    return _bind(Binder(), raw, base, written)
 
-    public = {"num_classes": data.get("num_classes")}
+
+def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bool) -> Experiment:
+    config = binder.bind(Config, raw)
+    facts = raw if config is None else dataclasses.asdict(config)
+
+    public = {"num_classes": facts["data"].get("num_classes")}
     own = dict(raw["method"])
     if "baseline" in own:
         values = own["baseline"] if isinstance(own["baseline"], Mapping) else {}
@@ -88,12 +114,13 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
             )
     method = _bind_class(binder, "fed_dpsd.methods", own, "method", {})
     training = _bind_class(binder, "fed_dpsd.privacy", raw["training"], "training", public)
-    public["shards"] = _shards(raw, data, training)
+    public["shards"] = _shards(facts, training)
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
-        binder.problems += misfits(config, method, training, answers, partition)
-        config = _resolve_paths(binder, config, base)
+        found = misfits(config, method, training, answers, partition)
+        binder.problems += [each for each in found if not binder.concerns(each)]
+        config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
     if config.privacy.target_epsilon is not None and not written:
@@ -103,15 +130,14 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     return Experiment(config, method, training, answers, partition)
 
 
-def _shards(
-    raw: Mapping[str, Any], data: Mapping[str, Any], training: Training | None
-) -> dict[str, Any]:
+def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
     """Return the keys of privacy.mechanism.Shards, from what is public."""
+    data = facts["data"]
     known = (data.get("patient_column"), data.get("records_per_patient")) != (None, None)
-    by = "patient" if known or raw["training"].get("unit") == "patient" else "record"
+    by = "patient" if known or facts["training"].get("unit") == "patient" else "record"
     # A private training trains a teacher on no records too; one from a file is there before them.
-    silent = not isinstance(training, TrainingMechanism) and raw["teacher"].get("path") is None
-    return {"teachers": raw["teachers_per_client"], "by": by, "silent": silent}
+    silent = not isinstance(training, TrainingMechanism) and facts["teacher"].get("path") is None
+    return {"teachers": facts["teachers_per_client"], "by": by, "silent": silent}
 
 
 def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
@@ -198,14 +224,16 @@ def _bind_class(
 def _bind_partition(binder: Binder, values: Mapping[str, Any]) -> Any:
     name = values.get("name")
     if name not in PARTITIONS:
-        binder.problems.append(f"partition.name={name!r} is not one of {', '.join(PARTITIONS)}")
+        binder.problems.append(
+            f"partition.name={shown(name)} is not one of {', '.join(PARTITIONS)}"
+        )
         return None
     arguments = {key: value for key, value in values.items() if key != "name"}
     return binder.bind(PARTITIONS[name], arguments, "partition.")
 
 
-def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
-    """Return the configuration with absolute paths and their defaults; check the data folder."""
+def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: bool) -> Config:
+    """Return the configuration with absolute paths and their defaults; check what is read there."""
 
     def absolute(key: str, value: str) -> str:
         path = Path(value).expanduser()
@@ -239,6 +267,13 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
     if config.teacher.path is not None:
         path = absolute("teacher.path", config.teacher.path)
         changes["teacher"] = dataclasses.replace(config.teacher, path=path)
+        clients = range(config.num_clients if config.federation.simulation and not written else 0)
+        files = dict.fromkeys(path.replace("{client}", str(client)) for client in clients)
+        if missing := next((file for file in files if not Path(file).is_file()), None):
+            binder.problems.append(
+                f"teacher.path={config.teacher.path}: there is no file {missing}; give the "
+                "safetensors file of a trained teacher"
+            )
     return dataclasses.replace(config, **changes)
 
 

@@ -41,25 +41,25 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True, scope="session")
 def _composed_once():
     """Hydra takes a fifth of a second, and most tests ask for what others asked for."""
-    from fed_dpsd import config
+    from fed_dpsd import overrides as module
 
-    compose, original, known = config._compose, config.conf_folder, {}
+    compose, original, known = module._compose, module.conf_folder, {}
 
     def remembering(overrides):
         key = tuple(overrides)
-        if config.conf_folder is not original:  # a test with files of its own
+        if module.conf_folder is not original:  # a test with files of its own
             return compose(overrides)
         if key not in known:
             known[key] = compose(overrides)
         return copy.deepcopy(known[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "_compose", remembering)
+        patch.setattr(module, "_compose", remembering)
         yield
 
 
 def composed(*overrides):
-    from fed_dpsd.config import compose
+    from fed_dpsd.overrides import compose
 
     return compose(overrides)
 

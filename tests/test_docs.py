@@ -12,9 +12,9 @@ from PIL import Image
 
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks
-from fed_dpsd.config import compose
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import from_overrides, set_up
 from fed_dpsd.models.devices import Device, gib
+from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
@@ -140,7 +140,9 @@ def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     """With teachers and a student of few steps."""
     steps = ("training.steps=20", "method.student_steps=5", "method.final_student_steps=10")
-    monkeypatch.setattr(api, "compose", lambda overrides: compose([*steps, *overrides]))
+    monkeypatch.setattr(
+        api, "from_overrides", lambda typed, base: from_overrides([*steps, *typed], base)
+    )
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names = {}

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import (
     evaluated_on,
@@ -16,6 +15,7 @@ from fed_dpsd.experiment import (
     set_up,
 )
 from fed_dpsd.experiment import test_split as held_out
+from fed_dpsd.overrides import compose
 
 RECORDS = 1_437  # of digits, to train with
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.config import compose
 from fed_dpsd.experiment import set_up
+from fed_dpsd.overrides import compose
 from fed_dpsd.simulation.sweep_grid import expand
 from fed_dpsd.storage import conf_folder
 from tests.tables import read_files

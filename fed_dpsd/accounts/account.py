@@ -5,17 +5,19 @@ import json
 import logging
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dp_accounting import DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent
 
 from fed_dpsd.accounts.entry import Entry, EntryKind
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
 from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy.accounting import Stage, within_budget
+from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
 from fed_dpsd.protocol import Ask, Releases, Statement
 
@@ -280,6 +282,40 @@ class Account:
 
     def _keep(self, joined: Joined) -> None:
         self.ledger.note(self._note, json.dumps(vars(joined)).encode())
+
+
+def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
+    """Return a sentence where a budget ends a run early; "" where it admits the whole plan.
+
+    Nothing has been charged yet.
+
+    Raises:
+        UserError: it does not even admit the first charge; the message says what the plan needs.
+    """
+    stages = plan.bases.get("training", plan.stages)
+    first = [replace(stage, asks=1) for stage in stages[:1]]
+    bounded: tuple[Relation, ...] = ("add_remove", "replace_one")
+    for relation in bounded[: 1 + (settings.budget_relation == "replace_one")]:
+        if _admits(settings, stages, relation):
+            continue
+        costs = ComposedDpEvent([_cost(stage, relation) for stage in stages])
+        needed = unchanged_epsilon(costs, settings.delta)
+        problem = (
+            f"privacy.budget={settings.budget:g} is less than this run needs, {needed:.4g} "
+            f"(record, {relation})"
+        )
+        if _admits(settings, first, relation):
+            return f"{problem}: it ends when the budget is spent"
+        remedy = "raise it, or set privacy.target_epsilon for more noise"
+        if math.isinf(needed):
+            remedy = "use training=dp_sgd, or privacy.budget=null for no cap"
+        raise UserError(f"{problem}; {remedy}")
+    return ""
+
+
+def _admits(settings: PrivacyConfig, stages: Sequence[Stage], relation: Relation) -> bool:
+    costs = [_cost(stage, relation) for stage in stages]
+    return settings.budget is None or within_budget(costs, settings.budget, settings.delta)
 
 
 def _cost(charge: Entry | Stage, relation: Relation) -> DpEvent:

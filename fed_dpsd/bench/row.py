@@ -19,16 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fed_dpsd.api import Engine, check_simulated, new_job
+from fed_dpsd.api import Engine, new_job
 from fed_dpsd.bench.stages import PASSES, Clock, Passes, matmul_peak, timed
-from fed_dpsd.config import choices, compose
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, load_data, partitions, set_up
+from fed_dpsd.experiment import Experiment, from_overrides, load_data, partitions
 from fed_dpsd.models import torch_threads
+from fed_dpsd.overrides import choices, compose
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.placement import Placement
+from fed_dpsd.simulation.ready import check_simulated
 from fed_dpsd.simulation.superlink import run_app
+from fed_dpsd.simulation.sweep_grid import require_one_run
 from fed_dpsd.storage import client_name, write_json
 
 APP = """[project]
@@ -87,7 +89,8 @@ def composed(row: str, overrides: Sequence[str]) -> Experiment:
     Raises:
         UserError: its configuration has a problem.
     """
-    experiment = set_up(compose(own_overrides(row, overrides)), Path.cwd())
+    require_one_run(overrides)
+    experiment = from_overrides(own_overrides(row, overrides), Path.cwd())
     check_simulated(experiment, "overrides=...")
     config = experiment.config
     if row == "fedavg" and len({config.architecture(c) for c in range(config.num_clients)}) > 1:

@@ -2,16 +2,45 @@
 
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from fed_dpsd import __version__
 from fed_dpsd.cli import bench, catalogue, privacy, rehearse, run, site, student, sweep
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+
+class _Commands(TyperGroup):
+    """The commands; an option that is none, but a key of the configuration, is explained."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was typed."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _explained(error) from None
+
+
+def _explained(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error of a key that was typed as an option, or the same error of any other."""
+    from fed_dpsd.keys import groups
+    from fed_dpsd.storage import conf_folder
+
+    option = error.option_name
+    key = option.lstrip("-").replace("-", "_")
+    if key not in {name for name, *_ in catalogue.keys(conf_folder())} | set(groups()):
+        return error
+    words = " ".join(sys.argv).partition(option)[2].lstrip("= ").split() or ["VALUE"]
+    return click.UsageError(f"{option}: settings are KEY=VALUE: {key}={words[0]}", error.ctx)
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,6 +80,7 @@ def main() -> None:
     try:
         app()
     except (UserError, ProtocolError) as error:
-        for problem in error.problems if isinstance(error, ConfigError) else (one_line(error),):
+        whole = (" ".join(str(error).split()),)
+        for problem in error.problems if isinstance(error, ConfigError) else whole:
             say_failed(f"error: {problem}")
         sys.exit(1)

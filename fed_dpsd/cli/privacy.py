@@ -50,11 +50,10 @@ def audit(
     contradiction is expected: the exit code is 0, and 3 if an attack on the implementation misses
     it.
     """
+    from fed_dpsd.api import composed
     from fed_dpsd.audits.attacks import attacks
-    from fed_dpsd.config import compose
-    from fed_dpsd.experiment import set_up
 
-    experiment = set_up(compose(overrides or []), Path.cwd())
+    experiment = composed(overrides or ())
     with shown(console):
         outcomes = list(attacks(experiment, broken, say))
     *code, claim = outcomes

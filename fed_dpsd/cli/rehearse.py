@@ -41,7 +41,9 @@ def rehearse(
     With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
     """
     from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
+    from fed_dpsd.simulation.sweep_grid import require_one_run
 
+    require_one_run(overrides or [])
     home = folder.absolute()
     if home.exists() and any(home.iterdir()):
         raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")

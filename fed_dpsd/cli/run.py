@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.cli.console import Overrides, console
+from fed_dpsd.cli.console import Overrides, console, say
+from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Job
@@ -21,13 +22,21 @@ def run(
     ] = "local",
     nodes: Annotated[
         int | None,
-        typer.Option(help="Simulated nodes with --engine flower; default: one for each client."),
+        typer.Option(
+            min=1, help="Simulated nodes with --engine flower; default: one for each client."
+        ),
     ] = None,
 ) -> None:
     """Run one experiment. The last line of stdout is the run folder."""
     from fed_dpsd import api
+    from fed_dpsd.simulation.ready import cautions
 
-    _finish(api.new_job(tuple(overrides or ()), engine, nodes))
+    if nodes is not None and engine == "local":
+        raise UserError(f"--nodes {nodes} goes with --engine flower; add that, or leave it out")
+    job = api.new_job(tuple(overrides or ()), engine, nodes)
+    for line in cautions(job.experiment):
+        say(f"warning: {line}")
+    _finish(job)
 
 
 def resume(
@@ -61,10 +70,10 @@ def data(overrides: Overrides = None) -> None:
     """Show split sizes, class counts per simulated client, and a picture of the partition."""
     import numpy as np
 
-    from fed_dpsd.config import compose
-    from fed_dpsd.experiment import load_data, partitions, set_up
+    from fed_dpsd.api import composed
+    from fed_dpsd.experiment import load_data, partitions
 
-    experiment = set_up(compose(overrides or []), Path.cwd())
+    experiment = composed(overrides or ())
     config = experiment.config
     loaded = load_data(config.data, config.cache)
     console.print(

@@ -25,10 +25,15 @@ def sweep(
     The last line of stdout is the table's path.
     """
     from fed_dpsd.simulation import sweep as sweeps
+    from fed_dpsd.simulation.ready import cautions, ready
 
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
     cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
+    sweeps.check(cells, ready)
+    begun = (cell.experiment for cell in cells if not cell.finished)
+    for line in dict.fromkeys(line for each in begun for line in cautions(each)):
+        say(f"warning: {line}")
     with shown(console):
         failed = sweeps.run(cells, _run_cell, path, say)
     print(path, flush=True)
@@ -61,6 +66,4 @@ def report(
 def _run_cell(experiment: "Experiment", folder: Path) -> None:
     from fed_dpsd import api
 
-    api.check_simulated(experiment, "overrides=...")
-    api.placed(experiment, 1)
     show(api.local_job(experiment, folder))

@@ -18,9 +18,8 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital, NotAllowed
 from fed_dpsd.client.records import HospitalRecords
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.config import compose
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.noise import SecretStreams
@@ -115,7 +114,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     }
     defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
-    request = set_up(compose([*defaults, *overrides]), Path.cwd())
+    request = from_overrides([*defaults, *overrides], Path.cwd())
     try:
         return hospital.experiment(request.to_json(), 0)
     except NotAllowed as error:

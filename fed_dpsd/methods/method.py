@@ -14,6 +14,7 @@ from torch import nn
 from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import ProtocolError
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
@@ -292,6 +293,11 @@ def answers_and_refusals(
     answers = {client: own for client, own in replies.items() if isinstance(own, Answer)}
     reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
     return answers, reasons
+
+
+def nobody_answers(refused: Mapping[int, str]) -> ProtocolError:
+    """Return the error of a run that has no answer to learn from, with the clients' reasons."""
+    return ProtocolError(f"no client answers: {'; '.join(sorted(set(refused.values())))}")
 
 
 def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:

@@ -30,6 +30,7 @@ from fed_dpsd.methods.method import (
     World,
     answers_and_refusals,
     below,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.models import load_vector
@@ -58,7 +59,7 @@ def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Class
     """
     answers, refused = answers_and_refusals(federation.each(world.ask("weights")))
     if not answers:
-        raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
+        raise nobody_answers(refused)
     return {client: read_teachers(answer, world, client) for client, answer in answers.items()}
 
 

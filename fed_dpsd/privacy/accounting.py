@@ -218,14 +218,18 @@ def calibrate(
     near = far = ends[0]
     while excess(far) < 0:
         if far == ends[1]:
-            raise ValueError(f"target_epsilon={target} is more than any setting here spends")
+            raise ValueError(
+                f"target_epsilon={target:.12g} is more than any setting here spends; use "
+                f"{spend(open_end):.6g} or less"
+            )
         near, far = far, far + stride
         if (far - ends[1]) * stride > 0:
             far = ends[1]
     if far == ends[0]:
         least = spend(private)
         raise ValueError(
-            f"target_epsilon={target} is less than any setting here spends: {least:.4g} or more"
+            f"target_epsilon={target:.12g} is less than any setting here spends; use "
+            f"{least:.4g} or more"
         )
     root = float(brentq(excess, near, far, xtol=1e-5))
     while excess(root) > 0:

@@ -379,7 +379,7 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
     """
     if noise_multiplier == 0:
         if noise_at != "client":
-            raise ValueError(f"noise_multiplier=0 leaves nothing to add at noise_at={noise_at!r}")
+            raise ValueError(f"noise_multiplier=0 leaves nothing to add at noise_at={noise_at}")
         return
     check_size("noise_multiplier", noise_multiplier)
     least = teachers * 2.0**-16
@@ -393,8 +393,8 @@ def check_noise(noise_multiplier: float, noise_at: NoiseAt, teachers: int) -> No
 def check_noise_at(noise_at: str, quorum: Quorum | None) -> None:
     """Raise ValueError unless `noise_at` is known, with a quorum exactly if it is distributed."""
     if noise_at not in ("client", "server", "distributed"):
-        raise ValueError(f"noise_at={noise_at!r} must be 'client', 'server' or 'distributed'")
-    if (noise_at == "distributed") != (quorum is not None):
-        raise ValueError(
-            f"noise_at={noise_at!r} and quorum={quorum}: a quorum and 'distributed' go together"
-        )
+        raise ValueError(f"noise_at={noise_at} must be client, server or distributed")
+    if noise_at == "distributed" and quorum is None:
+        raise ValueError("noise_at=distributed needs a quorum, as in {threshold: 3, colluding: 1}")
+    if noise_at != "distributed" and quorum is not None:
+        raise ValueError(f"quorum goes with noise_at=distributed, not {noise_at}; use quorum=null")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from fed_dpsd.config import compose
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import from_overrides
 from fed_dpsd.models.devices import Device, gpus
 from fed_dpsd.simulation.placement import place
 from fed_dpsd.storage import app_folder, home
@@ -115,7 +114,7 @@ def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
     if not devices:
         return [Check("GPU", True, "none, everything runs on the processor")]
     checks = [Check("GPU", True, str(device)) for device in devices]
-    experiment = set_up(compose([*EXAMPLE, f"num_clients={CLIENTS}"]), Path.cwd())
+    experiment = from_overrides([*EXAMPLE, f"num_clients={CLIENTS}"], Path.cwd())
     name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"
     try:
         return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]

@@ -21,10 +21,10 @@ import yaml
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
-from fed_dpsd.config import compose
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import load_data, partitions, set_up
+from fed_dpsd.experiment import from_overrides, load_data, partitions
+from fed_dpsd.overrides import read
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.simulation.clients import with_patients
@@ -83,12 +83,12 @@ class Rehearsal:
         self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
     ) -> None:
         # Patients are made up here, in the hospitals' files; a deployment knows only real ones.
-        made_up = compose(overrides)["data"]["records_per_patient"]
+        made_up = read(overrides).values["data"]["records_per_patient"]
         self._overrides = [
             *("federation=deployment", f"out={folder / 'runs'}"),
             *(*overrides, "data.records_per_patient=null"),
         ]
-        self.experiment = set_up(compose(self._overrides), Path.cwd())
+        self.experiment = from_overrides(self._overrides, Path.cwd())
         config = self.experiment.config
         if config.data.path is not None:
             self._overrides.append(f"data.path={config.data.path}")

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.card import mechanism_of
-from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError, one_line
-from fed_dpsd.experiment import Experiment, set_up
+from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder
@@ -107,16 +106,16 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
         ConfigError: every problem of every cell.
     """
     cells: dict[str, Cell] = {}
-    problems: dict[str, str] = {}
+    problems: dict[str, list[str]] = {}
     points = expand(overrides)
     for number, (name, point) in enumerate(zip(names(points), points, strict=True), start=1):
         grid, values = point
         say(f"setting up {number}/{len(points)}: {name}")
         try:
-            experiment = set_up(compose([f"{key}={value}" for key, value in values.items()]), base)
+            experiment = from_overrides([f"{key}={value}" for key, value in values.items()], base)
         except ConfigError as error:
             for problem in error.problems:
-                problems.setdefault(problem, name)
+                problems.setdefault(problem, []).append(name)
             continue
         key = cell_key(experiment)
         if key in cells:
@@ -125,9 +124,39 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
         places = {"out": str(folder), "run_folder": str(folder / key)}
         config = dataclasses.replace(experiment.config, **places)
         cells[key] = Cell(key, name, grid, values, dataclasses.replace(experiment, config=config))
-    if problems:
-        raise ConfigError([f"{problem} (in {name})" for problem, name in problems.items()])
+    _raise_once(problems, len(points))
     return list(cells.values())
+
+
+def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> None:
+    """Check what each unfinished cell needs, before any of them runs.
+
+    Args:
+        cells: the cells of one `plan`.
+        ready: raises UserError where an experiment, of these overrides, cannot run here.
+
+    Raises:
+        ConfigError: every problem of every cell.
+    """
+    problems: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.finished:
+            continue
+        try:
+            ready(cell.experiment, [f"{key}={value}" for key, value in cell.overrides.items()])
+        except UserError as error:
+            problems.setdefault(str(error), []).append(cell.name)
+    _raise_once(problems, len(cells))
+
+
+def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
+    """Raise ConfigError with each problem once, and a cell that has it unless all have it."""
+    lines = [
+        problem if len(names) == cells or names[0] in problem else f"{problem} (in {names[0]})"
+        for problem, names in problems.items()
+    ]
+    if lines:
+        raise ConfigError(lines)
 
 
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:

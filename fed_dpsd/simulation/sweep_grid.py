@@ -1,11 +1,13 @@
 """The grid of a sweep, cell by cell, from typed overrides and an experiment's file."""
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fed_dpsd.config import choices, declared_sweep
-from fed_dpsd.errors import ConfigError
+from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.keys import choices_of
+from fed_dpsd.overrides import choices, declared_sweep
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
@@ -60,6 +62,27 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     ]
 
 
+def require_one_run(overrides: Sequence[str]) -> None:
+    """Refuse an experiment whose file declares a grid, unless all keys of the grid are typed.
+
+    Raises:
+        ConfigError: it is a grid; the error says how many runs it has, and how to run it.
+    """
+    typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
+    name = typed.get("experiment", "null")
+    if name == "null" or name not in choices_of("experiment"):
+        return
+    shared, separate = _declared(name)
+    if separate or shared.keys() - typed.keys():
+        count = len(expand(overrides))
+        command = f"fed-dpsd sweep {shlex.join(overrides)}"
+        raise ConfigError([f"experiment={name} is a grid of {_runs(count)}: {command}"])
+
+
+def _runs(count: int) -> str:
+    return f"{count:,} runs" if count > 1 else "1 run, whose settings only a sweep takes"
+
+
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
     """Return the named grids of an experiment's file, with typed choices in place of theirs."""
     shared, separate = _declared(experiment)
@@ -79,12 +102,13 @@ def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
     """Return the keys that an experiment's grids share, and each separate grid, by its name."""
     declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
-        raise ConfigError([f"experiment={experiment}: sweep={declared!r} must map keys to choices"])
+        problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
+        raise ConfigError([problem])
 
     def parsed(grid: Mapping[str, Any]) -> Grid:
         for key, value in grid.items():
             if not isinstance(value, str):
-                problem = f"experiment={experiment}: sweep.{key}={value!r} must be a string"
+                problem = f"experiment={experiment}: sweep.{key}={shown(value)} must be a string"
                 raise ConfigError([f"{problem}, as in '0,1,2'"])
         return dict(choices(f"{key}={value}") for key, value in grid.items())
 

@@ -681,7 +681,7 @@ def test_the_card_covers_every_simulated_ledger(
 
 def test_a_site_file_says_what_changed_records_are(tmp_path):
     assert hospitals.open_file(site_file(tmp_path)).when_records_change == "refuse"
-    with pytest.raises(UserError, match="when_records_change='ask' must be 'refuse' or 'retrain'"):
+    with pytest.raises(UserError, match="when_records_change=ask must be refuse or retrain"):
         hospitals.open_file(site_file(tmp_path, when_records_change="ask"))
 
 

@@ -225,6 +225,4 @@ def is_of_flower(process):
 def test_a_problem_in_a_process_of_its_own_is_told_as_it_is():
     with pytest.raises(ConfigError) as caught:
         bench(plan(["rouds=2"], ["local"], []), 1, (), None, print)
-    assert caught.value.problems == (
-        "override 'rouds' is not a configuration key; did you mean 'rounds'?",
-    )
+    assert caught.value.problems == ("rouds is not a configuration key; did you mean rounds?",)

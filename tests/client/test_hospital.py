@@ -193,7 +193,7 @@ def test_a_hospitals_device_is_that_of_its_file(deployed, tmp_path, monkeypatch)
     for module in (hospitals, device):
         monkeypatch.setattr(module, "number_of_gpus", lambda: 2)
     assert hospital.open(experiment, "run").client == 0
-    with pytest.raises(ConfigError, match="device='tpu' must be auto, cpu, cuda or cuda:N"):
+    with pytest.raises(ConfigError, match="device=tpu must be auto, cpu, cuda or cuda:N"):
         hospitals.open_file(site_file(tmp_path / "other", device="tpu"))
 
 
@@ -239,12 +239,12 @@ def test_a_bad_file_names_every_problem(tmp_path):
     with pytest.raises(ConfigError) as caught:
         hospitals.open_file(file)
     said = str(caught.value)
-    assert "site.budget='three' must be a number" in said
-    assert "site.clinet=3 is not a key of site; did you mean 'client'?" in said
+    assert "site.budget=three must be a number" in said
+    assert "site.clinet=3 is not a key of site; did you mean client?" in said
     for changes, problem in (
         (
             {"trust": ["everybody"]},
-            "trust='everybody' must be 'nobody', 'threshold' or 'server'",
+            "trust=everybody must be nobody, threshold or server",
         ),
         ({"methods": ["voodoo"]}, "methods: 'voodoo' is unknown"),
         ({"client": 2}, "client=2 must be below num_clients=2"),

@@ -133,7 +133,7 @@ def test_records_without_patients_are_an_error_before_anything_is_trained(small,
         (("data.records_per_patient=0",), "data.records_per_patient=0 must be >= 1"),
         (
             ("data.records_per_patient=2", "data.patient_column=who"),
-            "records_per_patient=2 makes patients up, and patient_column='who' names them",
+            "records_per_patient=2 makes patients up, and patient_column=who names them",
         ),
     ],
 )
@@ -253,7 +253,7 @@ def test_units_are_about_trainings_only(deployed, tmp_path):
     assert isinstance(
         answer(hospital, deployed("training=plain", "answers=gradient").to_json(), ask()), Answer
     )
-    with pytest.raises(ConfigError, match="units='client' must be 'record' or 'patient'"):
+    with pytest.raises(ConfigError, match="units=client must be record or patient"):
         with_patients(tmp_path, units=["client"])
 
 

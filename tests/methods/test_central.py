@@ -92,8 +92,8 @@ def test_a_sweeps_table_has_the_labels_epsilon_in_columns_of_its_own(tmp_path):
     ("overrides", "problem"),
     [
         (("federation=deployment",), "takes images as public, which a hospital's are not"),
-        (("method=fedavg", "teacher.same_start=true"), "method FedAVG may: use method=central"),
-        (("method=fed_dpsd",), "method FedDPSD may: use method=central"),
+        (("method=fedavg", "teacher.same_start=true"), "method=fedavg may: use method=central"),
+        (("method=fed_dpsd",), "method=fed_dpsd may: use method=central"),
         (("privacy.target_epsilon=1",), "set training.epsilon instead"),
         (("teachers_per_client=2",), "divides records by their numbers, which may follow labels"),
         (("teacher.path=t.safetensors", "teacher.arch=cnn"), "use teacher.path=null"),

@@ -122,7 +122,7 @@ def test_what_the_generator_asks_the_teacher_are_answers_too(small, tmp_path, se
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["method.discriminator=both"], "discriminator='both' must be 'student' or 'teacher'"),
+        (["method.discriminator=both"], "discriminator=both must be student or teacher"),
         (
             ["method.pretraining_steps=0", "method.generator_steps=0"],
             "pretraining_steps=0 and generator_steps=0; give one of them >= 1",

@@ -39,7 +39,7 @@ def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
 
 
 def test_it_needs_one_client(small):
-    with pytest.raises(ConfigError, match="num_clients=2: method DPSD needs num_clients=1"):
+    with pytest.raises(ConfigError, match="num_clients=2: method=dpsd has one client; use"):
         small("method=dpsd", "num_clients=2")
 
 
@@ -112,7 +112,7 @@ def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(sma
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("method.discriminator=both", "discriminator='both' must be 'student' or 'teacher'"),
+        ("method.discriminator=both", "discriminator=both must be student or teacher"),
         ("method.discriminator=teacher", "generator_steps >= 1"),
     ],
 )

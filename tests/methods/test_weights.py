@@ -55,5 +55,5 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     twice = prove(plan.bases["training"], 1e-5, "record", "add_remove").value
     assert epsilon(one, 1e-5).epsilon < twice < math.inf
     assert twice == epsilon(SelfComposedDpEvent(one, 2), 1e-5).epsilon
-    with pytest.raises(ConfigError, match="training=plain: method DPFedAVG needs training=dp_sgd"):
+    with pytest.raises(ConfigError, match="training=plain: method=dp_fedavg needs another; use"):
         small(*CLEAR, "method=dp_fedavg")

@@ -102,7 +102,7 @@ def test_weights_of_another_length_name_the_client(small, tmp_path):
 
 
 def test_central_is_the_one_clients_teacher(small, tmp_path):
-    with pytest.raises(ConfigError, match="method Central needs num_clients=1"):
+    with pytest.raises(ConfigError, match="method=central has one client; use num_clients=1"):
         small(*CLEAR, "method=central", "num_clients=2")
     federation, (finished,) = finish(small(*CLEAR, "method=central", "num_clients=1"), tmp_path)
     (teacher,) = federation._sites[0]._teachers.models

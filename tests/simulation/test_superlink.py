@@ -311,7 +311,7 @@ def test_a_running_ray_cluster_is_not_told_what_it_has(tmp_path, monkeypatch):
 def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch):
     """Ray believes in the two GPUs that it is told of; the clients compute on the processor."""
     monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
-    monkeypatch.setattr(api, "placed", lambda *_: SHARED)
+    monkeypatch.setattr("fed_dpsd.simulation.ready.placed", lambda *_: SHARED)
     settings = (*SMALL, "num_clients=5", f"out={tmp_path}/runs")
     seen = []
 

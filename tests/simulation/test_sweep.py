@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
+from fed_dpsd.overrides import compose
 from fed_dpsd.progress import listening
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.summary import write_failure

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 
-from fed_dpsd import config as configs
-from fed_dpsd.config import compose, from_run_config
+from fed_dpsd import keys
+from fed_dpsd import overrides as typed
+from fed_dpsd.config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
+from fed_dpsd.overrides import compose
 from fed_dpsd.simulation.sweep_grid import Point, expand, names
 from fed_dpsd.storage import conf_folder
 from tests.simulation.test_sweep import plan
@@ -22,7 +24,8 @@ def cells(overrides):
 def experiments(tmp_path, monkeypatch):
     """Adds experiment files to a copy of conf/."""
     conf = shutil.copytree(conf_folder(), tmp_path / "conf")
-    monkeypatch.setattr(configs, "conf_folder", lambda: conf)
+    for module in (keys, typed):
+        monkeypatch.setattr(module, "conf_folder", lambda: conf)
 
     def write(name, text):
         (conf / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
@@ -164,10 +167,13 @@ def test_one_run_has_no_grid(experiments, tmp_path):
 @pytest.mark.parametrize(
     ("sweep", "expected"),
     [
-        ("{privcy.k: '2,3'}", "override 'privcy.k' is not a configuration key; did you mean"),
+        ("{privcy.delta: '2,3'}", "privcy.delta is not a configuration key; did you mean"),
         ("{seed: [0, 1]}", "experiment=bad: sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
-        ("null", "experiment=bad: sweep=None must map keys to choices"),
-        ("{seed: 'interval(0,1)'}", "Can only enumerate CHOICE and RANGE sweeps"),
+        ("null", "experiment=bad: sweep=null must map keys to choices"),
+        (
+            "{seed: 'interval(0,1)'}",
+            "values cannot be listed; write them out, as in seed=0,1,2",
+        ),
     ],
 )
 def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):

@@ -1,0 +1,84 @@
+"""What a new run needs of its configuration and of this machine, checked before it begins."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from fed_dpsd.accounts.account import shortfall
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment, partitions
+from fed_dpsd.models.devices import gpus
+from fed_dpsd.simulation.placement import Placement, place
+from fed_dpsd.storage import app_folder
+
+
+def ready(experiment: Experiment, overrides: Sequence[str], nodes: int = 1) -> Placement:
+    """Check what a new run needs, before its folder is made, and place its clients.
+
+    Raises:
+        UserError: its clients are hospitals, a device is not there, its budget is less than it
+            needs, a folder cannot be written, or the data does not allow so many clients.
+    """
+    text = " ".join(overrides)
+    check_simulated(experiment, f'overrides="{text}"')
+    placement, config = placed(experiment, nodes), experiment.config
+    cautions(experiment)  # whose budget may be less than anything costs
+    require_writable("cache", Path(config.cache))
+    if not config.run_folder:
+        require_writable("out", Path(config.out))
+    partitions(experiment)
+    return placement
+
+
+def cautions(experiment: Experiment) -> list[str]:
+    """Return what to say before a run that will teach nothing, or end early; a sentence each.
+
+    Raises:
+        UserError: its budget does not even admit the first charge.
+    """
+    config = experiment.config
+    charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
+    ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
+    return [*experiment.cautions, *([ending] if ending else [])]
+
+
+def require_writable(key: str, folder: Path) -> None:
+    """Check that the folder of a key can be made or written; nothing is made.
+
+    Raises:
+        UserError: it cannot.
+    """
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        if not there.is_dir():
+            raise NotADirectoryError
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError:
+        raise UserError(f"{key}={folder} is not writable; choose another folder") from None
+
+
+def placed(experiment: Experiment, nodes: int) -> Placement:
+    """Place the clients of a simulation on this machine's devices; the local engine is one node.
+
+    Raises:
+        UserError: a device is not there, or is too small; nothing has been read.
+    """
+    wanted = {experiment.config.client_device, experiment.config.server_device}
+    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
+
+
+def check_simulated(experiment: Experiment, run_config: str) -> None:
+    """Refuse to let clients of this process answer in the place of hospitals.
+
+    Raises:
+        UserError: the clients are hospitals; the message says how to reach them.
+    """
+    if not experiment.config.federation.simulation:
+        raise UserError(
+            "federation=deployment: the clients of this run are hospitals, whom only Flower "
+            f"reaches: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
+            "federation of docs/deployment.md; `fed-dpsd rehearse` tries it on this machine"
+        )

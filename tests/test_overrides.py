@@ -1,0 +1,80 @@
+"""Overrides as people type them: each that cannot be used is told in a sentence, and no other."""
+
+import pytest
+
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.overrides import choices, compose, read
+
+GRAMMAR = ("viable", "EOF", "expecting", "override", "Interpolation")
+
+
+def said(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        compose(overrides)
+    for problem in caught.value.problems:
+        assert not any(word in problem for word in GRAMMAR), problem
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("rounds", "rounds: write rounds=VALUE"),
+        ("rounds 10", "rounds 10: write rounds=10"),
+        ("mnist", "mnist: write data=mnist or experiment=mnist"),
+        ("mnist seed=1", "mnist: write data=mnist or experiment=mnist"),
+        ("model.teachers=[cnn", "model.teachers=[cnn: a quote or bracket is not closed"),
+        ("out='a", "out='a: a quote or bracket is not closed"),
+        ("data.path=/a(b)", "data.path=/a(b): put the value in quotes: 'data.path=\"/a(b)\"'"),
+        ("rounds==3", "rounds==3 cannot be read; write KEY=VALUE, as in rounds=10"),
+        ("~seed", "~seed: a setting cannot be deleted; write KEY=VALUE"),
+        ("seed=0,1,2", "seed=0,1,2 is a grid of runs: fed-dpsd sweep seed=0,1,2"),
+        ("seed=range(3)", "seed=range(3) is a grid of runs: fed-dpsd sweep 'seed=range(3)'"),
+        ("alpha=0.1", "alpha is not a configuration key; did you mean partition.alpha?"),
+        ("metod=dense", "metod is not a configuration key; did you mean method?"),
+        ("+foo=1", "foo is not a configuration key; `fed-dpsd list keys` names them"),
+        ("method=dens method.x=1", "did you mean dense?"),
+        ("data=null", "data=null is unknown; choose one of: celeba_gender"),
+        ("model=resnet18", "architectures are model.teacher=... and model.student=..."),
+        ("method=fedavg method.weight=1", "did you mean method.weighted?"),
+        ("training@method.baseline=dp_sgd", "belongs to method=dgd or method=dgd_plus"),
+        ("model=patches model.teachr=mlp", "did you mean model.teacher?"),
+        ("sweep.seed=1", "sweep.seed is not a configuration key"),
+    ],
+)
+def test_an_override_that_cannot_be_used_is_one_sentence(typed, expected):
+    (problem,) = said(*typed.split())
+    assert expected in problem
+
+
+def test_a_key_of_another_choice_says_whose_it_is():
+    (problem,) = said("answers=votes", "answers.k=2")
+    assert problem.startswith("answers.k belongs to answers=gradient, answers=gradient_reading,")
+    assert problem.endswith("here: noise_multiplier, noise_law, noise_at, quorum")
+
+
+@pytest.mark.parametrize("override", ["++rounds=3", "+rounds=3", "rounds=3"])
+def test_a_key_that_is_there_may_be_typed_as_hydra_wants_it(override):
+    assert compose([override])["rounds"] == 3
+    assert compose(["+experiment=mnist"])["data"]["name"] == "mnist"
+
+
+def test_a_composition_goes_on_without_what_is_wrong():
+    composition = read(["rounds=3", "lr=1", "method=dpsd", "method.nope=2", "seed=4"])
+    assert len(composition.problems) == 2
+    assert (composition.values["rounds"], composition.values["seed"]) == (3, 4)
+    assert composition.values["num_clients"] == 1
+    assert composition.defaults["rounds"] == 20
+    assert composition.defaults["num_clients"] == 1  # the method's own
+
+
+def test_a_composition_knows_where_a_value_comes_from():
+    sources = read(["method=direct"]).sources
+    assert sources["teacher.seed"] == sources["partition.seed"] == "seed"
+    assert sources["client_device"] == "device"
+    assert sources["model.teacher"] == "model.student"
+
+
+def test_a_sweep_that_cannot_be_read_is_told_so_too():
+    with pytest.raises(ConfigError, match="not closed"):
+        choices("model.teachers=[cnn")

@@ -33,8 +33,6 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         overrides.append("method=dpdfd")
     if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
         overrides.append("method=central")
-    if path.stem in ("fedavg", "dp_fedavg"):
-        overrides.append("teacher.same_start=true")
     experiment = set_up(compose(overrides), tmp_path)
     assert experiment.config.num_clients >= 1
 

@@ -26,8 +26,6 @@ from fed_dpsd.errors import ConfigError
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
-FLAT_KEYS = ("num_clients", "out", "overrides")
-
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -369,26 +367,6 @@ def split_overrides(text: str) -> list[str]:
     if quote or depth > 0:
         raise ConfigError([f"overrides={text!r}: a quote or bracket is not closed"])
     return [token for token in [*tokens, token] if token]
-
-
-def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose the configuration of `flwr run --run-config`: flat keys, and a string of overrides.
-
-    An empty value means that the key is not set. Flower checks no types, so they are checked here
-    and in `bind`.
-
-    Raises:
-        ConfigError: a key has a wrong type, or a flat key stands in `overrides` too.
-    """
-    text = run_config.get("overrides", "")
-    if not isinstance(text, str):
-        raise ConfigError([f'overrides={text!r} must be a string, as in overrides="rounds=10"'])
-    overrides = split_overrides(text)
-    flat = {key: run_config[key] for key in FLAT_KEYS[:2] if run_config.get(key, "") != ""}
-    if twice := flat.keys() & {override.split("=")[0].lstrip("+") for override in overrides}:
-        problem = "is given twice, flat and in overrides; keep one of them"
-        raise ConfigError([f"{key} {problem}" for key in sorted(twice)])
-    return compose(overrides) | flat
 
 
 def to_json(config: Config) -> str:

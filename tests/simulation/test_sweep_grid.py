@@ -6,9 +6,10 @@ import shutil
 import pytest
 
 from fed_dpsd import config as configs
-from fed_dpsd.config import compose, from_run_config
+from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
+from fed_dpsd.flower.run_config import from_run_config
 from fed_dpsd.simulation.sweep_grid import Point, expand, names
 from fed_dpsd.storage import conf_folder
 from tests.simulation.test_sweep import plan

@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fed_dpsd.errors import ConfigError
@@ -16,10 +16,15 @@ T = TypeVar("T")
 
 
 class Binder:
-    """A binder of mappings to frozen dataclasses that collects every problem on the way."""
+    """A binder of mappings to frozen dataclasses that collects every problem on the way.
 
-    def __init__(self) -> None:
+    Args:
+        packages: packages of plug-ins, whose classes may be named too.
+    """
+
+    def __init__(self, packages: Sequence[str] = ()) -> None:
         self.problems: list[str] = []
+        self._packages = tuple(packages)
 
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
         """Return an instance of dataclass `cls` from `values`, or None after recording problems.
@@ -86,18 +91,27 @@ class Binder:
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Nothing outside our own `package` is imported, whatever a file or a message names.
+        Nothing outside our own `package` and the plug-ins' is imported, whatever a file or a
+        message names.
         """
-        pattern = rf"{re.escape(package)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
-        if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
-            module, name = match.groups()
-            try:
-                cls = getattr(importlib.import_module(f"{package}.{module}"), name)
-            except (ImportError, AttributeError):
-                cls = None
-            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
-                return typing.cast(type, cls)
-        self.problems.append(f"{where}={path!r} is not a class {package}.MODULE.CLASS")
+        known = (package, *self._packages)
+        for each in known:
+            pattern = rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
+            if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
+                module, name = match.groups()
+                try:
+                    cls = getattr(importlib.import_module(f"{each}.{module}"), name)
+                except AttributeError:
+                    continue
+                except ImportError as error:
+                    if error.name == f"{each}.{module}":
+                        continue
+                    self.problems.append(f"{where}={path} cannot be imported: {error}")
+                    return None
+                if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+                    return typing.cast(type, cls)
+        forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
+        self.problems.append(f"{where}={path!r} is not a class {forms}")
         return None
 
     def finish(self) -> None:

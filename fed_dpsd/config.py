@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.errors import ConfigError
+from fed_dpsd.plugins import conf_folders, files_of, find, named_in, searching
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
@@ -207,6 +208,7 @@ class Config:
     clients_per_round: int | None = None
     evaluate_every: int = 1
     pictures: str = ""
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self, num_clients=1, teachers_per_client=1, seed=0)
@@ -310,25 +312,29 @@ def choices(override: str) -> tuple[str, list[str]]:
 def _compose(overrides: Sequence[str]) -> dict[str, Any]:
     if problems := list(filter(None, map(former_privacy, overrides))):
         raise ConfigError(problems)
+    names, others = named_in(overrides)
     GlobalHydra.instance().clear()
-    try:
-        with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            composed = hydra.compose("config", overrides=list(overrides))
-        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError([_explain(str(error), overrides)]) from None
+    with searching(find(names)):
+        try:
+            with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
+                places = [f'"file://{folder}"' for folder in conf_folders()[1:]]
+                searched = [f"hydra.searchpath=[{','.join(places)}]"] if places else []
+                composed = hydra.compose("config", overrides=[*others, *searched])
+            values = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ConfigError([_explain(str(error), overrides)]) from None
+    return values | ({"plugins": names} if names else {})
 
 
 def _explain(message: str, overrides: Sequence[str]) -> str:
     """Return Hydra's error as one line, with the nearest key that exists."""
     if choice := re.search(r"Could not find '([\w]+)/(.+?)'", message):
         group, name = choice.groups()
-        names = sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-        return f"{group}={name} is unknown; choose one of: {', '.join(names)}"
+        return f"{group}={name} is unknown; choose one of: {', '.join(files_of(group))}"
     if unknown := re.search(r"Could not override '([^']+)'", message):
         key = unknown.group(1)
         groups = [path.name for path in conf_folder().iterdir() if path.is_dir()]
-        chosen = [each for each in overrides if each.partition("=")[0] in groups]
+        chosen = [each for each in overrides if each.partition("=")[0] in (*groups, "plugins")]
         near = difflib.get_close_matches(key, _flat_keys(compose(chosen)), n=1)
         hint = f"; did you mean '{near[0]}'?" if near else "; conf/ lists the keys"
         return f"override '{key}' is not a configuration key{hint}"
@@ -370,5 +376,11 @@ def split_overrides(text: str) -> list[str]:
 
 
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound."""
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound.
+
+    Without plug-ins it is the text of former versions, by which a sweep knows its cells.
+    """
+    values = dataclasses.asdict(config)
+    if not config.plugins:
+        del values["plugins"]
+    return json.dumps(values, sort_keys=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Method, World
+from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
+from fed_dpsd.plugins import Plugin, find
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
 from fed_dpsd.storage import home
+
+logger = logging.getLogger("fed_dpsd")
 
 # For each field that calibrates a mechanism: the value that spends least, and that spends most.
 CALIBRATED_BETWEEN = {
@@ -73,8 +78,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     Raises:
         ConfigError: the configuration has problems, each on a line. No data has been read.
     """
-    binder = Binder()
-    config = binder.bind(Config, raw)
+    plugins = _plugins(raw)
+    binder = Binder([plugin.package for plugin in plugins])
+    config = binder.bind(
+        Config, dict(raw) | ({"plugins": list(map(str, plugins))} if plugins else {})
+    )
     data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
     public = {"num_classes": data.get("num_classes")}
@@ -101,6 +109,25 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         binder.finish()
         return experiment
     return Experiment(config, method, training, answers, partition)
+
+
+def _plugins(raw: Mapping[str, Any]) -> tuple[Plugin, ...]:
+    """Return the plug-ins that a configuration names, imported, with their networks among ours."""
+    names = raw.get("plugins", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()  # binding says so
+    add_networks(plugins := find(names))
+    return plugins
+
+
+@functools.cache
+def _warn(plugins: str) -> None:
+    """Say once in a process what running the code of plug-ins means."""
+    logger.warning(
+        "%s: plug-ins run with all rights of this process, and nothing is proven of what they do "
+        "until somebody has reviewed their code and their proofs",
+        plugins,
+    )
 
 
 def _shards(

@@ -124,6 +124,7 @@ class Teachers:
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
+        settings += [config.plugins] if config.plugins else []
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property

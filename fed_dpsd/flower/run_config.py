@@ -40,6 +40,7 @@ FLAT_KEYS = {
     "teachers_per_client": FlatKey("teachers_per_client", int),
     **{key: FlatKey(key) for key in ("method", "data", "training", "answers", "model")},
     **{key: FlatKey(key) for key in ("partition", "federation", "experiment", "device")},
+    "plugins": FlatKey("plugins"),
     "data_path": FlatKey("data.path"),
     "alpha": FlatKey("partition.alpha", float),
     "target_epsilon": FlatKey("privacy.target_epsilon", float),

@@ -25,6 +25,9 @@ class Binder:
         defaults: values without problems of what will be bound, by the paths of their keys; called
             when the first problem is found.
         sources: the key that another key takes its value from; problems name the former.
+
+    Attributes:
+        packages: packages of plug-ins, whose classes may be named too.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class Binder:
     ) -> None:
         self.problems: list[str] = []
         self._defaults, self._sources = defaults, sources or {}
+        self.packages: tuple[str, ...] = ()
         self._wrong: set[str] = set()  # paths whose values have a problem
 
     def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
@@ -139,18 +143,27 @@ class Binder:
     def locate(self, package: str, path: Any, where: str) -> type | None:
         """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
 
-        Nothing outside our own `package` is imported, whatever a file or a message names.
+        Nothing outside our own `package` and the plug-ins' is imported, whatever a file or a
+        message names.
         """
-        pattern = rf"{re.escape(package)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
-        if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
-            module, name = match.groups()
-            try:
-                cls = getattr(importlib.import_module(f"{package}.{module}"), name)
-            except (ImportError, AttributeError):
-                cls = None
-            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
-                return typing.cast(type, cls)
-        self._record(where, f"{where}={shown(path)} is not a class {package}.MODULE.CLASS")
+        known = (package, *self.packages)
+        for each in known:
+            pattern = rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
+            if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
+                module, name = match.groups()
+                try:
+                    cls = getattr(importlib.import_module(f"{each}.{module}"), name)
+                except AttributeError:
+                    continue
+                except ImportError as error:
+                    if error.name == f"{each}.{module}":
+                        continue
+                    self._record(where, f"{where}={path} cannot be imported: {error}")
+                    return None
+                if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+                    return typing.cast(type, cls)
+        forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
+        self._record(where, f"{where}={shown(path)} is not a class {forms}")
         return None
 
     def finish(self) -> None:

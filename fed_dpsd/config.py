@@ -14,10 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.overrides import compose, split_overrides
-
-FLAT_KEYS = ("num_clients", "out", "overrides")
+from fed_dpsd.errors import shown
 
 
 @dataclass(frozen=True)
@@ -206,6 +203,7 @@ class Config:
     clients_per_round: int | None = None
     evaluate_every: int = 1
     pictures: str = ""
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self, num_clients=1, teachers_per_client=1, seed=0)
@@ -272,26 +270,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return raw
 
 
-def from_run_config(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Compose the configuration of `flwr run --run-config`: flat keys, and a string of overrides.
-
-    An empty value means that the key is not set. Flower checks no types, so they are checked here
-    and in `bind`.
-
-    Raises:
-        ConfigError: a key has a wrong type, or a flat key stands in `overrides` too.
-    """
-    text = run_config.get("overrides", "")
-    if not isinstance(text, str):
-        raise ConfigError([f'overrides={text!r} must be a string, as in overrides="rounds=10"'])
-    overrides = split_overrides(text)
-    flat = {key: run_config[key] for key in FLAT_KEYS[:2] if run_config.get(key, "") != ""}
-    if twice := flat.keys() & {override.split("=")[0].lstrip("+") for override in overrides}:
-        problem = "is given twice, flat and in overrides; keep one of them"
-        raise ConfigError([f"{key} {problem}" for key in sorted(twice)])
-    return compose(overrides) | flat
-
-
 def to_json(config: Config) -> str:
-    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound."""
-    return json.dumps(dataclasses.asdict(config), sort_keys=True)
+    """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound.
+
+    Without plug-ins it is the text of former versions, by which a sweep knows its cells.
+    """
+    values = dataclasses.asdict(config)
+    if not config.plugins:
+        del values["plugins"]
+    return json.dumps(values, sort_keys=True)

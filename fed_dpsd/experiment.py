@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,17 @@ from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
+from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.overrides import read
+from fed_dpsd.plugins import Plugin, find
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism
 from fed_dpsd.storage import home
+
+logger = logging.getLogger("fed_dpsd")
 
 # For each field that calibrates a mechanism: the value that spends least, and that spends most.
 CALIBRATED_BETWEEN = {
@@ -100,6 +105,11 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
 
 
 def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bool) -> Experiment:
+    if plugins := _plugins(raw):
+        raw = {**raw, "plugins": list(map(str, plugins))}
+        if not written:
+            _warn(" and ".join(raw["plugins"]))
+    binder.packages = tuple(plugin.package for plugin in plugins)
     config = binder.bind(Config, raw)
     facts = raw if config is None else dataclasses.asdict(config)
 
@@ -128,6 +138,25 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
         binder.finish()
         return experiment
     return Experiment(config, method, training, answers, partition)
+
+
+def _plugins(raw: Mapping[str, Any]) -> tuple[Plugin, ...]:
+    """Return the plug-ins that a configuration names, imported, with their networks among ours."""
+    names = raw.get("plugins", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ()  # binding says so
+    add_networks(plugins := find(names))
+    return plugins
+
+
+@functools.cache
+def _warn(plugins: str) -> None:
+    """Say once in a process what running the code of plug-ins means."""
+    logger.warning(
+        "%s: plug-ins run with all rights of this process, and nothing is proven of what they do "
+        "until somebody has reviewed their code and their proofs",
+        plugins,
+    )
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:

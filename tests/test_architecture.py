@@ -11,6 +11,7 @@ PACKAGE = ROOT / "fed_dpsd"
 # Each room, and what it may import besides itself: the rooms of its own line and all above it.
 LADDER = (
     {"errors", "storage", "protocol", "streams", "renamed", "progress"},
+    {"plugins"},
     {"config", "keys", "overrides"},
     {"binder", "cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},

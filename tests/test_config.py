@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed_dpsd.config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides, set_up
 from fed_dpsd.models import efficientnet
@@ -213,41 +212,6 @@ def test_the_examples_in_the_comments_of_the_defaults_can_be_run(tmp_path):
 def test_a_missing_data_folder_is_named(tmp_path):
     text = problems(tmp_path, "data=mnist", "data.path=nowhere")
     assert f"data.path={tmp_path}/nowhere is not a folder" in text
-
-
-# --- run-config ---
-
-
-def test_flat_keys_override_and_empty_means_not_given():
-    raw = from_run_config({"num_clients": 7, "out": "", "overrides": "rounds=3 seed=4"})
-    assert (raw["num_clients"], raw["rounds"], raw["seed"]) == (7, 3, 4)
-    assert from_run_config({})["num_clients"] == 5
-
-
-@pytest.mark.parametrize(
-    ("run_config", "expected"),
-    [
-        ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice"),
-        ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
-        ({"overrides": 3}, "overrides=3 must be a string"),
-        ({"overrides": "out='a"}, "a quote or bracket is not closed"),
-    ],
-)
-def test_bad_run_config(run_config, expected):
-    with pytest.raises(ConfigError, match=expected):
-        from_run_config(run_config)
-
-
-@pytest.mark.parametrize("value", ["x", True, 2.5])
-def test_flower_checks_no_types_so_we_do(value):
-    with pytest.raises(ConfigError, match="num_clients=.* must be an integer"):
-        set_up(from_run_config({"num_clients": value}), None)
-
-
-@pytest.mark.parametrize("key", ["out", "cache", "data.path"])
-def test_relative_paths_are_errors_where_the_working_directory_is_not_the_users(key):
-    with pytest.raises(ConfigError, match=f"{key}=here must be an absolute path"):
-        set_up(from_run_config({"overrides": f"{key}=here"}), None)
 
 
 def test_paths_start_from_the_users_directory(tmp_path, home):

@@ -1,10 +1,12 @@
-"""docs/extending.md: its files, in a copy of the project, and its commands."""
+"""docs/extending.md: its files as a package that is installed, and its commands."""
 
 import io
+import logging
 import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,12 +16,11 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from fed_dpsd.server.summary import read_summary
 from tests.conftest import SMALL
 from tests.forks import finished, fork
+from tests.plugin import FILES, PAGE, ROOT, write, write_installed
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "extending.md").read_text()
-FILES = dict(re.findall(r"^`(\S+/\S+)`\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 COMMANDS = [
     line
     for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -27,13 +28,14 @@ COMMANDS = [
 ]
 
 
-def run_all(commands):
-    """The page's commands, by the package of the working directory."""
-    forget()
-    import fed_dpsd
+def run_all(commands, folder):
+    """The page's commands, beside the page's package."""
+    sys.path.insert(0, str(folder))
+    logging.getLogger().handlers.clear()  # pytest's
+    from fed_dpsd import experiment
     from fed_dpsd.cli import main
 
-    print(fed_dpsd.__file__)
+    experiment._warn.cache_clear()  # a fork knows what its parent has said
     for words in commands:
         sys.argv = words
         try:
@@ -43,23 +45,10 @@ def run_all(commands):
                 sys.exit(f"failed: {words}")
 
 
-def forget():
-    """Let this process, a fork, import the package of its working directory."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fed_dpsd"]:
-        del sys.modules[name]
-    sys.path.insert(0, os.getcwd())
-
-
 @pytest.fixture
 def project(tmp_path):
-    """A copy of the library with the page's files in it, and a folder of colour images."""
-    for folder in ("fed_dpsd", "conf"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    for name, content in FILES.items():
-        path = tmp_path / name
-        assert not path.exists()
-        path.write_text(content)
+    """The page's package, and a folder of colour images."""
+    write_installed(tmp_path)
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         rows = []
@@ -86,24 +75,31 @@ def small(command):
     return [*words[:1], *words[1 : 3 - ("run" in words)], *kept, *words[3 - ("run" in words) :]]
 
 
-def test_the_page_adds_a_method_a_mechanism_and_a_data_set(project):
-    assert len(FILES) == 5
-    assert len(COMMANDS) == 6
+def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
+    assert len(FILES) == 8
+    assert len(COMMANDS) == 8
     commands = [small(command) for command in COMMANDS]
     log = project / "log"
-    code = finished(fork(lambda: run_all(commands), log, project))
-    assert code == 0, log.read_text()
-    assert log.read_text().startswith(str(project))
-    assert log.read_text().count("· ensemble") == 2
-    (method,) = [content for name, content in FILES.items() if "methods" in name and "py" in name]
+    code = finished(fork(lambda: run_all(commands, project), log, project))
+    text = log.read_text()
+    assert code == 0, text
+    assert text.count("· ensemble") == 3
+    note = "not reviewed: nothing is proven of what example==1.0 does"
+    assert text.count(f", {note}") == 2  # of each plan
+    assert text.count(", not reviewed: example==1.0") == 3  # of each result
+    assert text.count("example==1.0: plug-ins run with all rights of this process") == 1
+    for folder in (project / "runs").iterdir():
+        assert all(note in row["notes"] for row in read_summary(folder)["privacy"]["proven"])
+        assert "plugins:\n- example==1.0\n" in (folder / "config.yaml").read_text()
+    (method,) = [content for name, content in FILES.items() if name.endswith("blend.py")]
     assert len(method.splitlines()) <= 45
 
 
 def audited():
     """Audits of the page's mechanism, as it is and with an event of half the sensitivity."""
-    forget()
+    sys.path.insert(0, os.getcwd())
     from dp_accounting import LaplaceDpEvent
-    from fed_dpsd.privacy.laplace_probabilities import LaplaceProbabilities
+    from fed_dpsd_example.laplace_probabilities import LaplaceProbabilities
 
     from fed_dpsd.audits.black_box import audit
     from fed_dpsd.privacy.accounting import Stage, prove
@@ -131,3 +127,41 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
     log = project / "log"
     assert finished(fork(audited, log, project)) == 0, log.read_text()
     assert log.read_text().split() == ["True", "False", "False", "True"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
+    """In an environment of its own, where pip has installed both."""
+    uv = [sys.executable, "-m", "uv"]
+    subprocess.run([*uv, "build", "-q", "--wheel", "-o", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    venv, package = tmp_path / "venv", write(tmp_path / "package")
+    subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
+    into = [*uv, "pip", "install", "-q", "--python", str(venv / "bin" / "python")]
+    subprocess.run([*into, str(wheel), str(package)], check=True)
+    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
+    settings = [s for s in SMALL if not s.startswith(("method.", "training=", "answers="))]
+    choices = {
+        "method": ["method=blend", "training=plain", "answers=probabilities"],
+        "mechanism": ["training=plain", "answers=laplace_probabilities", "model.teacher=mlp_deep"],
+    }
+    for name, chosen in choices.items():
+        quick = ["method.batch_size=32"] if name == "method" else []
+        hashes = set()
+        for engine in (["local"], ["flower", "--nodes", "2"]):
+            words = ["run", "plugins=example", *settings, *chosen, *quick, "rounds=2"]
+            done = subprocess.run(
+                [venv / "bin" / "fed-dpsd", *words, f"out={tmp_path}/runs", "--engine", *engine],
+                cwd=tmp_path,
+                env=own,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert "not reviewed: example==1.0" in done.stderr
+            hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
+            shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
+        assert len(hashes) == 1, name

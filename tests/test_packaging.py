@@ -1,5 +1,6 @@
 """What the Flower bundle carries, and that it asks Flower to install nothing."""
 
+import re
 import subprocess
 import tomllib
 import zipfile
@@ -10,6 +11,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from fed_dpsd import __version__
+from fed_dpsd.flower.run_config import FLAT_KEYS
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")
@@ -50,9 +52,16 @@ def test_the_bundle_names_no_dependency(bundle):
     assert not [name for name in bundle.namelist() if name.endswith(".txt")]
 
 
-def test_flat_keys_are_declared_as_not_given():
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert config == {"num_clients": "", "out": "", "overrides": "", "resume": ""}
+def test_flat_keys_are_declared_as_not_given_each_with_its_type():
+    text = (ROOT / "pyproject.toml").read_text()
+    config = tomllib.loads(text)["tool"]["flwr"]["app"]["config"]
+    assert config == dict.fromkeys((*FLAT_KEYS, "overrides", "resume"), "")
+    kinds = {int: "an integer", float: "a number"}
+    for key, flat in FLAT_KEYS.items():
+        (comment,) = re.findall(rf'^{key} = "" # (.+)$', text, re.MULTILINE)
+        assert [kind for kind, words in kinds.items() if comment.startswith(words)] == [
+            kind for kind in kinds if kind is flat.kind
+        ]
 
 
 def test_one_version():

@@ -11,7 +11,7 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fed_dpsd.accounts.entry import Entry, EntryKind
+from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
 from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
@@ -246,7 +246,7 @@ class Account:
             query_id=ask.query_id if ask else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
-            mechanism=str(mechanism),
+            mechanism=described(mechanism),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
-from fed_dpsd.accounts.entry import Entry, spent
+from fed_dpsd.accounts.entry import NOT_REVIEWED, Entry, spent
 from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.errors import UserError
@@ -52,6 +52,7 @@ COUNTS_NOTE = "class counts tell about how many records of each class a client h
 UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
+NOT_REVIEWED_NOTE = "not reviewed: nothing is proven of what {} does"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
@@ -264,6 +265,8 @@ def proven(
 ) -> Epsilon:
     """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
+    if config.plugins:
+        further_notes = (*further_notes, NOT_REVIEWED_NOTE.format(" and ".join(config.plugins)))
     if not any(plan.bases.values()):
         return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
@@ -343,6 +346,8 @@ def account(
         notes.append(PATIENT_NOTE)
     if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):
         notes.append(SAME_PATIENT_NOTE)
+    if any(NOT_REVIEWED in entry.mechanism for entry in entries):
+        notes.append(NOT_REVIEWED_NOTE.format("a plug-in's mechanism"))
     proofs: dict[Basis, Epsilon] = {}
     for basis in get_args(Basis):
         bound = epsilon(spent(entries, unit, relation, basis), delta)

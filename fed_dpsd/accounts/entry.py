@@ -15,6 +15,7 @@ from fed_dpsd.privacy import events
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Trust, Unit
 
 EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training"]
+NOT_REVIEWED = " (not reviewed)"
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event
@@ -26,6 +27,12 @@ _EVENTS: dict[str, type[DpEvent]] = {
         events.FinitePrecisionDpEvent,
     )
 }
+
+
+def described(mechanism: object) -> str:
+    """Return a mechanism's text in a ledger; one that is not our own is marked."""
+    own = type(mechanism).__module__.partition(".")[0] == "fed_dpsd"
+    return str(mechanism) if own else f"{mechanism}{NOT_REVIEWED}"
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     }
     defaults += [f"{key}={names[0]}" for key, names in firsts.items() if names]
     defaults += [f"model.teacher={name}" for name in hospital.models[:1]]
+    defaults += [f"plugins=[{','.join(hospital.plugins)}]"]
     request = from_overrides([*defaults, *overrides], Path.cwd())
     try:
         return hospital.experiment(request.to_json(), 0)

@@ -24,13 +24,14 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.config import read_yaml, require, require_device_name
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
 from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.plugins import files_of, find, searching
 from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
-from fed_dpsd.storage import client_name, conf_folder
+from fed_dpsd.storage import client_name
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -85,6 +86,8 @@ class Hospital:
         colluding: number of hospitals that may work for the coordinator in secure sums, or look
             at their results. A secure sum that withstands fewer is refused.
         limits: limits on a message in place of those in LIMITS.
+        plugins: plug-ins whose code may run here, besides what methods, training, answers and
+            models allow of them. Nothing is proven of them until somebody has reviewed them.
         when_records_change: policy if records change during a run: "refuse" its further asks, or
             "retrain", which is charged.
 
@@ -115,6 +118,7 @@ class Hospital:
     budget_relation: Relation = "add_remove"
     units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
     device: str = "cpu"
+    plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
@@ -139,10 +143,11 @@ class Hospital:
             raise ValueError(f"budget={self.budget} must be finite and >= 0")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        add_networks(find(self.plugins))
         known_names: dict[str, Collection[str]] = {
-            "methods": _choices("method"),
-            "training": _choices("training"),
-            "answers": _choices("answers"),
+            "methods": _choices("method", self.plugins),
+            "training": _choices("training", self.plugins),
+            "answers": _choices("answers", self.plugins),
             "models": CLASSIFIERS,
         }
         for key, known in known_names.items():
@@ -228,12 +233,19 @@ class Hospital:
 
     def _check(self, raw: Mapping[str, Any]) -> None:
         """Refuse an experiment that the file does not allow, before any class is looked up."""
+        own = list(map(str, find(self.plugins)))
+        for plugin in raw.get("plugins", []):
+            if plugin not in own:
+                raise NotAllowed(
+                    f"plugins={plugin}: this site runs {' and '.join(own) or 'no plug-in'} "
+                    "(plugins: in its file)"
+                )
         for group, key, names in (
             ("method", "methods", self.methods),
             ("training", "training", self.training),
             ("answers", "answers", self.answers),
         ):
-            classes = [_choices(group)[name] for name in names]
+            classes = [_choices(group, self.plugins)[name] for name in names]
             if raw[group]["_target_"] not in classes:
                 raise NotAllowed(
                     f"this site allows {group}={' or '.join(names)} only ({key}: in its file)"
@@ -367,11 +379,12 @@ def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:
 
 
 @functools.cache
-def _choices(group: str) -> dict[str, str]:
-    """Return the names of a group of conf/, with the class of each."""
-    files = {file.stem: read_yaml(file) for file in (conf_folder() / group).glob("*.yaml")}
+def _choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the names of a group of conf/ and of plug-ins, with the class of each."""
+    with searching(find(plugins)):
+        files = {name: read_yaml(path) for name, path in files_of(group).items()}
     # A method's file may set other groups' keys too; its own are below `method` then.
-    return {name: raw.get(group, raw)["_target_"] for name, raw in sorted(files.items())}
+    return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
 
 
 def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

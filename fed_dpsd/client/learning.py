@@ -1,12 +1,16 @@
 """Learning without noise in the steps: of plain teachers, and where labels alone are private."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
@@ -54,6 +58,32 @@ def train_privately(
             mechanism.train(teacher, inputs, labels, rng)
         finally:
             hook.remove()
+
+
+@contextlib.contextmanager
+def pulled_back(teacher: nn.Module, weight: float) -> Iterator[None]:
+    """Pull a teacher back to its present parameters, w_0, in all training during the block.
+
+    The gradient of weight / 2 ||w - w_0||^2, which depends on no record, is added to what each
+    optimiser's step is given: after the noise of a private training.
+    """
+    if not weight:
+        yield
+        return
+    starts = {parameter: parameter.detach().clone() for parameter in teacher.parameters()}
+
+    def pull(optimiser: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimiser.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter in starts:
+                    away = parameter.detach() - starts[parameter].to(parameter.device)
+                    parameter.grad.add_(away, alpha=weight)
+
+    hook = register_optimizer_step_pre_hook(pull)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class PublicImages:

@@ -186,6 +186,8 @@ class Site:
     def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
         """Train the teachers from the ask's weights; a private training is charged first, anew.
 
+        A method with a `proximal_weight` (FedProx) has them pulled back to the ask's weights.
+
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
 
@@ -201,7 +203,7 @@ class Site:
         if isinstance(self.training, TrainingMechanism):
             with self.ledger.transaction():
                 self.account.pay(self.training, digest, "training", ask)
-        return self._teachers.sensitive_retrained(ask.weights, digest, epochs)
+        return self._teachers.sensitive_retrained(ask.weights, digest, epochs, self._pull)
 
     def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
@@ -278,9 +280,16 @@ class Site:
             content += f" {self.account.run}"
         return hashlib.sha256(content.encode()).hexdigest()
 
+    @property
+    def _pull(self) -> float:
+        """Return the weight of the pull back to an ask's weights, from the method's own keys."""
+        return float(self.config.method.get("proximal_weight", 0.0))
+
     def _retraining(self, ask: Ask) -> str:
         """Return the key under which a training that starts at the ask's weights is charged."""
-        return hashlib.sha256(f"{self._teachers.identity} {ask.digest()}".encode()).hexdigest()
+        content = f"{self._teachers.identity} {ask.digest()}"
+        content += f" {self._pull}" if self._pull else ""  # another pull has noise of its own
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
-from fed_dpsd.client.learning import CPU, PublicImages, train, train_privately
+from fed_dpsd.client.learning import CPU, PublicImages, pulled_back, train, train_privately
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
@@ -124,6 +124,7 @@ class Teachers:
         settings += [config.teachers_per_client]
         settings += [self._secret.identity] if self._secret else []
         settings += [model_of(self._learns_on)] if self._learns_on != CPU else []
+        settings += [config.plugins] if config.plugins else []
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property
@@ -233,7 +234,7 @@ class Teachers:
         load_vector(make_teacher(self._config, self._client, 0), torch.from_numpy(weights))
 
     def sensitive_retrained(
-        self, weights: NDArray[np.float32], digest: str, epochs: int
+        self, weights: NDArray[np.float32], digest: str, epochs: int, proximal_weight: float
     ) -> NDArray[np.float32]:
         """Train each teacher on its shard, all from `weights`; return their (1, n * P, 1) weights.
 
@@ -241,6 +242,7 @@ class Teachers:
             weights: (P,) weights that each starts from (see `to_vector` and `check_weights`).
             digest: hexadecimal digest of the teachers and the whole ask; all randomness follows it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
+            proximal_weight: of the pull back to `weights`, >= 0 (see `pulled_back`).
         """
         settings = dataclasses.replace(self._config.teacher, epochs=epochs, min_steps=1)
         config = dataclasses.replace(self._config, teacher=settings)
@@ -249,7 +251,8 @@ class Teachers:
             teacher = make_teacher(config, self._client, shard)
             load_vector(teacher, torch.from_numpy(weights))
             if len(records) or self._training:
-                self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
+                with pulled_back(teacher, proximal_weight):
+                    self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fed_dpsd.config import FLAT_KEYS, from_run_config
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import set_up, test_split
 from fed_dpsd.flower.grid import GridFederation
+from fed_dpsd.flower.run_config import from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -67,7 +67,7 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
     Raises:
         UserError: another key is set too, or the path is relative.
     """
-    if others := [key for key in FLAT_KEYS if run_config.get(key, "") != ""]:
+    if others := [key for key in given(run_config) if key != "resume"]:
         raise UserError(f"{others[0]} is given with resume={path}: a run keeps its configuration")
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")

@@ -244,7 +244,10 @@ class Site(Protocol):
         """Charge and train one classifier of all records; return its (1, P, 1) weights."""
 
     def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
-        """Train from the ask's weights; return the weights, private until released."""
+        """Train from the ask's weights; return the weights, private until released.
+
+        With a key `proximal_weight` of the method, they are pulled back to the ask's.
+        """
 
     def class_counts(self) -> NDArray[np.float64]:
         """Return the noisy class counts that the teachers' training released, (n, 1, K)."""

@@ -8,17 +8,19 @@ architectures ignore it.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fed_dpsd.errors import ConfigError
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
+from fed_dpsd.plugins import Plugin
 
 
 class Classifier(nn.Module):
@@ -251,3 +253,17 @@ CLASSIFIERS: dict[str, Build] = {
         *(scattering, patches, pretrained, resnet18, mobilenet, squeezenet),
     )
 } | {name: functools.partial(_large, name) for name in (*NETWORKS, *GROUP_FORMS.values())}
+
+
+def add_networks(plugins: Sequence[Plugin]) -> None:
+    """Import plug-ins, and put the networks that their packages list as CLASSIFIERS among ours.
+
+    Raises:
+        ConfigError: a plug-in cannot be imported, or a network has the name of another.
+    """
+    for plugin in plugins:
+        for name, build in getattr(plugin.load(), "CLASSIFIERS", {}).items():
+            if CLASSIFIERS.setdefault(name, build) is not build:
+                raise ConfigError(
+                    [f"plugins={plugin.name}: its network {name} has another's name; rename it"]
+                )

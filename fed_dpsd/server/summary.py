@@ -120,6 +120,9 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     added, replaced = rows["record", "add_remove"], rows["record", "replace_one"]
     weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
     trust = weakest((added.trust, replaced.trust))
+    unreviewed = (
+        f", not reviewed ({', '.join(names)})" if (names := experiment.config.plugins) else ""
+    )
     labels = []
     if card.get("label"):  # cards of former versions have none
         label = Epsilon.from_json(card["label"])
@@ -132,7 +135,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
             *parts,
             f"published {published} ({named})",
             f"proven {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
-            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{weak}",
+            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{weak}{unreviewed}",
             *labels,
         ]
     )

@@ -80,7 +80,6 @@ STUDENT_DRIVEN = "method.discriminator=student"
 ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]]}
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
-NEEDS |= dict.fromkeys(("fedavg", "dp_fedavg"), ("teacher.same_start=true",))
 ONE_ROUND = {"central", "direct", "ensemble"}
 ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]
 
@@ -142,7 +141,7 @@ def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
             unasked == Counter(class_counts=1)
             and WEIGHTS in planned.stages
             and experiment.training.name == "dp_sgd"
-            and experiment.method_name not in ("fedavg", "dp_fedavg")
+            and not experiment.method.averages
         )
         for pair in UNITS_AND_RELATIONS:
             for basis, stages in planned.bases.items():

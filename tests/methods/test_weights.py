@@ -14,7 +14,9 @@ from tests.methods.test_white_box import CLEAR, PRIVATE, finish
 
 
 @pytest.mark.parametrize("answers", ["label", "gradient", "votes", "probabilities"])
-@pytest.mark.parametrize("method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg"])
+@pytest.mark.parametrize(
+    "method", ["ensemble", "dense", "feddf", "fedadi", "feddafl", "fedavg", "fedprox"]
+)
 def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, answers):
     """The control: a private training covers them, whatever answers would be."""
     settings = f"method={method}", f"answers={answers}", "teacher.same_start=true"
@@ -26,7 +28,7 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, 
     assert card["epsilon_published"] == "inf"
     private = small(*settings, "training=dp_sgd")
     (once,) = plan_of(private).bases["training"]
-    trainings = private.config.rounds if method == "fedavg" else 1
+    trainings = private.config.rounds if private.method.averages else 1
     assert (once.mechanism, once.asks) == (private.training, trainings)
     card = privacy_card(private, plan_of(private))
     for row in card["proven"]:

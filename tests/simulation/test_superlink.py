@@ -178,9 +178,8 @@ def free_port():
         return str(probe.getsockname()[1])
 
 
-@slow
-@pytest.mark.ci
-def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
+def as_typed(tmp_path, run_config):
+    """`flwr run . --run-config ...` in a fresh clone; returns its output and its runs."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     marker = "as-typed-" + tmp_path.name
@@ -194,9 +193,8 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
     }
     own.pop("PYTHONPATH", None)
     try:
-        started = time.monotonic()
         done = subprocess.run(
-            ["flwr", "run", ".", "--run-config", "num_clients=5", "--stream"],
+            ["flwr", "run", ".", "--run-config", run_config, "--stream"],
             cwd=clone,
             env=own,
             capture_output=True,
@@ -204,7 +202,6 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
             check=False,
             timeout=1200,  # minutes on a machine that does other work too
         )
-        seconds = time.monotonic() - started
         listed = subprocess.run(
             ["flwr", "ls", "--format", "json"],
             cwd=clone,
@@ -215,20 +212,48 @@ def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
         ).stdout
     finally:
         superlink.end_marked(marker)
-    run = json.loads(listed[listed.index("{") :])["runs"][0]
-    assert run["status"] == "finished:completed", done.stdout[-3000:]
-    (result,) = [line for line in done.stdout.splitlines() if "result: student" in line]
-    proven = "proven 2.99 (record, add_remove), 6.59 (replace_one), trust nobody, delta 1e-05"
-    assert f"published 10 (label) · {proven}" in result
-    (folder,) = (tmp_path / "home" / "runs").iterdir()
-    assert f"run folder: {folder}" in done.stdout
-    scores = summary(folder)["accuracy"]
-    assert scores["student"] > 0.5
     changed = subprocess.run(
         ["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True, check=True
     )
     assert changed.stdout == ""
+    return done.stdout + done.stderr, json.loads(listed[listed.index("{") :])["runs"]
+
+
+@slow
+@pytest.mark.ci
+def test_flower_run_as_typed_on_a_fresh_clone(tmp_path):
+    started = time.monotonic()
+    output, (run, *_) = as_typed(tmp_path, "num_clients=5")
+    assert run["status"] == "finished:completed", output[-3000:]
+    (result,) = [line for line in output.splitlines() if "result: student" in line]
+    proven = "proven 2.99 (record, add_remove), 6.59 (replace_one), trust nobody, delta 1e-05"
+    assert f"published 10 (label) · {proven}" in result
+    (folder,) = (tmp_path / "home" / "runs").iterdir()
+    assert f"run folder: {folder}" in output
+    scores = summary(folder)["accuracy"]
+    assert scores["student"] > 0.5
+    seconds = time.monotonic() - started
     print(f"{seconds:.0f} s, student {scores['student']}, ensemble {scores['ensemble']}")
+
+
+@slow
+def test_flat_keys_of_flower_run_give_the_bits_of_the_command_line(tmp_path):
+    """And a key that is not declared is refused, by Flower itself, which does not name it."""
+    out = tmp_path / "runs"
+    flat = 'num_clients=2 method="fedprox" data="digits" model="cnn" training="plain" seed=3 '
+    flat += f'rounds=2 out="{out}" overrides="teacher.min_steps=20 method.proximal_weight=1"'
+    output, (run, *_) = as_typed(tmp_path, flat)
+    assert run["status"] == "finished:completed", output[-3000:]
+    (folder,) = out.iterdir()
+    typed = ["num_clients=2", "method=fedprox", "data=digits", "model=cnn", "training=plain"]
+    typed += ["seed=3", "rounds=2", "teacher.min_steps=20", "method.proximal_weight=1"]
+    code, local, err = command("run", *typed, f"out={tmp_path}/local", f"cache={tmp_path}/cache")
+    assert code == 0, err
+    assert summary(folder)["student_sha256"] == summary(local)["student_sha256"]
+    shutil.rmtree(tmp_path / "clone")
+    output, runs = as_typed(tmp_path, "rouns=3")
+    assert "Invalid run configuration" in output
+    assert not runs
 
 
 @slow

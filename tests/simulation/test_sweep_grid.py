@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from fed_dpsd import keys
+from fed_dpsd import keys, plugins
 from fed_dpsd import overrides as typed
-from fed_dpsd.config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
+from fed_dpsd.flower.run_config import from_run_config
 from fed_dpsd.overrides import compose
 from fed_dpsd.simulation.sweep_grid import Point, expand, names
 from fed_dpsd.storage import conf_folder
@@ -24,7 +24,7 @@ def cells(overrides):
 def experiments(tmp_path, monkeypatch):
     """Adds experiment files to a copy of conf/."""
     conf = shutil.copytree(conf_folder(), tmp_path / "conf")
-    for module in (keys, typed):
+    for module in (keys, typed, plugins):
         monkeypatch.setattr(module, "conf_folder", lambda: conf)
 
     def write(name, text):

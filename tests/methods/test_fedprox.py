@@ -1,0 +1,106 @@
+"""FedProx: FedAVG at weight 0, nearer to the start above it, and as private as FedAVG."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.client.learning import pulled_back
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.methods.method import World
+from fed_dpsd.models import to_vector
+from tests.client.test_site import make, records  # noqa: F401
+from tests.ledgers import entries_of
+from tests.methods.test_white_box import CLEAR, PRIVATE, finish
+
+
+@pytest.mark.parametrize("training", [CLEAR, (*PRIVATE, "model.teacher=scattering"), PRIVATE])
+def test_at_weight_0_every_bit_is_fedavgs(small, tmp_path, training):
+    """The control: at another weight it is not, but in the first round, whose models are given."""
+    runs = {}
+    for name in ("fedavg", "fedprox method.proximal_weight=0", "fedprox method.proximal_weight=5"):
+        experiment = small(*training, "rounds=3", *f"method={name}".split())
+        federation, finished = finish(experiment, tmp_path / name[-1])
+        digests = [[e.digest for e in entries_of(s.ledger)] for s in federation._sites.values()]
+        runs[name[-1]] = [to_vector(round_.student) for round_ in finished], digests
+    (fedavg, _), (same, _), (other, _) = runs.values()
+    assert len(fedavg) == 3
+    assert all(map(torch.equal, fedavg, same))
+    assert [torch.equal(*pair) for pair in zip(fedavg, other, strict=True)] == [True, False, False]
+    one, other = (plan_of(small(*training, f"method={name}")) for name in ("fedavg", "fedprox"))
+    assert one == other
+
+
+def test_the_pull_is_the_gradient_of_the_proximal_term():
+    """Equation 2 of arXiv 1812.06127, by autograd; another network is left alone."""
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(32, 5, generator=rng), torch.randn(32, 3, generator=rng)
+    first, other = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def steps(model, term=0.0):
+        start = to_vector_of(model).detach()
+        optimiser = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+        for _ in range(5):
+            loss = nn.functional.mse_loss(model(inputs), targets)
+            loss = loss + term / 2 * (to_vector_of(model) - start).square().sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return to_vector_of(model).detach()
+
+    by_autograd, free = steps(copy.deepcopy(first), 0.7), steps(copy.deepcopy(first))
+    alone = steps(copy.deepcopy(other))
+    pulled = copy.deepcopy(first)
+    with pulled_back(pulled, 0.7):
+        assert torch.allclose(steps(pulled), by_autograd, atol=1e-6)
+        assert torch.equal(steps(other), alone)
+    assert not torch.allclose(by_autograd, free, atol=1e-3)
+    assert torch.equal(steps(copy.deepcopy(first)), free)  # and nothing of it stays
+
+
+def to_vector_of(model):
+    return torch.cat([parameter.ravel() for parameter in model.parameters()])
+
+
+def retraining(experiment):
+    """An ask to train from the first weights."""
+    world = World.of(experiment.config, experiment.training, experiment.answers)
+    return world.ask("train", 2, to_vector(world.make_teacher(0)).numpy())
+
+
+def test_clients_stay_nearer_to_the_model_they_are_sent(small, records):  # noqa: F811
+    away = []
+    for weight in (0, 1, 10):
+        settings = "method=fedprox", f"method.proximal_weight={weight}"
+        experiment = small(*CLEAR, *settings, "teacher.momentum=0", "teacher.learning_rate=0.05")
+        site, _ = make(experiment, records)
+        ask = retraining(experiment)
+        away.append(np.linalg.norm(site.retrain(ask, 40)[0, :, 0] - ask.weights))
+    assert away[0] > 1.1 * away[1] > 1.1 * 1.1 * away[2] > 0
+
+
+@pytest.mark.parametrize("teacher", ["cnn", "scattering"])
+def test_another_pull_is_another_private_training_with_noise_of_its_own(small, records, teacher):  # noqa: F811
+    """Otherwise two weights under the same noise would tell of the records, for one charge."""
+    ledger, sent = None, {}
+    for weight in (0, 1, 2, 1):
+        settings = "method=fedprox", f"method.proximal_weight={weight}", f"model.teacher={teacher}"
+        experiment = small(*PRIVATE, *settings)
+        site, ask = make(experiment, records, ledger)
+        ledger = site.ledger
+        answer = ask(retraining(experiment))
+        assert weight not in sent or np.array_equal(sent[weight], answer.values)
+        sent[weight] = answer.values
+    trainings = {e.digest for e in entries_of(ledger) if e.kind == "training"}
+    assert len(trainings) == 3
+    assert {e.training for e in entries_of(ledger) if e.kind == "train"} == trainings
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_an_impossible_weight_is_named(small, weight):
+    with pytest.raises(ConfigError, match=r"method.proximal_weight=.* must be a finite number >="):
+        small(*CLEAR, "method=fedprox", f"method.proximal_weight={weight}")

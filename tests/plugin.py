@@ -1,0 +1,50 @@
+"""The plug-in of docs/extending.md, as a package on the path."""
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+FILES = dict(re.findall(r"^`(\S+)`\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+PACKAGE = "fed_dpsd_example"
+
+
+def write(folder):
+    """Write the package's files, as they are to be installed."""
+    for name, content in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def write_installed(folder, version="1.0", name="example", package=PACKAGE):
+    """Write the package's files and what pip would note beside them; an import finds it here."""
+    info = write(folder) / f"{package}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: fed-dpsd-{name}\nVersion: {version}\n"
+    )
+    (info / "entry_points.txt").write_text(f"[fed_dpsd.plugins]\n{name} = {package}\n")
+    return folder
+
+
+@contextlib.contextmanager
+def installed(folder):
+    """Let this process import what a folder holds, and forget it in the end."""
+    from fed_dpsd.client import hospital
+    from fed_dpsd.models.classifiers import CLASSIFIERS
+
+    known = set(CLASSIFIERS)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for module in [each for each in sys.modules if each.partition(".")[0] == PACKAGE]:
+            del sys.modules[module]
+        for network in set(CLASSIFIERS) - known:
+            del CLASSIFIERS[network]
+        hospital._choices.cache_clear()

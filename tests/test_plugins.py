@@ -1,0 +1,278 @@
+"""Plug-ins: only those that are named, only where a hospital names them too, never as proven."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.hospital import NotAllowed
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.config import compose, to_json
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import from_json, load_data, set_up
+from fed_dpsd.flower.grid import GridFederation
+from fed_dpsd.flower.run_config import from_run_config
+from fed_dpsd.plugins import find, named_in
+from fed_dpsd.protocol import Refusal
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from tests.client.test_site import ask, make, records  # noqa: F401
+from tests.hospitals import CLIENT_APP, Hospitals, site_file
+from tests.ledgers import entries_of
+from tests.plugin import installed, write_installed
+
+MECHANISM = ("plugins=example", "training=plain", "answers=laplace_probabilities")
+NOTE = NOT_REVIEWED_NOTE.format("example==1.0")
+
+
+@pytest.fixture
+def example(tmp_path):
+    """The page's package, installed."""
+    folder = write_installed(tmp_path / "installed")
+    with installed(folder):
+        yield folder
+
+
+# --- names ---
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        ("plugins=a", ["a"]),
+        ("plugins=[a]", ["a"]),
+        ("plugins=['a', \"b\"]", ["a", "b"]),
+        ("plugins=a,b==1.0", ["a", "b==1.0"]),
+        ("plugins=[]", []),
+        ("plugins=", []),
+    ],
+)
+def test_plugins_are_named_as_a_word_or_as_a_list(typed, names):
+    assert named_in(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"])
+
+
+def test_a_plugin_is_found_by_its_entry_point(example):
+    (plugin,) = find(["example"])
+    assert (str(plugin), plugin.package) == ("example==1.0", "fed_dpsd_example")
+    assert plugin.conf == example / "fed_dpsd_example" / "conf"
+    assert find(["example==1.0"]) == (plugin,)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("plugins=exmple", r"plugins=exmple is not installed; .* \(installed: example\)"),
+        ("plugins=example==2.0", "plugins=example: version 1.0 is installed, and 2.0 is asked for"),
+        ("plugins=os", "plugins=os is not installed"),
+        ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
+        ("plugins=example answers=laplace", "choose one of: .*label, laplace_probabilities, noisy"),
+        ("model.teacher=mlp_deep", "mlp_deep.* is unknown"),
+        (
+            "answers._target_=fed_dpsd_example.laplace_probabilities.LaplaceProbabilities",
+            "is not a class fed_dpsd.privacy.MODULE.CLASS",
+        ),
+        ("plugins=example answers._target_=os.path.join", "is not a class fed_dpsd.privacy.MODULE"),
+        (
+            "plugins=example answers._target_=fed_dpsd_example.networks.mlp_deep",
+            "is not a class fed_dpsd.privacy.MODULE.CLASS or fed_dpsd_example.MODULE.CLASS",
+        ),
+    ],
+)
+def test_what_is_not_installed_or_not_named_is_not_there(example, tmp_path, typed, expected):
+    with pytest.raises(ConfigError, match=expected):
+        set_up(compose(typed.split()), tmp_path)
+
+
+def test_a_file_by_the_name_of_ours_is_an_error(example):
+    path = example / "fed_dpsd_example" / "conf" / "data" / "mnist.yaml"
+    path.write_text("name: mine")
+    with pytest.raises(ConfigError, match="plugins=example: its conf/data/mnist.yaml has the name"):
+        compose(["plugins=example"])
+
+
+def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):
+    package = example / "fed_dpsd_example" / "__init__.py"
+    package.write_text(package.read_text().replace('"mlp_deep"', '"cnn"'))
+    with pytest.raises(ConfigError, match="plugins=example: its network cnn has another's name"):
+        set_up(compose(["plugins=example"]), tmp_path)
+
+
+def test_a_package_that_cannot_be_imported_says_why(example, tmp_path):
+    (example / "fed_dpsd_example" / "__init__.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ConfigError, match="fed_dpsd_example cannot be imported: No module named"):
+        set_up(compose(["plugins=example"]), tmp_path)
+
+
+def test_a_class_whose_imports_fail_says_why(example, tmp_path):
+    module = example / "fed_dpsd_example" / "laplace_probabilities.py"
+    module.write_text(f"import nothing_of_this_name\n{module.read_text()}")
+    with pytest.raises(ConfigError, match="LaplaceProbabilities cannot be imported: No module na"):
+        set_up(compose([*MECHANISM]), tmp_path)
+
+
+def test_without_plugins_the_configuration_is_that_of_former_versions(tmp_path):
+    """By its text a sweep knows its cells, and a hospital what it has answered."""
+    assert "plugins" not in json.loads(to_json(set_up(compose([]), tmp_path).config))
+
+
+@pytest.mark.parametrize("typed", ["example", "example==1.0", "example,"])
+def test_plugins_are_a_flat_key_of_flower_too(example, typed):
+    raw = from_run_config({"plugins": typed, "method": "blend"})
+    (name,) = raw["plugins"]
+    assert name == typed.strip(",")
+    assert raw["method"]["_target_"] == "fed_dpsd_example.blend.Blend"
+
+
+# --- what a run records ---
+
+
+def test_a_run_goes_on_with_the_version_that_it_began_with(example, small):
+    experiment = small(*MECHANISM)
+    folder = new_run_folder(experiment)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["plugins"] == ["example==1.0"]
+    assert open_run_folder(folder) == from_json(experiment.to_json()) == experiment
+    (example / "fed_dpsd_example-1.0.dist-info").rename(example / "fed_dpsd_example-1.1.dist-info")
+    path = example / "fed_dpsd_example-1.1.dist-info" / "METADATA"
+    path.write_text(path.read_text().replace("1.0", "1.1"))
+    with pytest.raises(ConfigError, match=r"version 1.1 is installed, and 1.0 is asked for"):
+        open_run_folder(folder)
+
+
+def test_teachers_are_cached_under_the_version(small, tmp_path):
+    keys = []
+    for version in ("1.0", "1.1"):
+        with installed(write_installed(tmp_path / version, version)):
+            for overrides in (MECHANISM, ("training=plain",)):
+                experiment = small(*overrides)
+                own = load_data(experiment.config.data, experiment.config.cache).train
+                own = own.take(np.arange(20))
+                parts = experiment.config, experiment.training, 0, own, np.arange(20)
+                keys.append(Teachers(*parts).identity)
+    first, without, second, again = keys
+    assert len({first, second, without}) == 3
+    assert without == again
+
+
+# --- what is claimed ---
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        MECHANISM,
+        ("plugins=example", "training=plain", "answers=label", "model.teacher=mlp_deep"),
+        ("plugins=example", "training=dp_sgd", "answers=label"),
+        ("plugins=example", "method=local", "training=plain"),
+    ],
+)
+def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
+    example, small, overrides
+):
+    experiment = small(*overrides)
+    for row in privacy_card(experiment, plan_of(experiment))["proven"]:
+        assert NOTE in row["notes"]
+    own = small(*(o for o in overrides[1:] if "laplace" not in o and "mlp_deep" not in o))
+    for row in privacy_card(own, plan_of(own))["proven"]:
+        assert not any("reviewed" in note for note in row["notes"])
+
+
+def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: F811
+    """The control: a charge of our own mechanism in the same ledger has no such mark."""
+    site, reply = make(small("training=plain", "answers=label"), records)
+    assert not isinstance(reply(ask()), Refusal)
+    ours = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    _, reply = make(small(*MECHANISM), records, site.ledger)
+    assert not isinstance(reply(ask(2)), Refusal)
+    first, second = entries_of(site.ledger)
+    assert "not reviewed" not in first.mechanism
+    assert second.mechanism.endswith(" (not reviewed)")
+    both = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
+    mark = NOT_REVIEWED_NOTE.format("a plug-in's mechanism")
+    assert [mark in proof.notes for proof in (*ours.values(), *both.values())] == [
+        *(False for _ in ours),
+        *(True for _ in both),
+    ]
+
+
+# --- hospitals ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, r"plugins=example==1.0: this site runs no plug-in \(plugins: in its file\)"),
+        (
+            {"plugins": ["example"]},
+            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+        ),
+    ],
+)
+def test_a_hospital_runs_only_what_its_own_file_names(example, deployed, tmp_path, changes, reason):
+    """Neither a plug-in that it does not name nor a part that it does not allow."""
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **changes))
+    with pytest.raises(NotAllowed, match=reason):
+        hospital.experiment(deployed(*MECHANISM).to_json(), 0)
+
+
+def test_a_hospital_refuses_before_anything_of_a_plugin_is_imported(deployed, tmp_path):
+    """Even if it is installed there; the message's own word for its version counts for nothing."""
+    with installed(write_installed(tmp_path / "coordinator")):
+        text = deployed(*MECHANISM).to_json()
+    folder = write_installed(tmp_path / "here", "1.1")
+    package = folder / "fed_dpsd_example" / "__init__.py"
+    package.write_text(f"raise SystemExit('imported')\n{package.read_text()}")
+    with installed(folder):
+        hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
+        for asked in (text, text.replace("==1.0", ""), text.replace("==1.0", "==1.1")):
+            with pytest.raises(NotAllowed, match=r"plugins=example.*: this site runs no plug-in"):
+                hospital.experiment(asked, 0)
+
+
+def test_a_hospital_refuses_another_version(deployed, tmp_path):
+    with installed(write_installed(tmp_path / "coordinator")):
+        text = deployed(*MECHANISM).to_json()
+    with installed(write_installed(tmp_path / "here", "1.1")):
+        allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
+        hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+        with pytest.raises(NotAllowed, match=r"example==1.0: this site runs example==1.1 \(plug"):
+            hospital.experiment(text, 0)
+
+
+@pytest.mark.parametrize("plugins", [["example==1.0"], "example", [3], {"example": 1}, None])
+def test_a_class_of_a_plugin_that_the_message_does_not_name_is_refused(
+    example, deployed, tmp_path, plugins
+):
+    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"]}
+    hospital = hospitals.open_file(site_file(tmp_path / "hospital", **allowed))
+    raw = json.loads(deployed(*MECHANISM).to_json())
+    if plugins == ["example==1.0"]:  # the control
+        hospital.experiment(json.dumps(raw), 0)
+        del raw["plugins"]
+    else:
+        raw["plugins"] = plugins
+    with pytest.raises(NotAllowed):
+        hospital.experiment(json.dumps(raw), 0)
+
+
+def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
+    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"], "budget": 1e6}
+    files = [site_file(tmp_path / f"hospital{n}", n, **allowed) for n in (0, 1)]
+    experiment = deployed(*MECHANISM, "model.teacher=mlp_deep")
+    folder = new_run_folder(experiment)
+    with pytest.raises(NotAllowed, match="teachers are cnn or scattering only"):
+        hospitals.open_file(files[0]).experiment(experiment.to_json(), 0)
+    files = [
+        site_file(tmp_path / f"hospital{n}", n, models=["mlp_deep"], **allowed) for n in (0, 1)
+    ]
+    federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
+    assert summary["status"] == "completed"
+    assert all(NOTE in row["notes"] for row in summary["privacy"]["proven"])
+
+
+def test_a_site_file_names_what_is_installed(tmp_path):
+    with pytest.raises(ConfigError, match="plugins=example is not installed; pip install the"):
+        hospitals.open_file(site_file(tmp_path, plugins=["example"]))

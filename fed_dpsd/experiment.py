@@ -19,7 +19,8 @@ from fed_dpsd.config import Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.sources import LAYOUT
+from fed_dpsd.data.sources import LAYOUT, class_names
+from fed_dpsd.data.tables import SUFFIXES
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.pictures import PACKAGES
@@ -74,6 +75,8 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         ConfigError: the configuration has problems, each on a line. No data has been read.
     """
     binder = Binder()
+    if isinstance(raw["data"], Mapping) and not written:
+        raw = {**raw, "data": _with_classes(binder, raw["data"], base)}
     config = binder.bind(Config, raw)
     data = raw["data"] if isinstance(raw["data"], Mapping) else {}
 
@@ -101,6 +104,35 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         binder.finish()
         return experiment
     return Experiment(config, method, training, answers, partition)
+
+
+def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) -> dict[str, Any]:
+    """Return the keys of `data` with the names of its classes, and with their number where null.
+
+    They are the names of folders, or the labels of a table; no image is read. Names are left out
+    where the number was given, and they are the classes' numbers or of another number.
+    """
+    number, given = data.get("num_classes"), data.get("classes") or []
+    names = given or list(data.get("label_columns") or [])
+    path = data.get("path")
+    if isinstance(path, str) and not given:
+        place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        try:
+            columns = data.get("image_column"), data.get("label_column")
+            names = class_names(place, *columns) or names if place.is_absolute() else []
+        except UserError as error:
+            # Otherwise, it is told with the other paths, or when the data is read.
+            if number is None and place.exists():
+                binder.problems.append(str(error))
+            number = number or 2  # so that problems of other keys are told too
+    if number is None and len(names) < 2:
+        found = f"has one class, {names[0]}" if names else "is needed"
+        binder.problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
+        names, number = [], 2
+    known = given or number is None
+    if not known and (len(names) != number or names == list(map(str, range(len(names))))):
+        names = []
+    return {**data, "classes": names, "num_classes": len(names) if number is None else number}
 
 
 def _shards(
@@ -226,8 +258,10 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
             changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
-        if not Path(path).is_dir():
-            binder.problems.append(f"data.path={path} is not a folder; give {LAYOUT}")
+        if not (Path(path).is_dir() or (Path(path).is_file() and Path(path).suffix in SUFFIXES)):
+            there = Path(path).exists()
+            problem = "is no folder and no table" if there else "is not there"
+            binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
         changes["pictures"] = absolute("pictures", config.pictures)

@@ -226,10 +226,10 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Make a run ready; problems of its configuration are reported before any data is read.
+    """Make a run ready; its configuration is checked before data is read, and that before a folder.
 
     Raises:
-        UserError: an override is wrong, or the run folder cannot be made.
+        UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
     """
     experiment = _composed(overrides)
     check_simulated(experiment, "overrides=...")
@@ -239,9 +239,9 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
     clients = nodes or experiment.config.num_clients
     placement = placed(experiment, 1 if engine == "local" else clients)
+    partitions(experiment)  # reports bad data before there is a run folder, and Flower starts
     if engine == "local":
         return local_job(experiment, new_run_folder(experiment))
-    partitions(experiment)  # reports a partition that the data does not allow before Flower starts
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
     absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]

@@ -1,16 +1,25 @@
 """The command `fed-dpsd data`: a data set, and its partition among simulated clients."""
 
 import math
+import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from fed_dpsd.cli.console import Overrides, console
+from fed_dpsd.cli.console import Overrides
 
 
-def data(overrides: Overrides = None) -> None:
-    """Show split sizes, class counts per simulated client, and a picture of the partition."""
+def data(
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the partition, too: the PNG to write.")
+    ] = None,
+) -> None:
+    """Show split sizes, and each simulated client's number of records by class."""
     import numpy as np
 
     from fed_dpsd.config import compose
@@ -19,19 +28,27 @@ def data(overrides: Overrides = None) -> None:
     experiment = set_up(compose(overrides or []), Path.cwd())
     config = experiment.config
     loaded = load_data(config.data, config.cache)
-    console.print(
+    labels, names = loaded.train.labels, config.data.class_names
+    counts = np.stack(
+        [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]
+    )
+    print(
         f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
-        f"{config.data.num_classes} classes, shape {list(config.data.shape)}; "
+        f"{len(names)} classes, shape {list(config.data.shape)}; "
         f"partition {experiment.partition.name}, {config.num_clients} clients"
     )
     table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
-    for number in range(config.data.num_classes):
-        table.add_column(str(number), justify="right")
-    for client, part in enumerate(partitions(experiment)):
-        counts = np.bincount(loaded.train.labels[part], minlength=config.data.num_classes)
-        cells = (_cell(count, max(1, counts.max())) for count in counts)
-        table.add_row(str(client), f"{len(part):,}", *cells)
-    Console(highlight=False).print(table)
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for client, row in enumerate(counts):
+        cells = (_cell(count, max(1, row.max())) for count in row)
+        table.add_row(str(client), f"{row.sum():,}", *cells)
+    # In a pipe no line has to fit a screen.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
+    if out is not None:
+        from fed_dpsd.report import figure, partition
+
+        print(figure.save(partition.draw(counts, names), out.absolute()))
 
 
 def _cell(count: int, largest: int) -> str:

@@ -19,8 +19,7 @@ from fed_dpsd.config import Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.sources import LAYOUT, class_names
-from fed_dpsd.data.tables import SUFFIXES
+from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.pictures import PACKAGES
@@ -122,7 +121,7 @@ def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) ->
             names = class_names(place, *columns) or names if place.is_absolute() else []
         except UserError as error:
             # Otherwise, it is told with the other paths, or when the data is read.
-            if number is None and place.exists():
+            if number is None and is_place(place):
                 binder.problems.append(str(error))
             number = number or 2  # so that problems of other keys are told too
     if number is None and len(names) < 2:
@@ -258,7 +257,7 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None) -> Config:
             changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
-        if not (Path(path).is_dir() or (Path(path).is_file() and Path(path).suffix in SUFFIXES)):
+        if not is_place(Path(path)):
             there = Path(path).exists()
             problem = "is no folder and no table" if there else "is not there"
             binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")

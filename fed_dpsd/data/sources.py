@@ -56,6 +56,11 @@ def some(lines: Sequence[str]) -> str:
 # --- places ---
 
 
+def is_place(path: Path) -> bool:
+    """Return whether a path may be `data.path`: a folder, or a table."""
+    return path.is_dir() or (path.is_file() and path.suffix in tables.SUFFIXES)
+
+
 def is_divided(path: Path) -> bool:
     """Return whether `data.path` has train and test splits, or one of them.
 
@@ -141,7 +146,7 @@ def fingerprint(config: DataConfig, split: str) -> str:
         if place.is_file():
             status = place.stat()
             text = f"{place.resolve()} {status.st_size} {status.st_mtime_ns}"
-            images = tables.image_paths(config, place)
+            images = tables.image_paths(place, config.image_column)
             return f"{text} {_digest_of(images, '')}" if images else text
         files = sorted(file for file, _ in walk_classes(place))
         return f"{place.resolve()} {_digest_of(files, str(_classes(place)))}"

@@ -1,5 +1,6 @@
 """Tables of pictures: CSV and parquet files, their columns, and the classes that they name."""
 
+import contextlib
 import csv
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -47,29 +48,37 @@ def read(path: Path, columns: Collection[str] | None = None) -> pyarrow.Table:
     if path.suffix == ".csv":
         names, rows = read_csv(path)
         return pyarrow.table({name: [row[name].strip() for row in rows] for name in names})
-    try:
+    with _is_parquet(path):
         known = pyarrow.parquet.read_schema(path).names
         chosen = None if columns is None else [name for name in known if name in columns]
         return pyarrow.parquet.read_table(path, columns=chosen)
-    except (pyarrow.ArrowException, OSError, ValueError):
-        raise UserError(
-            f"{path} cannot be read as a parquet file; write it anew, or see that you may read it"
-        ) from None
 
 
-def image_paths(config: DataConfig, path: Path) -> list[Path]:
-    """Return the image files that a table names, from its folder; none if it holds the images.
+def image_paths(path: Path, column: str) -> list[Path]:
+    """Return the image files that a table names in a column; none if it holds images, or no column.
 
     Raises:
         UserError: the table cannot be read.
     """
-    table = read(path, [config.image_column])
-    if config.image_column not in table.column_names:
-        return []
-    column = table.column(config.image_column)
-    if not _is_text(column):
-        return []
-    return [path.parent / name for name in column.to_pylist() if name]
+    if path.suffix != ".csv":  # it may hold gigabytes of images
+        with _is_parquet(path):
+            schema = pyarrow.parquet.read_schema(path)
+        if column not in schema.names or not _is_text(schema.field(column).type):
+            return []
+    table = read(path, [column])
+    names = table.column(column).to_pylist() if column in table.column_names else ()
+    return [path.parent / name for name in names if name]
+
+
+@contextlib.contextmanager
+def _is_parquet(path: Path) -> Iterator[None]:
+    """Tell that a file is no parquet file, or may not be read, as the user's own error."""
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError):
+        raise UserError(
+            f"{path} cannot be read as a parquet file; write it anew, or see that you may read it"
+        ) from None
 
 
 def images_of(
@@ -84,7 +93,7 @@ def images_of(
 
 def image_names(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> list[str]:
     """Return a name of the image of each row: its path, or its number."""
-    paths = _is_text(column)
+    paths = _is_text(column.type)
     return [(paths and column[int(row)].as_py()) or f"image {row}" for row in rows]
 
 
@@ -116,7 +125,7 @@ def _likely(table: pyarrow.Table) -> dict[str, str]:
     paths = [
         name
         for name, column in columns.items()
-        if _is_text(column) and len(column) and "." in (column[0].as_py() or "")
+        if _is_text(column.type) and len(column) and "." in (column[0].as_py() or "")
     ]
     likely = {}
     if found := images or paths:
@@ -170,12 +179,12 @@ def patients_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
 
 
-def _is_text(column: pyarrow.ChunkedArray) -> bool:
-    return pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
 
 
 def _text(value: Any) -> str:
     """Return a label as text; truth values and whole numbers as whole numbers, "" for none."""
-    if isinstance(value, bool | float) and value == value and value == int(value):
+    if isinstance(value, bool | float) and float(value).is_integer():
         value = int(value)
     return "" if value is None or value != value else str(value).strip()

@@ -3,7 +3,6 @@
 import csv
 import io
 import logging
-from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -98,11 +97,11 @@ def test_data_without_classes_is_told_with_all_other_problems(tmp_path, path, ex
     shades(tmp_path / "one", cat=[1])
     (tmp_path / "empty").mkdir()
     (tmp_path / "archive.zip").write_text("no table")
-    overrides = ["data=imagefolder", "rounds=0", *([f"data.path={path}"] if path else ())]
+    overrides = ["data=imagefolder", "partition.alpha=0", *([f"data.path={path}"] if path else ())]
     with pytest.raises(ConfigError, match=expected) as raised:
         set_up(compose(overrides), tmp_path)
     assert len(raised.value.problems) == 2
-    assert any("rounds=0" in problem for problem in raised.value.problems)
+    assert any("partition.alpha=0" in problem for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize("override", ["data.path=5", "data.num_classes=3.0", "data.classes=abc"])
@@ -320,9 +319,7 @@ def test_columns_of_another_data_set_are_named(tmp_path):
     Image.new("L", (28, 28)).save(buffer, "PNG")
     rows = {"image": [{"bytes": buffer.getvalue(), "path": None}] * 2, "label": [0, 1]}
     pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "train.parquet")
-    config = replace(
-        DataConfig("cifar10", None, str(tmp_path), "img", "label", None, (3, 32, 32), 10)
-    )
+    config = DataConfig("cifar10", None, str(tmp_path), "img", "label", None, (3, 32, 32), 10)
     with pytest.raises(UserError) as raised:
         datasets.load(config, tmp_path / "cache")
     assert str(raised.value).endswith(

@@ -224,10 +224,10 @@ def plan(*overrides: str) -> PlannedRun:
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:
-    """Make a run ready; problems of its configuration are reported before any data is read.
+    """Make a run ready; its configuration is checked before data is read, and that before a folder.
 
     Raises:
-        UserError: an override is wrong, or the run folder cannot be made.
+        UserError: an override is wrong, the data cannot be read, or the run folder cannot be made.
     """
     experiment = composed(overrides)
     if engine not in get_args(Engine):

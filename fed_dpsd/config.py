@@ -25,7 +25,9 @@ class DataConfig:
     which none is true, or several are, are left out. An image of another size than `shape` is an
     error; with `resize`, its middle square is scaled to `shape`. With `patient_column`, all records
     of a patient go to the same teacher of a client. A simulation may make patients up instead:
-    `records_per_patient` records of one class at one client each.
+    `records_per_patient` records of one class at one client each. `classes` are the names of the
+    classes in order; set_up takes them, and a `num_classes` of null, from the data's folders or
+    labels.
     """
 
     name: str
@@ -37,10 +39,11 @@ class DataConfig:
     shape: tuple[int, ...]
     num_classes: int
     # The text of a configuration is part of the key that decoded images are cached under. It names
-    # none of these, so that keys stay; `datasets` adds the last two where they are set.
+    # none of these, so that keys stay; `datasets` adds the last three where they are set.
     records_per_patient: int | None = dataclasses.field(default=None, repr=False)
     resize: bool = dataclasses.field(default=False, repr=False)
     label_columns: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    classes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None:
@@ -65,6 +68,16 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
+        if self.classes and len(set(self.classes)) != self.num_classes:
+            raise ValueError(
+                f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
+                "different names"
+            )
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Return the names of the classes, which are their numbers where none are known."""
+        return self.classes or tuple(map(str, range(self.num_classes)))
 
 
 @dataclass(frozen=True)

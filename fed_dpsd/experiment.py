@@ -20,7 +20,7 @@ from fed_dpsd.config import Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.sources import LAYOUT
+from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import add_networks
@@ -110,6 +110,8 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
         if not written:
             _warn(" and ".join(raw["plugins"]))
     binder.packages = tuple(plugin.package for plugin in plugins)
+    if isinstance(raw["data"], Mapping) and not written:
+        raw = {**raw, "data": _with_classes(binder, raw["data"], base)}
     config = binder.bind(Config, raw)
     facts = raw if config is None else dataclasses.asdict(config)
 
@@ -157,6 +159,35 @@ def _warn(plugins: str) -> None:
         "until somebody has reviewed their code and their proofs",
         plugins,
     )
+
+
+def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) -> dict[str, Any]:
+    """Return the keys of `data` with the names of its classes, and with their number where null.
+
+    They are the names of folders, or the labels of a table; no image is read. Names are left out
+    where the number was given, and they are the classes' numbers or of another number.
+    """
+    number, given = data.get("num_classes"), data.get("classes") or []
+    names = given or list(data.get("label_columns") or [])
+    path = data.get("path")
+    if isinstance(path, str) and not given:
+        place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        try:
+            columns = data.get("image_column"), data.get("label_column")
+            names = class_names(place, *columns) or names if place.is_absolute() else []
+        except UserError as error:
+            # Otherwise, it is told with the other paths, or when the data is read.
+            if number is None and is_place(place):
+                binder.problems.append(str(error))
+            number = number or 2  # so that problems of other keys are told too
+    if number is None and len(names) < 2:
+        found = f"has one class, {names[0]}" if names else "is needed"
+        binder.problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
+        names, number = [], 2
+    known = given or number is None
+    if not known and (len(names) != number or names == list(map(str, range(len(names))))):
+        names = []
+    return {**data, "classes": names, "num_classes": len(names) if number is None else number}
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
@@ -283,8 +314,10 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
             changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
-        if not Path(path).is_dir():
-            binder.problems.append(f"data.path={path} is not a folder; give {LAYOUT}")
+        if not is_place(Path(path)):
+            there = Path(path).exists()
+            problem = "is no folder and no table" if there else "is not there"
+            binder.problems.append(f"data.path={path} {problem}; give {LAYOUT}")
         changes["data"] = dataclasses.replace(config.data, path=path)
     if config.pictures and config.pictures not in PACKAGES:
         changes["pictures"] = absolute("pictures", config.pictures)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from fed_dpsd import __version__
-from fed_dpsd.cli import bench, catalogue, privacy, rehearse, run, site, student, sweep
+from fed_dpsd.cli import bench, catalogue, data, privacy, rehearse, run, site, student, sweep
 from fed_dpsd.cli.console import say_failed
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 
@@ -64,7 +64,7 @@ app.command()(run.resume)
 app.command()(sweep.sweep)
 app.command()(sweep.report)
 app.command()(bench.bench)
-app.command()(run.data)
+app.command()(data.data)
 app.command("list")(catalogue.show)
 app.command()(run.doctor)
 app.command()(student.export)

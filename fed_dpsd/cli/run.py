@@ -1,6 +1,5 @@
-"""The commands `fed-dpsd run`, `resume`, `data` and `doctor`."""
+"""The commands `fed-dpsd run`, `resume` and `doctor`."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -64,37 +63,6 @@ def _finish(job: "Job") -> None:
     finally:
         if job.folder.exists():
             print(job.folder, flush=True)
-
-
-def data(overrides: Overrides = None) -> None:
-    """Show split sizes, class counts per simulated client, and a picture of the partition."""
-    import numpy as np
-
-    from fed_dpsd.api import composed
-    from fed_dpsd.experiment import load_data, partitions
-
-    experiment = composed(overrides or ())
-    config = experiment.config
-    loaded = load_data(config.data, config.cache)
-    console.print(
-        f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
-        f"{config.data.num_classes} classes, shape {list(config.data.shape)}; "
-        f"partition {experiment.partition.name}, {config.num_clients} clients"
-    )
-    table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
-    for number in range(config.data.num_classes):
-        table.add_column(str(number), justify="right")
-    for client, part in enumerate(partitions(experiment)):
-        counts = np.bincount(loaded.train.labels[part], minlength=config.data.num_classes)
-        cells = (_cell(count, max(1, counts.max())) for count in counts)
-        table.add_row(str(client), f"{len(part):,}", *cells)
-    Console(highlight=False).print(table)
-
-
-def _cell(count: int, largest: int) -> str:
-    """Return a class count, shaded by its size relative to the client's largest class."""
-    shade = " ░▒▓█"[min(4, math.ceil(4 * count / largest))]
-    return f"{shade}{count}"
 
 
 def doctor() -> None:

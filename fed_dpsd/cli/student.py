@@ -2,13 +2,16 @@
 
 import csv
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from fed_dpsd.cli.console import console
+from fed_dpsd.cli.console import say, say_failed
 from fed_dpsd.errors import UserError
+
+AT_ONCE = 256  # images that are classified together
 
 
 def export(
@@ -27,30 +30,66 @@ def export(
 
 def predict(
     model: Annotated[Path, typer.Argument(help="An exported .safetensors file.", metavar="MODEL")],
-    images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")
+    ],
+    every_class: Annotated[
+        bool, typer.Option("--all", help="The probability of every class, in a column each.")
+    ] = False,
+    about: Annotated[
+        bool, typer.Option("--about", help="Say first what the model's run reached and cost.")
+    ] = False,
 ) -> None:
-    """Print a CSV line on each image: the class's number, and every class's probability.
+    """Print a CSV line on each image: the file, its class and the class's probability.
 
-    Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
+    Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere. A
+    file that cannot be read gets a line on stderr, and the exit code is 1 at the end.
     """
     import numpy as np
 
     from fed_dpsd.api import load_student
-    from fed_dpsd.data.images import open_image, scaled
+    from fed_dpsd.data.images import open_image, reason_of, scaled
 
     student = load_student(model)
-    console.print(student.facts.get("result"), markup=False, soft_wrap=True)
-    shape, pixels = student.network.shape, []
-    for path in images:
+    if about:
+        say(str(student.facts.get("result")))
+    files, shape, bad = _files(paths), student.network.shape, 0
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["file", "class", "probability", *(student.classes if every_class else ())])
+    for start in range(0, len(files), AT_ONCE):
+        images = {}
+        for path in files[start : start + AT_ONCE]:
+            try:
+                images[path] = scaled(open_image(path, shape[0])[1], shape)
+            except (OSError, ValueError) as error:
+                bad += 1
+                say_failed(f"{path} is left out: {reason_of(error)}")
+        scores = student.predict(np.stack([*images.values()])) if images else ()
+        for path, row in zip(images, scores, strict=True):
+            best = int(row.argmax())
+            shown = row[best], *(row if every_class else ())
+            writer.writerow([path, student.classes[best], *(f"{score:.4f}" for score in shown)])
+    if bad:
+        raise typer.Exit(1)
+
+
+def _files(paths: Sequence[Path]) -> list[Path]:
+    """Return files, and in place of each folder those in it at any depth, except hidden ones.
+
+    Raises:
+        UserError: a folder holds no file, or cannot be read.
+    """
+    from fed_dpsd.data.sources import walk_classes
+
+    files: list[Path] = []
+    for path in paths:
         try:
-            pixels.append(scaled(open_image(path, shape[0])[1], shape))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
+            inside = sorted(file for file, _ in walk_classes(path)) if path.is_dir() else [path]
+        except OSError as error:
             raise UserError(
-                f"{path} is no image that can be read ({reason}); leave it out, or convert it"
+                f"{error.filename} cannot be read ({error.strerror}); see that you may read it"
             ) from None
-    scores = student.predict(np.stack(pixels))
-    writer = csv.writer(sys.stdout)
-    writer.writerow(["image", "class", *range(student.network.num_classes)])
-    for path, row in zip(images, scores, strict=True):
-        writer.writerow([path, int(row.argmax()), *(f"{score:.4f}" for score in row)])
+        if not inside:
+            raise UserError(f"{path} holds no file; give images, or folders of some")
+        files += inside
+    return files

@@ -44,9 +44,14 @@ def sweep(
 
 
 def report(
-    tables: Annotated[list[Path], typer.Argument(help="Tables of sweeps.", metavar="CSV...")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Tables of sweeps, sweeps' folders, or run folders.", metavar="PATH..."
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: beside the first table.")
+        Path | None, typer.Option(help="Folder to write to. Default: that of the first table.")
     ] = None,
     against: Annotated[
         str | None,
@@ -58,7 +63,9 @@ def report(
     Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
     """
     from fed_dpsd.report import pages
+    from fed_dpsd.simulation.reported import table_of
 
+    tables = [table_of(path.absolute(), out and out.absolute()) for path in paths]
     for path in pages.write(tables, (out or tables[0].parent).absolute(), against):
         print(path)
 

@@ -4,7 +4,6 @@ Errors and lists of this module name local files and labels. They are for the ho
 and log, and never part of a message.
 """
 
-import csv
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,11 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.data.images import open_image, scaled
-from fed_dpsd.data.sources import walk_classes
+from fed_dpsd.data.images import open_image, reason_of, scaled
+from fed_dpsd.data.sources import some, walk_classes
+from fed_dpsd.data.tables import read_csv
 from fed_dpsd.errors import UserError
 
-NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
 
 
@@ -33,7 +32,8 @@ class HospitalFiles:
         classes: the federation's class of each local label, which is the name of a subfolder or a
             value of the label column.
         image_column: in a CSV, the column of paths from the CSV's folder; in an npz, the name of
-            the array (N, H, W) or (N, H, W, 3); in parquet, the column of encoded images.
+            the array (N, H, W) or (N, H, W, 3); in parquet, the column of encoded images, or of
+            paths from the file's folder.
         label_column: the column, or the npz's array, of labels.
         patient_column: the column, or the npz's array, of patients. With it, all records of a
             patient go to the same teacher of the client.
@@ -114,7 +114,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             content, image = open_image(item.image, shape[0])
             pixels = scaled(image, shape)
         except (OSError, ValueError) as error:
-            unreadable.append(f"{item.name}: {' '.join(str(error).split())}")
+            unreadable.append(f"{item.name}: {reason_of(error)}")
             continue
         images.append(pixels)
         labels.append(files.classes[item.label])
@@ -140,9 +140,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
 
 def _some(noun: str, lines: Sequence[str]) -> str:
     """Begin a sentence with a count of things and the names of the first few, as far as "are"."""
-    more = ", ..." if len(lines) > NAMED_AT_MOST else ""
-    some = ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST])
-    return f"{len(lines)} {noun} ({some}{more}) are"
+    return f"{len(lines)} {noun} ({some(lines)}) are"
 
 
 def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str | None:
@@ -207,18 +205,12 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
 
 def _read_csv(path: Path, files: HospitalFiles) -> Iterator[_Item]:
     """Read a CSV with a row for each image."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            _check_columns(path, files, reader.fieldnames or ())
-            for row in reader:
-                name = row[files.image_column] or ""
-                patient = _patient(path, files, name, row.get(files.patient_column))
-                yield _Item(name, path.parent / name, row[files.label_column] or "", patient)
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise UserError(
-            f"{path} cannot be read as CSV in UTF-8 ({error}); export it anew"
-        ) from None
+    names, rows = read_csv(path)
+    _check_columns(path, files, names)
+    for row in rows:
+        name = row[files.image_column]
+        patient = _patient(path, files, name, row.get(files.patient_column or ""))
+        yield _Item(name, path.parent / name, row[files.label_column], patient)
 
 
 def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
@@ -255,7 +247,7 @@ def _read_npz(path: Path, files: HospitalFiles) -> Iterator[_Item]:
 
 
 def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
-    """Read encoded images in the layout of Hugging Face: bytes, or a struct with `bytes`."""
+    """Read images in the layout of Hugging Face, bytes or structs with `bytes`, or their paths."""
     columns = [files.image_column, files.label_column]
     columns += [files.patient_column] if files.patient_column is not None else []
     index = 0
@@ -268,10 +260,12 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
                 image = row[files.image_column]
                 image = image.get("bytes") if isinstance(image, Mapping) else image
                 image = b"" if image is None else image
-                if not isinstance(image, bytes):
+                if isinstance(image, str):
+                    image = path.parent / image
+                if not isinstance(image, bytes | Path):
                     raise UserError(
                         f"{path}: {name} has {type(image).__name__} as {files.image_column}; it "
-                        "must be an encoded image's bytes"
+                        "must be an encoded image's bytes, or the path of a file"
                     )
                 yield _Item(name, image, str(row[files.label_column]), patient)
                 index += 1

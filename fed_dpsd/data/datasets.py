@@ -1,9 +1,13 @@
-"""A loader for scikit-learn's digits, parquet files, folders of classes and Hugging Face data sets.
+"""A loader for scikit-learn's digits, folders of classes, tables and Hugging Face data sets.
 
 Decoded images are cached. `sources` finds them and their labels.
 """
 
+import functools
 import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +16,15 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.images import open_image, scaled, to_pixels
-from fed_dpsd.data.sources import LAYOUT, Source
+from fed_dpsd.data.images import open_image, reason_of, scaled, to_pixels
+from fed_dpsd.data.sources import LAYOUT, Source, some
 from fed_dpsd.errors import UserError
-from fed_dpsd.storage import replacing
+from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360
+TEST_PART = 5  # one picture of so many is for testing where the data is not divided
+
+logger = logging.getLogger("fed_dpsd")
 
 
 @dataclass(frozen=True)
@@ -82,26 +89,90 @@ def _digits() -> Dataset:
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
-    """Load a split from `config.path` or, without a path, from the Hugging Face hub."""
-    later = {key: getattr(config, key) for key in ("resize", "label_columns")}
+    """Load a split from `config.path` or, without a path, from the Hugging Face hub.
+
+    Where the data is not divided, a fixed part of each class is the test split. Images that cannot
+    be read are left out, and that is said once in a process.
+    """
+    place = _cached(config, split, cache)
+    if not place("labels.npy").is_file():
+        divided = config.path is None or sources.is_divided(Path(config.path))
+        source = sources.read(config, split)
+        all_classes = bool(config.classes) and (split == "train" or not divided)
+        records, left_out = _decode(config, source, 1 if divided else 2, all_classes)
+        notes = [_note(source, left_out)] if left_out else []
+        parts = {split: records}
+        if not divided:
+            parts = dict(zip(sources.SPLITS, divide(records), strict=True))
+            notes.append(
+                f"{source.where} has no train and test: one image in {TEST_PART} of each class is "
+                f"for testing, always the same, {len(parts['test']):,} of {len(records):,}"
+            )
+        for name, part in parts.items():
+            _save(_cached(config, name, cache), part, notes)
+    for note in json.loads(place("notes.json").read_text()) if place("notes.json").exists() else ():
+        _say_once(note)
+    patients = np.load(place("patients.npy")) if place("patients.npy").is_file() else None
+    images = np.load(place("images.npy"), mmap_mode="r")
+    return Split(images, np.load(place("labels.npy")), patients)
+
+
+def _cached(config: DataConfig, split: str, cache: Path) -> Callable[[str], Path]:
+    """Return a function from the names of a split's files to their paths in the cache."""
+    later = {key: getattr(config, key) for key in ("resize", "label_columns", "classes")}
     settings = "".join(f" {key}={value}" for key, value in later.items() if value)
     text = f"{sources.fingerprint(config, split)} {split} {config}{settings}"
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    images, labels, patients = (
-        cache / "data" / f"{key}.{name}.npy" for name in ("images", "labels", "patients")
+    return lambda name: cache / "data" / f"{key}.{name}"
+
+
+@functools.cache
+def _say_once(note: str) -> None:
+    logger.warning(note)
+
+
+def _note(source: Source, left_out: Sequence[str]) -> str:
+    found = len(source.labels) + len(source.strays)
+    return (
+        f"{source.where}: {len(left_out):,} of {found:,} images cannot be read and are left out: "
+        f"{some(left_out)}"
     )
-    if not labels.is_file():
-        decoded = _decode(config, sources.read(config, split))
-        _save(images, decoded.images)
-        if decoded.patients is not None:
-            _save(patients, decoded.patients)
-        _save(labels, decoded.labels)
-    patient_ids = np.load(patients) if patients.is_file() else None
-    return Split(np.load(images, mmap_mode="r"), np.load(labels), patient_ids)
 
 
-def _decode(config: DataConfig, source: Source) -> Split:
-    """Convert images to grey or RGB as `config.shape` says, and check shapes and labels."""
+def divide(records: Split) -> tuple[Split, Split]:
+    """Divide records into a training and a test split: one of TEST_PART of each class, fixed.
+
+    A patient's records stay together, in a part of the class of the first of them.
+    """
+    units = np.arange(len(records)) if records.patients is None else records.patients
+    _, first, unit = np.unique(units, return_index=True, return_inverse=True)
+    rng = np.random.Generator(np.random.PCG64(0))
+    tested = np.zeros(len(first), bool)
+    for label in np.unique(records.labels[first]):
+        of_class = rng.permutation(np.flatnonzero(records.labels[first] == label))
+        number = len(of_class) // TEST_PART or min(1, len(of_class) - 1)
+        tested[of_class[:number]] = True
+    in_test = tested[unit.reshape(-1)]
+    return records.take(np.flatnonzero(~in_test)), records.take(np.flatnonzero(in_test))
+
+
+def _decode(
+    config: DataConfig, source: Source, least: int, all_classes: bool
+) -> tuple[Split, list[str]]:
+    """Convert images to grey or RGB as `config.shape` says, and check shapes and labels.
+
+    Args:
+        config: the data set.
+        source: its images and labels.
+        least: number of images that each class must have, if it has any.
+        all_classes: whether every class must have so many.
+
+    Returns:
+        The records whose images can be read, and a line on each other one.
+
+    Raises:
+        UserError: images or labels are not as `config` says, or too few of a class can be read.
+    """
     where, labels = source.where, source.labels
     if len(labels) == 0:
         raise UserError(f"{where}: there is no image with a label; give {LAYOUT}")
@@ -111,14 +182,15 @@ def _decode(config: DataConfig, source: Source) -> Split:
             f"data.num_classes={config.num_classes} needs 0 to {config.num_classes - 1}"
         )
     images = np.empty((len(labels), *config.shape), np.uint8)
+    left_out = list(source.strays)
+    good = np.ones(len(labels), bool)
     for index, (name, image) in enumerate(zip(source.names, source.images, strict=True)):
         try:
             opened = open_image(image, config.shape[0])[1]
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UserError(
-                f"{where}: {name} cannot be read ({reason}); mend or delete it"
-            ) from None
+            left_out.append(f"{name}: {reason_of(error)}")
+            good[index] = False
+            continue
         pixels = scaled(opened, config.shape) if config.resize else to_pixels(opened)
         if pixels.shape != config.shape:
             raise UserError(
@@ -126,10 +198,27 @@ def _decode(config: DataConfig, source: Source) -> Split:
                 f"data.shape={list(config.shape)}; set its shape, or data.resize=true to scale it"
             )
         images[index] = pixels
-    return Split(images, labels, source.patients)
+    counts = np.bincount(labels[good], minlength=config.num_classes)
+    needed = range(config.num_classes) if all_classes else np.unique(labels)
+    if lacking := [config.class_names[label] for label in needed if counts[label] < least]:
+        found = "no image" if least == 1 else f"fewer than {least} images"
+        others = f" ({len(left_out):,} cannot: {some(left_out)})" if left_out else ""
+        raise UserError(
+            f"{where}: {found} can be read of class {some(lacking)}{others}; add images, or take "
+            "the class away"
+        )
+    if not good.all():
+        images, labels = images[good], labels[good]
+    patients = source.patients if source.patients is None else source.patients[good]
+    return Split(images, labels, patients), left_out
 
 
-def _save(path: Path, array: NDArray[np.generic]) -> None:
-    """Write an array atomically, so that two processes may fill the cache at the same time."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.save(file, array)
+def _save(place: Callable[[str], Path], split: Split, notes: Sequence[str]) -> None:
+    """Write a split; each file atomically, so that two processes may do so at the same time."""
+    if notes:
+        write_atomically(place("notes.json"), json.dumps(notes).encode())
+    arrays = {"images": split.images, "patients": split.patients, "labels": split.labels}
+    for name, array in arrays.items():  # labels come last: they make the split complete
+        if array is not None:
+            with replacing(place(f"{name}.npy")) as temporary, temporary.open("wb") as file:
+                np.save(file, array)

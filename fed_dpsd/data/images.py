@@ -25,7 +25,7 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[
     if isinstance(image, np.ndarray):
         return image.tobytes(), _converted(Image.fromarray(image), channels)
     if isinstance(image, Path) and image.exists() and not image.is_file():
-        raise ValueError("it is no file")
+        raise ValueError("it is a folder")
     content = image.read_bytes() if isinstance(image, Path) else image
     try:
         with (
@@ -40,6 +40,11 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[
         raise
     except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
         raise ValueError(str(error) or type(error).__name__) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return why `open_image` failed, as the middle of a sentence."""
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def _converted(image: Image.Image, channels: int, inverted: bool = False) -> Image.Image:

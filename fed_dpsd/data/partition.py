@@ -4,22 +4,28 @@ No other file imports flwr_datasets. The import takes seconds, so it is delayed 
 """
 
 import hashlib
+import os
+import socket
 import warnings
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import DataConfig, require, require_positive
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import npz_of, write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
     from flwr_datasets.partitioner import Partitioner
+
+CONNECT_SECONDS = 5.0
 
 
 class Partition(Protocol):
@@ -184,30 +190,60 @@ def _try_split(
     return parts
 
 
-def read_hub(name: str, split_name: str) -> "pyarrow.Table":
+# --- the hub ---
+
+
+def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
     """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
 
+    Without a network, one that this machine has downloaded before is read.
+
     Args:
-        name: OWNER/NAME, or OWNER/NAME/SUBSET.
+        config: the data set; its `hub` is OWNER/NAME, or OWNER/NAME/SUBSET.
         split_name: the split.
 
     Raises:
         UserError: there is no network, or the data set does not exist.
     """
-    from datasets import Image
+    import datasets
+    import huggingface_hub
     from flwr_datasets import FederatedDataset
 
-    parts = name.split("/")
+    # Without a network, the libraries would try for half a minute, and print each attempt.
+    online = _is_online()
+    datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = not online
+    datasets.utils.logging.set_verbosity_error()
+    huggingface_hub.utils.logging.set_verbosity_error()
+    parts = str(config.hub).split("/")
     source, subset = "/".join(parts[:2]), "/".join(parts[2:]) or None
     try:
         federated = FederatedDataset(dataset=source, subset=subset, partitioners={})
         dataset = federated.load_split(split_name)
     except Exception as error:
+        problem = f"split {split_name} of {config.hub} cannot be downloaded from {_hub()}"
+        if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+            problem = f"there is no {config.hub} at {_hub()}, or it is not public"
         raise UserError(
-            f"data.hub={name}: {type(error).__name__} while downloading it; without a network, "
-            "set data.path to a folder with train.parquet and test.parquet"
+            f"data={config.name}: {problem}; {'' if online else 'connect this machine, or '}set "
+            "data.path to a folder with train.parquet and test.parquet"
         ) from error
     for column, feature in dataset.features.items():
-        if isinstance(feature, Image):
-            dataset = dataset.cast_column(column, Image(decode=False))
+        if isinstance(feature, datasets.Image):
+            dataset = dataset.cast_column(column, datasets.Image(decode=False))
     return dataset.with_format("arrow")[:]
+
+
+def _hub() -> str:
+    """Return the name of the host that data sets are downloaded from."""
+    return urlsplit(os.environ.get("HF_ENDPOINT", "")).hostname or "huggingface.co"
+
+
+def _is_online() -> bool:
+    """Return whether the hub can be reached, or a proxy is set, which may reach it."""
+    if getproxies().get("https"):
+        return True
+    try:
+        socket.create_connection((_hub(), 443), timeout=CONNECT_SECONDS).close()
+        return True
+    except OSError:
+        return False

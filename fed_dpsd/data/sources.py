@@ -1,8 +1,9 @@
-"""Places that images and labels come from: parquet files, folders of classes and the hub.
+"""Places that images and labels come from: folders of classes, tables and the hub.
 
 Parquet files have the layout of the Hugging Face hub, so the same code reads both.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,19 +11,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet
+import pyarrow
 from numpy.typing import NDArray
 
 from fed_dpsd.config import DataConfig
+from fed_dpsd.data import tables
 from fed_dpsd.errors import UserError
 
+SPLITS = ("train", "test")
+OTHER_SPLITS = {"val", "valid", "validation", "dev"}  # folders of these names are no classes
 LAYOUT = (
-    "a folder with train.parquet and test.parquet, or with images in train/CLASS and test/CLASS"
+    "a folder with a folder of images for each class, a .csv or .parquet file of images and "
+    "labels, or a folder with one of these for train and one for test"
 )
+NAMED_AT_MOST, LONGEST_NAME = 5, 120
 
 
 class Source(NamedTuple):
-    """A split before its images are decoded.
+    """Images and labels before the images are decoded.
 
     Args:
         where: the data set and its place, for errors.
@@ -30,6 +36,7 @@ class Source(NamedTuple):
         images: each image as a file, or as the bytes of one.
         labels: (N,) int64.
         patients: (N,) int64, or None where they are not known.
+        strays: a line on each file that belongs to no class.
     """
 
     where: str
@@ -37,6 +44,91 @@ class Source(NamedTuple):
     images: Iterable[Path | bytes]
     labels: NDArray[np.int64]
     patients: NDArray[np.int64] | None = None
+    strays: Sequence[str] = ()
+
+
+def some(lines: Sequence[str]) -> str:
+    """Return the first few lines, each cut where it is long, with dots for those left out."""
+    more = ", ..." if len(lines) > NAMED_AT_MOST else ""
+    return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
+
+
+# --- places ---
+
+
+def is_place(path: Path) -> bool:
+    """Return whether a path may be `data.path`: a folder, or a table."""
+    return path.is_dir() or (path.is_file() and path.suffix in tables.SUFFIXES)
+
+
+def is_divided(path: Path) -> bool:
+    """Return whether `data.path` has train and test splits, or one of them.
+
+    A folder named like a split is one of a class if other classes lie beside it.
+    """
+    if any((path / f"{s}{suffix}").is_file() for s in SPLITS for suffix in tables.SUFFIXES):
+        return True
+    folders = set(_classes(path)) if path.is_dir() else set()
+    splits = folders & set(SPLITS)
+    return len(splits) == 2 or (bool(splits) and folders <= {*SPLITS, *OTHER_SPLITS})
+
+
+def _place(path: Path, split: str) -> Path | None:
+    """Return the table or folder of a split; that of all records where they are not divided."""
+    if not is_divided(path):
+        return path if path.is_file() or _classes(path) else None
+    files = (path / f"{split}{suffix}" for suffix in tables.SUFFIXES)
+    folder = path / split
+    return next((file for file in files if file.is_file()), folder if folder.is_dir() else None)
+
+
+def place_of(path: Path, split: str) -> Path:
+    """Return the table or folder of a split; that of all records where they are not divided.
+
+    Raises:
+        UserError: there is none.
+    """
+    if (place := _place(path, split)) is not None:
+        return place
+    there = some(sorted(each.name for each in path.iterdir() if not each.name.startswith(".")))
+    lacking = "folder of a class" if not is_divided(path) else f"{split} split"
+    raise UserError(
+        f"data.path={path} has no {lacking}; it holds {there or 'nothing'}: give {LAYOUT}"
+    )
+
+
+@contextlib.contextmanager
+def _readable(path: Path | str | None) -> Iterator[None]:
+    """Tell errors of the operating system as the user's own."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"data.path={path}: {error.filename} cannot be read ({error.strerror}); see that it "
+            "is there, and that you may read it"
+        ) from None
+
+
+def class_names(path: Path, image_column: str, label_column: str | None) -> list[str]:
+    """Return the names of the classes that a folder or a table has, in their order.
+
+    Folders are in the order of their names, and labels in that of `tables.class_names`. A table
+    without one column of labels (`label_column` is None) names no classes.
+
+    Raises:
+        UserError: there is no folder or table, it cannot be read, or it has no such column.
+    """
+    with _readable(path):
+        place = _place(path, "train") or place_of(path, "test")
+        if place.is_dir():
+            return _classes(place)
+        if label_column is None:
+            return []
+        table = tables.read(place, [label_column])
+        if label_column not in table.column_names:
+            named = {"data.image_column": image_column, "data.label_column": label_column}
+            tables.check_columns(f"data.path={path}", named, tables.read(place))
+    return tables.class_names(table.column(label_column))
 
 
 def fingerprint(config: DataConfig, split: str) -> str:
@@ -47,31 +139,29 @@ def fingerprint(config: DataConfig, split: str) -> str:
     """
     if config.path is None:
         if config.hub is None:
-            raise UserError(
-                f"data={config.name}: data.path is null and no hub name is known; "
-                f"set data.path to {LAYOUT}"
-            )
+            raise UserError(f"data={config.name} needs data.path=PATH: {LAYOUT}")
         return f"hub {config.hub}"
-    file, folder = Path(config.path) / f"{split}.parquet", Path(config.path) / split
-    if file.is_file():
-        status = file.stat()
-        return f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-    if not folder.is_dir():
-        raise UserError(
-            f"data.path={config.path}: there is no {split}.parquet and no folder {split}; "
-            f"give {LAYOUT}"
-        )
-    try:
-        digest = hashlib.sha256(f"{_classes(folder)}\n".encode())
-        for file, _ in sorted(walk_classes(folder)):
+    with _readable(config.path):
+        place = place_of(Path(config.path), split)
+        if place.is_file():
+            status = place.stat()
+            text = f"{place.resolve()} {status.st_size} {status.st_mtime_ns}"
+            images = tables.image_paths(place, config.image_column)
+            return f"{text} {_digest_of(images, '')}" if images else text
+        files = sorted(file for file, _ in walk_classes(place))
+        return f"{place.resolve()} {_digest_of(files, str(_classes(place)))}"
+
+
+def _digest_of(files: Iterable[Path], text: str) -> str:
+    """Return a digest of a text, and of the names, sizes and times of files."""
+    digest = hashlib.sha256(f"{text}\n".encode())
+    for file in files:
+        try:
             status = file.stat()
             digest.update(f"{file} {status.st_size} {status.st_mtime_ns}\n".encode())
-    except OSError as error:
-        raise UserError(
-            f"data.path={config.path}: {error.filename} cannot be read ({error.strerror}); see "
-            "that it is there, and that you may read it"
-        ) from None
-    return f"{folder.resolve()} {digest.hexdigest()}"
+        except OSError:  # it is reported with the others that cannot be read
+            digest.update(f"{file}\n".encode())
+    return digest.hexdigest()
 
 
 def read(config: DataConfig, split: str) -> Source:
@@ -80,88 +170,83 @@ def read(config: DataConfig, split: str) -> Source:
     Raises:
         UserError: there is no network, or the files are not as `config` says.
     """
-    where = f"data={config.name} ({config.path or config.hub}), split {split}"
+    where = f"data={config.name} ({config.path or config.hub})"
     if config.path is None:
         from fed_dpsd.data.partition import read_hub
 
-        return _read_table(config, where, read_hub(str(config.hub), split))
-    file = Path(config.path) / f"{split}.parquet"
-    if file.is_file():
-        return _read_table(config, where, pyarrow.parquet.read_table(file))
-    return _read_folder(config, where, Path(config.path), split)
+        return _read_table(config, f"{where}, split {split}", read_hub(config, split), Path())
+    if is_divided(Path(config.path)):
+        where += f", split {split}"
+    place = place_of(Path(config.path), split)
+    if place.is_file():
+        return _read_table(config, where, tables.read(place), place.parent)
+    return _read_folder(config, where, place)
 
 
 # --- tables ---
 
 
-def _read_table(config: DataConfig, where: str, table: "pyarrow.Table") -> Source:
-    """Read Arrow columns; an image is a struct with its encoded `bytes`."""
+def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Path) -> Source:
+    """Read the columns of a table whose paths start from `folder`."""
     keys = "image_column", "label_column", "patient_column"
-    named = {f"data.{key}": getattr(config, key) for key in keys}
+    named = {f"data.{key}": getattr(config, key) for key in keys if getattr(config, key)}
     named |= {f"data.label_columns[{i}]": name for i, name in enumerate(config.label_columns)}
-    for key, column in named.items():
-        if column is not None and column not in table.column_names:
-            raise UserError(
-                f"{where}: there is no column {key}={column!r}; "
-                f"the columns are {', '.join(table.column_names)}"
-            )
+    tables.check_columns(where, named, table)
     if config.label_columns:
         columns = [table.column(name).to_numpy() == 1 for name in config.label_columns]
         true = np.stack(columns, axis=1)
         rows = np.flatnonzero(true.sum(axis=1) == 1)
         labels = true[rows].argmax(axis=1)
     else:
-        labels = table.column(config.label_column).to_numpy().astype(np.int64)
+        labels = tables.labels_of(config, where, table.column(config.label_column))
         rows = np.arange(len(labels))
-    images, patients = table.column(config.image_column), _read_patients(config, table)
+    images = table.column(config.image_column)
+    patients = None
+    if config.patient_column is not None:
+        patients = tables.patients_of(table.column(config.patient_column))[rows]
     return Source(
         where,
-        [f"image {row}" for row in rows],
-        (images[int(row)]["bytes"].as_py() or b"" for row in rows),
+        tables.image_names(images, rows),
+        tables.images_of(images, rows, folder),
         labels,
-        None if patients is None else patients[rows],
+        patients,
     )
-
-
-def _read_patients(config: DataConfig, table: "pyarrow.Table") -> NDArray[np.int64] | None:
-    """Return each record's patient as a number, the hash of the column's text."""
-    if config.patient_column is None:
-        return None
-    names = (str(name).encode() for name in table.column(config.patient_column).to_pylist())
-    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
-    return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
 
 
 # --- folders of classes ---
 
 
-def _read_folder(config: DataConfig, where: str, path: Path, split: str) -> Source:
-    """Read a split's folder, whose subfolders are the classes in the order of their names."""
+def _read_folder(config: DataConfig, where: str, place: Path) -> Source:
+    """Read a folder whose subfolders are the classes."""
     if config.patient_column is not None:
         raise UserError(
-            f"{where}: data.patient_column={config.patient_column!r}: folders of classes name no "
-            "patients; use null, or parquet files"
+            f"{where}: data.patient_column={config.patient_column}: folders of classes name no "
+            "patients; use null, or a table with a column for them"
         )
-    classes = _classes(path / split)
-    if len(classes) != config.num_classes:
+    there = _classes(place)
+    classes = list(config.classes) or there
+    if len(there) != config.num_classes:
         raise UserError(
-            f"{where}: there are {len(classes)} folders of classes, but "
+            f"{where}: there are {len(there)} folders of classes, but "
             f"data.num_classes={config.num_classes}; give a folder for each class, or set "
-            f"data.num_classes={len(classes)}"
+            f"data.num_classes={len(there)}"
         )
-    other = path / ("test" if split == "train" else "train")
-    if other.is_dir() and (differ := set(classes) ^ set(_classes(other))):
+    if differ := sorted(set(classes) ^ set(there)):
         raise UserError(
-            f"data.path={path}: train and test must have the same folders of classes, and only "
-            f"one of them has {', '.join(sorted(differ)[:5])}; add or delete what differs"
+            f"{where}: train and test, and data.classes if given, must name the same classes; not "
+            f"all of them have {some(differ)}: add or delete what differs"
         )
-    files = sorted(walk_classes(path / split))
-    for file, label in files:
+    numbers = {name: number for number, name in enumerate(classes)}
+    names, images, labels, strays = [], [], [], []
+    for file, label in sorted(walk_classes(place), key=lambda found: found[0]):
+        name = str(file.relative_to(str(config.path)))
         if label is None:
-            raise UserError(f"{where}: {file} lies in no folder of a class; move or delete it")
-    numbers = {label: number for number, label in enumerate(classes)}
-    labels = np.array([numbers[label] for _, label in files], np.int64)
-    return Source(where, [str(file) for file, _ in files], [file for file, _ in files], labels)
+            strays.append(f"{name}: it lies in no class's folder")
+            continue
+        names.append(name)
+        images.append(file)
+        labels.append(numbers[label])
+    return Source(where, names, images, np.array(labels, np.int64), None, strays)
 
 
 def _classes(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import set_up, test_split
+from fed_dpsd.experiment import partitions, set_up, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
@@ -41,13 +41,15 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         else:
             experiment = set_up(from_run_config(run_config), base=None)
         require_device("server_device", experiment.config.server_device, number_of_gpus())
+        test_split(experiment)  # report bad data before there is a folder, or hospitals are awaited
+        if experiment.config.federation.simulation:
+            partitions(experiment)
         if not resumed:
             folder = new_run_folder(experiment)
     except UserError as error:
         print(f"error: {error}", flush=True)
         raise RunFailed(one_line(error)) from None
     try:
-        test_split(experiment)  # report a bad test split before waiting for hospitals
         federation = GridFederation(experiment, grid, folder, client_app)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:

@@ -161,7 +161,8 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
             reader = csv.DictReader(file, restval="")
             rows, columns = list(reader), reader.fieldnames or ()
     except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error}); give a sweep's table") from None
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} cannot be read ({reason}); give a sweep's table") from None
     for column in needed:
         if column not in columns:
             raise UserError(f"{path} has no column {column!r}; give a table of `fed-dpsd sweep`")

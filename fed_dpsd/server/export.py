@@ -77,6 +77,11 @@ class Student:
     model: Classifier
     facts: Mapping[str, Any]
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of `predict`; their numbers if none are known."""
+        return tuple(self.facts.get("classes") or map(str, range(self.network.num_classes)))
+
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
 
@@ -99,8 +104,8 @@ class Student:
 def export(run_folder: Path, folder: Path, form: Format) -> Path:
     """Write the student of a completed run to FOLDER/student.safetensors or .onnx; return the path.
 
-    The file's metadata hold the network, the run's result and its privacy card. An ONNX file maps
-    `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32.
+    The file's metadata hold the network, its classes, the run's result and its privacy card. An
+    ONNX file maps `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32.
 
     Raises:
         UserError: the run has not completed, has no student of its own, or the file exists or
@@ -155,6 +160,7 @@ def student_of(run_folder: Path) -> Student:
         "version": __version__,
         "network": vars(network),
         "result": result_line(experiment, summary),
+        "classes": config.data.class_names,
         "check": _check(model, network).tolist(),
         **{key: summary[key] for key in ("method", "data", "student_sha256", "privacy")},
     }
@@ -167,8 +173,8 @@ def open_student(path: Path) -> Student:
     Raises:
         UserError: it is no such file, or it is damaged.
     """
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; give the file in it, {path / NAME}.safetensors")
+    if problem := _no_model(path):
+        raise UserError(f"{path} {problem}")
     binder = Binder()
     try:
         weights = read_weights(path)
@@ -194,6 +200,18 @@ def open_student(path: Path) -> Student:
             "student; use one of that kind, or an export with --format onnx, which holds them"
         )
     return Student(network, model, facts)
+
+
+def _no_model(path: Path) -> str:
+    """Return what a path is where it is no safetensors file, and what to do; "" otherwise."""
+    if (path / "config.yaml").is_file():
+        return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
+        return f"is a folder; give the file {files[0] if files else 'that `export` wrote'}"
+    if path.suffix == ".onnx":
+        return "is for other tools; give a file of `fed-dpsd export RUN --format safetensors`"
+    return "" if path.exists() else "is not there; `fed-dpsd export RUN` writes such a file"
 
 
 def _check(model: Classifier, network: Network) -> NDArray[np.float32]:

@@ -32,7 +32,9 @@ from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
 from fed_dpsd.storage import write_atomically
 
-PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "teacher.path")
+# Names of classes are as little a part of a run as the place of its data.
+PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "data.classes", "teacher.path")
+TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 CONFUSION = ("key", "truth", "predicted", "count")
 

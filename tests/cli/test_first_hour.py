@@ -6,14 +6,20 @@ fixture functions below, whose paths stand for {NAME} in the command) and `leave
 command may leave a run folder in runs/).
 """
 
+import io
+import json
 import re
 import shlex
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import yaml
+from PIL import Image
 
 from tests.conftest import SMALL
+from tests.shapes import write_shapes
 
 TABLES = sorted((Path(__file__).parent / "first_hour").glob("*.yaml"))
 ROWS = [
@@ -39,7 +45,46 @@ def _run(fed_dpsd, tmp_path):
     return out[-1]
 
 
-GIVEN = {"run": _run}
+def _failed(fed_dpsd, tmp_path):
+    folder = Path(_run(fed_dpsd, tmp_path))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"status": "failed", "error": "the budget is spent"}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def _model(fed_dpsd, tmp_path):
+    _, out, _ = fed_dpsd("export", _run(fed_dpsd, tmp_path), "--out", "model")
+    return out[-1]
+
+
+def _onnx(fed_dpsd, tmp_path):
+    path = tmp_path / "student.onnx"
+    path.write_bytes(b"for other tools")
+    return path
+
+
+def _pictures(fed_dpsd, tmp_path):
+    return write_shapes(tmp_path / "pictures", 40, broken=2)
+
+
+def _parquet(fed_dpsd, tmp_path):
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).save(buffer, "PNG")
+    rows = {"image": [{"bytes": buffer.getvalue(), "path": None}] * 20, "label": [*range(10)] * 2}
+    for split in ("train", "test"):
+        pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / f"{split}.parquet")
+    return tmp_path
+
+
+GIVEN = {
+    "run": _run,
+    "failed": _failed,
+    "model": _model,
+    "onnx": _onnx,
+    "pictures": _pictures,
+    "parquet": _parquet,
+}
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import SMALL
+from tests.shapes import CLASSES, write_shapes
 
 
 @pytest.fixture
@@ -18,26 +19,61 @@ def model(fed_dpsd):
     return printed[-1]
 
 
-def test_images_of_any_size_get_a_class_and_probabilities(fed_dpsd, tmp_path, model):
+def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, model):
     rng = np.random.default_rng(0)
     for name, shape in (("grey.png", (8, 8)), ("large.jpg", (40, 60, 3))):
         Image.fromarray(rng.integers(0, 256, shape, np.uint8)).save(tmp_path / name)
-    code, printed, told = fed_dpsd("predict", model, "grey.png", "large.jpg")
-    assert code == 0
-    assert "proven" in told  # the run's result, with what it cost
+    code, printed, told = fed_dpsd("predict", model, "grey.png", "large.jpg", "--all")
+    assert (code, told) == (0, "")
     rows = list(csv.DictReader(printed))
-    assert [row["image"] for row in rows] == ["grey.png", "large.jpg"]
+    assert [row["file"] for row in rows] == ["grey.png", "large.jpg"]
     for row in rows:
         scores = [float(row[str(label)]) for label in range(10)]
         assert sum(scores) == pytest.approx(1, abs=1e-3)
         assert int(row["class"]) == int(np.argmax(scores))
+        assert float(row["probability"]) == max(scores)
+    code, short, told = fed_dpsd("predict", model, "grey.png", "large.jpg", "--about")
+    assert code == 0
+    assert short == [",".join(line.split(",")[:3]) for line in printed]
+    assert "proven" in told  # the run's result, with what it cost
 
 
-def test_what_is_no_image_is_named(fed_dpsd, tmp_path, model):
-    (tmp_path / "notes.png").write_text("no image")
-    code, printed, told = fed_dpsd("predict", model, "notes.png")
+def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, model):
+    folder = write_shapes(tmp_path / "new", 9, broken=2)
+    (folder / ".hidden").write_text("no image")
+    (folder / "notes.txt").write_text("no image")
+    code, printed, told = fed_dpsd("predict", model, "lost.png", "new")
+    assert code == 1
+    assert [row["file"] for row in csv.DictReader(printed)] == [
+        str(path.relative_to(tmp_path))
+        for path in sorted(folder.rglob("*.*g"))
+        if "000" not in path.name and "001" not in path.name
+    ]
+    lines = told.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "lost.png is left out: No such file or directory"
+    assert "new/notes.txt is left out: it is none of PNG, " in told
+
+
+def test_a_folder_without_files_is_an_error(fed_dpsd, tmp_path, model):
+    (tmp_path / "new").mkdir()
+    code, printed, told = fed_dpsd("predict", model, "new")
     assert (code, printed) == (1, [])
-    assert "notes.png is no image that can be read" in told
+    assert "error: new holds no file" in told
+
+
+def test_a_class_has_its_name_from_the_folder_of_images_to_the_prediction(fed_dpsd, tmp_path):
+    write_shapes(tmp_path / "pictures", 30)
+    settings = *SMALL, "rounds=1", "data=imagefolder", "data.path=pictures", "partition=iid"
+    _, printed, _ = fed_dpsd("run", *settings, "num_clients=1")
+    assert (
+        "- circle\n  - square\n  - triangle" in (tmp_path / printed[-1] / "config.yaml").read_text()
+    )
+    _, printed, _ = fed_dpsd("export", printed[-1])
+    code, printed, _ = fed_dpsd("predict", printed[-1], "pictures", "--all")
+    assert code == 0
+    assert printed[0] == "file,class,probability,circle,square,triangle"
+    assert {row["class"] for row in csv.DictReader(printed)} <= set(CLASSES)
 
 
 def test_onnx_without_its_packages_says_what_to_install(fed_dpsd, tmp_path, model, monkeypatch):

@@ -60,9 +60,9 @@ def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
     [
         (
             {"image_column": "img"},
-            "no column data.image_column='img'; the columns are image, label",
+            r"no column img \(data.image_column\); its columns are image, label",
         ),
-        ({"label_column": "y"}, "no column data.label_column='y'"),
+        ({"label_column": "y"}, r"no column y \(data.label_column\)"),
         ({"num_classes": 2}, "labels are 0 to 2, but data.num_classes=2 needs 0 to 1"),
         ({"shape": (1, 12, 12)}, r"image 0 has shape \[1, 8, 8\], but data.shape=\[1, 12, 12\]"),
     ],
@@ -99,9 +99,11 @@ def test_an_empty_table_is_an_error(tmp_path):
 
 
 def test_a_folder_without_parquet_and_a_set_without_source(tmp_path):
-    with pytest.raises(UserError, match=r"no train.parquet and no folder train; give a folder"):
+    with pytest.raises(
+        UserError, match=r"has no folder of a class; it holds nothing: give a folder"
+    ):
         datasets.load(replace(CONFIG, path=str(tmp_path)), tmp_path)
-    with pytest.raises(UserError, match=r"data.path is null and no hub name is known"):
+    with pytest.raises(UserError, match=r"data=folder needs data.path=PATH: a folder with"):
         datasets.load(CONFIG, tmp_path)
 
 
@@ -136,6 +138,7 @@ def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
     import flwr_datasets
 
     monkeypatch.setattr(flwr_datasets, "FederatedDataset", FakeHub)
+    monkeypatch.setattr(partition, "_is_online", lambda: True)
     data = datasets.load(replace(CONFIG, hub="some/set"), tmp_path)
     assert data.train.images[:, 0, 0, 0].tolist() == [7, 8]
     assert data.train.labels.tolist() == [1, 2]
@@ -144,12 +147,40 @@ def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
     assert FakeHub.subset == "cropped"
 
 
-def test_without_a_network_the_remedy_is_a_folder(tmp_path, monkeypatch):
+@pytest.mark.parametrize("online", [False, True])
+def test_what_cannot_be_downloaded_is_one_line(tmp_path, monkeypatch, online):
+    """Without a network the libraries are told so, since they would try for half a minute."""
+    import datasets as library
     import flwr_datasets
 
-    monkeypatch.setattr(flwr_datasets, "FederatedDataset", FakeHub)
-    with pytest.raises(UserError, match=r"data.hub=missing/set: ConnectionError.*data.path"):
+    offline = []
+
+    class Failing(FakeHub):
+        def load_split(self, split):
+            offline.append(library.config.HF_HUB_OFFLINE)
+            return super().load_split(split)
+
+    monkeypatch.setattr(flwr_datasets, "FederatedDataset", Failing)
+    monkeypatch.setattr(partition, "_is_online", lambda: online)
+    with pytest.raises(UserError) as raised:
         datasets.load(replace(CONFIG, hub="missing/set"), tmp_path)
+    connect = "" if online else "connect this machine, or "
+    assert str(raised.value) == (
+        "data=folder: split train of missing/set cannot be downloaded from huggingface.co; "
+        f"{connect}set data.path to a folder with train.parquet and test.parquet"
+    )
+    assert offline == [not online]
+
+
+def test_a_machine_is_online_by_the_hub_or_a_proxy(monkeypatch):
+    def refused(*_, **__):
+        raise OSError
+
+    monkeypatch.setattr(partition.socket, "create_connection", refused)
+    monkeypatch.setattr(partition, "getproxies", lambda: {})
+    assert not partition._is_online()
+    monkeypatch.setattr(partition, "getproxies", lambda: {"https": "http://proxy:3128"})
+    assert partition._is_online()
 
 
 def test_only_one_file_imports_the_partitioning_library():

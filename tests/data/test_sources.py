@@ -85,7 +85,7 @@ def test_a_folder_is_decoded_anew_only_when_its_files_change(tmp_path, monkeypat
 def test_a_test_folder_needs_no_training_folder(tmp_path):
     config = folders(tmp_path / "data", splits=["test"])
     assert len(datasets.load_test(config, tmp_path / "cache")) == 4
-    with pytest.raises(UserError, match=r"no train.parquet and no folder train; give a folder"):
+    with pytest.raises(UserError, match=r"has no train split; it holds test: give a folder"):
         datasets.load(config, tmp_path / "cache")
 
 
@@ -96,13 +96,10 @@ def broken(path):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda root: broken(root / "cat" / "0.png"), r"train/cat/0.png cannot be read \(.*mend"),
         (
-            lambda root: (root / "cat" / "a.txt").write_text("a"),
-            r"a.txt cannot be read .it is none of PNG, ",
+            lambda root: broken(root / "cat" / "0.png"),
+            r"no image can be read of class 0 \(1 cannot: train/cat/0.png: ",
         ),
-        (lambda root: (root / "a.png").write_bytes(png(1)), "a.png lies in no folder of a class"),
-        (lambda root: (root / "cat" / "a").symlink_to("nowhere"), "cat/a cannot be read .No such"),
         (lambda root: (root / "cat" / "a").symlink_to(root), "is a link to a folder that it lies"),
         (
             lambda root: (root / "cat" / "0.png").write_bytes(png(1, (9, 8))),
@@ -110,7 +107,7 @@ def broken(path):
         ),
         (
             lambda root: (root / "cat").rename(root / "cow"),
-            "train and test must have the same folders of classes, and only one .* cat, cow;",
+            "must name the same classes; not all of them have cat, cow: add or delete what differs",
         ),
         (
             lambda root: (root / "cow").mkdir(),
@@ -133,7 +130,7 @@ def test_folders_without_images_or_with_patients_are_errors(tmp_path):
             (tmp_path / "data" / split / name).mkdir(parents=True)
     with pytest.raises(UserError, match="there is no image with a label; give a folder with"):
         datasets.load(config, tmp_path / "cache")
-    with pytest.raises(UserError, match="patient_column='p': folders of classes name no patients"):
+    with pytest.raises(UserError, match="patient_column=p: folders of classes name no patients"):
         datasets.load(replace(config, patient_column="p"), tmp_path / "cache")
 
 
@@ -181,7 +178,7 @@ def test_the_one_column_that_is_true_is_the_label(tmp_path):
     assert train.images[:, 0, 0, 0].tolist() == [0, 1, 4]
     assert train.labels.tolist() == [0, 1, 1]
     assert train.patients[1] == train.patients[2] != train.patients[0]
-    with pytest.raises(UserError, match=r"no column data.label_columns\[1\]='red'; the columns"):
+    with pytest.raises(UserError, match=r"no column red \(data.label_columns\[1\]\); its"):
         datasets.load(replace(config, label_columns=("black", "red")), tmp_path / "cache")
 
 
@@ -190,9 +187,11 @@ def test_a_column_of_truth_values_is_a_label(tmp_path):
     assert datasets.load(config, tmp_path / "cache").train.labels.tolist() == [1, 0]
 
 
-def test_no_picture_in_a_table_is_an_error(tmp_path):
+def test_a_class_without_a_picture_in_a_table_is_an_error(tmp_path):
     config = table(tmp_path / "data", [png(1), None], label=[0, 1])
-    with pytest.raises(UserError, match=r"image 1 cannot be read \(it is none of PNG, .*\); mend"):
+    with pytest.raises(
+        UserError, match=r"no image can be read of class 1 \(1 cannot: image 1: it is none"
+    ):
         datasets.load(config, tmp_path / "cache")
 
 
@@ -235,7 +234,8 @@ OWN_FORMATS = {
 
 
 def names():
-    return {path.stem for path in conf_folder().glob("data/*.yaml")} - {"digits", "folder"}
+    own = {"digits", "folder", "imagefolder"}
+    return {path.stem for path in conf_folder().glob("data/*.yaml")} - own
 
 
 def test_every_data_set_has_a_format_here():

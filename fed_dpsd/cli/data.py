@@ -1,0 +1,57 @@
+"""The command `fed-dpsd data`: a data set, and its partition among simulated clients."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fed_dpsd.cli.console import Overrides
+
+
+def data(
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Draw the partition, too: the PNG to write.")
+    ] = None,
+) -> None:
+    """Show split sizes, and each simulated client's number of records by class."""
+    import numpy as np
+
+    from fed_dpsd.api import composed
+    from fed_dpsd.experiment import load_data, partitions
+
+    experiment = composed(overrides or ())
+    config = experiment.config
+    loaded = load_data(config.data, config.cache)
+    labels, names = loaded.train.labels, config.data.class_names
+    counts = np.stack(
+        [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]
+    )
+    print(
+        f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
+        f"{len(names)} classes, shape {list(config.data.shape)}; "
+        f"partition {experiment.partition.name}, {config.num_clients} clients"
+    )
+    table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for client, row in enumerate(counts):
+        cells = (_cell(count, max(1, row.max())) for count in row)
+        table.add_row(str(client), f"{row.sum():,}", *cells)
+    # In a pipe no line has to fit a screen.
+    Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
+    if out is not None:
+        from fed_dpsd.report import figure, partition
+
+        print(figure.save(partition.draw(counts, names), out.absolute()))
+
+
+def _cell(count: int, largest: int) -> str:
+    """Return a class count, shaded by its size relative to the client's largest class."""
+    shade = " ░▒▓█"[min(4, math.ceil(4 * count / largest))]
+    return f"{shade}{count}"

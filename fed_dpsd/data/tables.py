@@ -1,0 +1,190 @@
+"""Tables of pictures: CSV and parquet files, their columns, and the classes that they name."""
+
+import contextlib
+import csv
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from fed_dpsd.config import DataConfig
+from fed_dpsd.errors import UserError
+
+SUFFIXES = (".parquet", ".csv")  # the first that is there is read
+
+
+def read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Return the columns of a CSV file in UTF-8, and its rows.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            return reader.fieldnames or (), list(reader)
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{path} cannot be read as CSV in UTF-8 ({reason}); export it anew"
+        ) from None
+
+
+def read(path: Path, columns: Collection[str] | None = None) -> pyarrow.Table:
+    """Return a CSV file, whose columns are text, or a parquet file.
+
+    Args:
+        path: the file.
+        columns: the columns to read, where the file has them; None reads all.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if path.suffix == ".csv":
+        names, rows = read_csv(path)
+        return pyarrow.table({name: [row[name].strip() for row in rows] for name in names})
+    with _is_parquet(path):
+        known = pyarrow.parquet.read_schema(path).names
+        chosen = None if columns is None else [name for name in known if name in columns]
+        return pyarrow.parquet.read_table(path, columns=chosen)
+
+
+def image_paths(path: Path, column: str) -> list[Path]:
+    """Return the image files that a table names in a column; none if it holds images, or no column.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    if path.suffix != ".csv":  # it may hold gigabytes of images
+        with _is_parquet(path):
+            schema = pyarrow.parquet.read_schema(path)
+        if column not in schema.names or not _is_text(schema.field(column).type):
+            return []
+    table = read(path, [column])
+    names = table.column(column).to_pylist() if column in table.column_names else ()
+    return [path.parent / name for name in names if name]
+
+
+@contextlib.contextmanager
+def _is_parquet(path: Path) -> Iterator[None]:
+    """Tell that a file is no parquet file, or may not be read, as the user's own error."""
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError):
+        raise UserError(
+            f"{path} cannot be read as a parquet file; write it anew, or see that you may read it"
+        ) from None
+
+
+def images_of(
+    column: pyarrow.ChunkedArray, rows: NDArray[np.int64], folder: Path
+) -> Iterator[Path | bytes]:
+    """Yield the images of some rows: files from `folder`, bytes, or structs with `bytes`."""
+    for row in rows:
+        image = column[int(row)].as_py()
+        image = image.get("bytes") if isinstance(image, dict) else image
+        yield folder / image if isinstance(image, str) and image else image or b""
+
+
+def image_names(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> list[str]:
+    """Return a name of the image of each row: its path, or its number."""
+    paths = _is_text(column.type)
+    return [(paths and column[int(row)].as_py()) or f"image {row}" for row in rows]
+
+
+def check_columns(where: str, named: Mapping[str, str], table: pyarrow.Table) -> None:
+    """Check that a table has the columns that keys such as data.image_column name.
+
+    Raises:
+        UserError: it lacks some; the message says which it has, and which may be meant.
+    """
+    missing = {key: name for key, name in named.items() if name not in table.column_names}
+    if missing:
+        likely = _likely(table)
+        remedies = [f"{key}={likely.get(key, 'COLUMN')}" for key in missing]
+        raise UserError(
+            f"{where} has no column {', '.join(f'{name} ({k})' for k, name in missing.items())}; "
+            f"its columns are {', '.join(table.column_names)}. If it is not another data set than "
+            f"you named, set {' '.join(remedies)}"
+        )
+
+
+def _likely(table: pyarrow.Table) -> dict[str, str]:
+    """Return the columns that may hold images and labels, by the key that would name them."""
+    columns = dict(zip(table.column_names, table.columns, strict=True))
+    images = [
+        name
+        for name, column in columns.items()
+        if pyarrow.types.is_struct(column.type) or pyarrow.types.is_binary(column.type)
+    ]
+    paths = [
+        name
+        for name, column in columns.items()
+        if _is_text(column.type) and len(column) and "." in (column[0].as_py() or "")
+    ]
+    likely = {}
+    if found := images or paths:
+        likely["data.image_column"] = found[0]
+    if others := [name for name in columns if name not in {*images, *paths}]:
+        # There are fewer classes than numbers or names of records.
+        fewest = min(others, key=lambda name: len(columns[name].unique()))
+        likely["data.label_column"] = fewest
+    return likely
+
+
+def class_names(labels: pyarrow.ChunkedArray) -> list[str]:
+    """Return the different labels of a column as text: numbers by value, then other texts."""
+    names = {_text(value) for value in labels.unique().to_pylist()} - {""}
+    numbers = sorted((name for name in names if name.isdecimal()), key=int)
+    return numbers + sorted(names - set(numbers))
+
+
+def labels_of(config: DataConfig, where: str, column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
+    """Return the (N,) classes of a column of labels: names of `config.classes`, or numbers.
+
+    Raises:
+        UserError: a row has no label, or one that is neither.
+    """
+    values, places = np.unique([_text(v) for v in column.to_pylist()], return_inverse=True)
+    texts = [str(value) for value in values]
+    if "" in texts:
+        raise UserError(
+            f"{where}: row {int(np.argmax(places == texts.index('')))} has no "
+            f"{config.label_column}; fill it in, or delete the row"
+        )
+    if set(texts) <= set(config.classes):
+        numbers = [config.classes.index(text) for text in texts]
+    else:
+        try:
+            numbers = [int(text) for text in texts]
+        except ValueError:
+            unknown = [text for text in texts if text not in config.classes]
+            raise UserError(
+                f"{where}: {config.label_column} has {len(texts)} different texts, such as "
+                f"{unknown[0]}, but data.num_classes={config.num_classes} and data.classes="
+                f"[{', '.join(config.classes)}]; leave both out, or name every class"
+            ) from None
+    return np.array(numbers, np.int64)[places.reshape(-1)]
+
+
+def patients_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
+    """Return each record's patient as a number, the hash of the column's text."""
+    names = (str(name).encode() for name in column.to_pylist())
+    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
+    return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
+
+
+def _is_text(kind: pyarrow.DataType) -> bool:
+    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+
+
+def _text(value: Any) -> str:
+    """Return a label as text; truth values and whole numbers as whole numbers, "" for none."""
+    if isinstance(value, bool | float) and float(value).is_integer():
+        value = int(value)
+    return "" if value is None or value != value else str(value).strip()

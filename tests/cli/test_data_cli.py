@@ -1,0 +1,44 @@
+"""`fed-dpsd data`: splits, and each client's records by class, as text and as a picture."""
+
+import re
+
+from PIL import Image
+
+from tests.shapes import write_shapes
+
+
+def test_data_shows_every_client_and_class(fed_dpsd):
+    code, (heading, header, *out), _ = fed_dpsd("data", "num_clients=3")
+    assert code == 0
+    assert heading.startswith("digits: 1,437 to train, 360 to test, 10 classes, shape [1, 8, 8]; ")
+    assert header.split() == ["client", "records", *"0123456789"]
+    rows = [re.findall(r"[\d,]+", line) for line in out]
+    assert [row[0] for row in rows] == ["0", "1", "2"]
+    records = [int(row[1].replace(",", "")) for row in rows]
+    assert sum(records) == 1_437
+    assert records == [sum(map(int, row[2:])) for row in rows]
+    assert all(len(line) <= 80 for line in out)
+
+
+def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_wanted(
+    fed_dpsd, tmp_path
+):
+    write_shapes(tmp_path / "pictures", 60)
+    overrides = "data=imagefolder", "data.path=pictures", "num_clients=2"
+    code, (heading, header, *rows, path), told = fed_dpsd("data", *overrides, "--out", "parts.png")
+    assert code == 0
+    assert heading.startswith("imagefolder: 48 to train, 12 to test, 3 classes, shape [3, 32, 32]")
+    assert header.split() == ["client", "records", "circle", "square", "triangle"]
+    assert len(rows) == 2
+    assert path == str(tmp_path / "parts.png")
+    with Image.open(path) as picture:
+        assert picture.width == 1_800
+    assert "one image in 5 of each class is for testing" in told
+
+
+def test_a_picture_that_cannot_be_written_is_told(fed_dpsd, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    code, _, told = fed_dpsd("data", "num_clients=3", "--out", "file/parts.png")
+    assert code == 1
+    assert "cannot be written" in told
+    assert "rrno" not in told

@@ -1,0 +1,59 @@
+"""docs/tutorial.md: its commands, as they stand there, on a folder like the one described there."""
+
+import csv
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fed_dpsd import cli
+from fed_dpsd.data import datasets
+from tests.shapes import CLASSES, picture, write_shapes
+
+PAGE = (Path(__file__).parents[1] / "docs" / "tutorial.md").read_text()
+COMMANDS = re.findall(r"^fed-dpsd .*$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run a command line in a folder of its own; returns stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    datasets._say_once.cache_clear()
+
+    def call(line):
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not done.value.code, printed.err
+        return printed.out, printed.err
+
+    return call
+
+
+def test_the_tutorial_goes_from_a_folder_of_pictures_to_names_of_classes(command, tmp_path):
+    assert [line.split()[1] for line in COMMANDS] == ["data", "run", "export", "predict"]
+    write_shapes(tmp_path / "pictures", 200, broken=2)
+    os.mkdir(tmp_path / "new")
+    rng = np.random.default_rng(1)
+    for number in range(60):
+        name = CLASSES[number % 3]
+        picture(name, rng).save(tmp_path / "new" / f"{name}{number}.png")
+    first, run, export, predict = COMMANDS
+
+    shown, told = command(first)
+    assert "159 to train, 39 to test, 3 classes" in shown
+    assert "circle square triangle" in " ".join(shown.split())
+    assert "2 of 200 images cannot be read and are left out: circle/000" in told
+    assert (tmp_path / "partition.png").is_file()
+    command(run)
+    command(export)
+    printed, _ = command(predict)
+    rows = list(csv.DictReader(printed.splitlines()))
+    assert len(rows) == 60
+    right = [Path(row["file"]).name.startswith(row["class"]) for row in rows]
+    assert np.mean(right) > 0.8

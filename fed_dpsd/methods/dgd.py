@@ -38,6 +38,7 @@ from fed_dpsd.methods.method import (
     answers_and_refusals,
     below,
     draw_public,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.methods.paper_fed_dpsd import step
@@ -146,7 +147,7 @@ class DGD:
             total = federation.total(ask)
             if total.count == 0:
                 if not bank:
-                    raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+                    raise nobody_answers(total.refused)
                 return
             bank.append(Bank(ask.images, ask.predictions, hard_labels(total)))
             loss = self.train_student(student, vae, bank, images, world, streams, number)
@@ -285,11 +286,11 @@ def fetch_baseline(federation: Federation, world: World) -> Classifier:
     """Return the client's baseline from the weights that it releases.
 
     Raises:
-        ProtocolError: the client does not answer.
+        UserError: the client does not answer.
     """
     answers, refused = answers_and_refusals(federation.each(world.ask("baseline")))
     if not answers:
-        raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
+        raise nobody_answers(refused)
     (answer,) = answers.values()
     (baseline,) = read_teachers(replace(answer, teachers=1), world, 0)
     return baseline

@@ -32,6 +32,7 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.methods.paper_fed_dpsd import step
@@ -119,7 +120,7 @@ class DPDataFreeDistillation:
             total = federation.total(ask)  # 3: the teacher's labels, by selective responses
             if total.count == 0:
                 if not bank:
-                    raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+                    raise nobody_answers(total.refused)
                 return
             labels = (total.sum / total.count).astype(np.float32)
             bank.append(Bank(ask.images, ask.predictions, labels))

@@ -45,6 +45,7 @@ from fed_dpsd.methods.method import (
     answers_and_refusals,
     below,
     draw_public,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.models import procedural
@@ -176,7 +177,7 @@ class FedDPSD:
             ask = federation.settle(Ask(number, images, predictions))
             total = self.ask(federation, ask, world, class_weights)
             if total.count == 0 and not bank:
-                raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+                raise nobody_answers(total.refused)
             exhausted = total.count == 0  # every client's budget is spent
             if not exhausted:
                 labels = self.noisy_labels(world, ask.predictions, total)

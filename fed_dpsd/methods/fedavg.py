@@ -27,6 +27,7 @@ from fed_dpsd.methods.method import (
     World,
     answers_and_refusals,
     below,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
@@ -93,7 +94,7 @@ class FedAVG(WhiteBox):
             ask = world.ask("weights") if first else world.ask("train", number, start)
             answers, refused = answers_and_refusals(federation.each(federation.settle(ask)))
             if not answers and first:
-                raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
+                raise nobody_answers(refused)
             vectors, weights = [], []
             for client, answer in answers.items():
                 for vector in np.array_split(answer.values[:, 0], answer.teachers):

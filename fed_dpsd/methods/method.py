@@ -14,6 +14,7 @@ from torch import nn
 from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
@@ -283,6 +284,11 @@ class Method(Protocol):
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
         """Return a client's answer to one ask."""
+
+
+def nobody_answers(refused: Mapping[int, str]) -> UserError:
+    """Return the error of an ask that no client has answered, with the reasons that they gave."""
+    return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
 def answers_and_refusals(

@@ -33,6 +33,7 @@ from fed_dpsd.methods.method import (
     State,
     World,
     below,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
@@ -111,7 +112,7 @@ class PaperFedDPSD:
             total = federation.total(ask)  # 7 to 12; with noise_at=server, the noise of 14 too
             if total.count == 0:
                 if not bank:
-                    raise ProtocolError(f"no client answers: {sorted(set(total.refused.values()))}")
+                    raise nobody_answers(total.refused)
                 return
             labels = self.noisy_labels(world, ask.predictions, total).astype(np.float32)  # 14
             student.train()

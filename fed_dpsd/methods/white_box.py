@@ -30,6 +30,7 @@ from fed_dpsd.methods.method import (
     World,
     answers_and_refusals,
     below,
+    nobody_answers,
     tensors_below,
 )
 from fed_dpsd.models import load_vector
@@ -54,11 +55,12 @@ def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Class
     """Return the teachers of every client that answers, from the weights it releases.
 
     Raises:
-        ProtocolError: no client answers, or weights do not fit a client's architecture.
+        UserError: no client answers.
+        ProtocolError: weights do not fit a client's architecture.
     """
     answers, refused = answers_and_refusals(federation.each(world.ask("weights")))
     if not answers:
-        raise ProtocolError(f"no client answers: {sorted(set(refused.values()))}")
+        raise nobody_answers(refused)
     return {client: read_teachers(answer, world, client) for client, answer in answers.items()}
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fed_dpsd.cli.console import Overrides, console, say, say_failed
-from fed_dpsd.cli.run import show
 from fed_dpsd.display import shown
 
 if TYPE_CHECKING:
@@ -63,4 +62,4 @@ def _run_cell(experiment: "Experiment", folder: Path) -> None:
 
     api.check_simulated(experiment, "overrides=...")
     api.placed(experiment, 1)
-    show(api.local_job(experiment, folder))
+    api.show(api.local_job(experiment, folder), console)

@@ -12,9 +12,11 @@ from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import set_up, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, round_text, write_failure
+from fed_dpsd.server.words import opening
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -47,13 +49,15 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         print(f"error: {error}", flush=True)
         raise RunFailed(one_line(error)) from None
     try:
+        for line in opening(experiment, folder):
+            print(line, flush=True)
         test_split(experiment)  # report a bad test split before waiting for hospitals
         federation = GridFederation(experiment, grid, folder, client_app)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
             logger.exception("the server failed")
-        if not (folder / "summary.json").exists():
+        if not isinstance(error, InUse) and not (folder / "summary.json").exists():
             write_failure(experiment, folder, GridFederation.engine, error)
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None

@@ -144,13 +144,20 @@ def _round_line(
     last: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a line of rounds.jsonl; teachers' answers are counted over all rounds so far."""
+    """Return a line of rounds.jsonl.
+
+    `round_queries` and `round_seconds` are the round's own. Other counts and `seconds` are totals
+    over all rounds up to it.
+    """
+    queries = sum(len(part.labels) for part in finished.state.bank)
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
         **scores,
         **finished.metrics,
-        "answered_queries": sum(len(part.labels) for part in finished.state.bank),
+        "round_queries": queries - last.get("answered_queries", 0),
+        "round_seconds": round(seconds - last.get("seconds", 0.0), 3),
+        "answered_queries": queries,
         **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},
         "refused": finished.refused,
         "seconds": round(seconds, 3),

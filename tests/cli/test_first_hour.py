@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fed_dpsd.config import compose
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import set_up
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import write_failure
 from tests.conftest import SMALL
 
 TABLES = sorted((Path(__file__).parent / "first_hour").glob("*.yaml"))
@@ -39,7 +44,14 @@ def _run(fed_dpsd, tmp_path):
     return out[-1]
 
 
-GIVEN = {"run": _run}
+def _failed(fed_dpsd, tmp_path):
+    experiment = set_up(compose([*SMALL, "out=elsewhere"]), tmp_path)
+    folder = new_run_folder(experiment)
+    write_failure(experiment, folder, "local", UserError("the disk is full"))
+    return str(folder)
+
+
+GIVEN = {"run": _run, "failed": _failed}
 
 
 @pytest.mark.parametrize("row", ROWS)

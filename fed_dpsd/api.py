@@ -26,6 +26,7 @@ from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.placement import Placement, place
@@ -244,6 +245,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"engine={engine!r} must be {' or '.join(get_args(Engine))}")
     if nodes is not None and (engine == "local" or nodes < 1):
         raise UserError(f"nodes={nodes}: it must be >= 1 and goes with engine=flower")
+    require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement = placed(experiment, 1 if engine == "local" else clients)
     if engine == "local":
@@ -271,6 +273,7 @@ def resumed_job(folder: Path) -> Job:
     if read_summary(folder).get("status") == "completed":
         return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
+    require_tracker(experiment.config.tracker)
     placed(experiment, 1)
     return job
 

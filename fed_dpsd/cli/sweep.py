@@ -61,5 +61,6 @@ def _run_cell(experiment: "Experiment", folder: Path) -> None:
     from fed_dpsd import api
 
     api.check_simulated(experiment, "overrides=...")
+    api.require_tracker(experiment.config.tracker)
     api.placed(experiment, 1)
     api.show(api.local_job(experiment, folder), console)

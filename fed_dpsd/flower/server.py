@@ -16,6 +16,7 @@ from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, round_text, write_failure
+from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 
 logger = logging.getLogger("fed_dpsd")
@@ -42,6 +43,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
             experiment = open_run_folder(folder)
         else:
             experiment = set_up(from_run_config(run_config), base=None)
+        require_tracker(experiment.config.tracker)
         require_device("server_device", experiment.config.server_device, number_of_gpus())
         if not resumed:
             folder = new_run_folder(experiment)

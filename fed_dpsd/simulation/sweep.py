@@ -33,7 +33,7 @@ from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
 from fed_dpsd.storage import write_atomically
 
-PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "teacher.path")
+PLACES = ("out", "cache", "run_folder", "ledger", "tracker", "data.path", "teacher.path")
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 CONFUSION = ("key", "truth", "predicted", "count")
 

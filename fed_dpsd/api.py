@@ -1,6 +1,7 @@
 """The public functions of `import fed_dpsd`, and the jobs that the command line runs."""
 
 import contextlib
+import dataclasses
 import functools
 import statistics
 import traceback
@@ -17,10 +18,13 @@ from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
+from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.trackers import require_tracker
+from fed_dpsd.server.words import opening
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.ready import cautions, check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
@@ -125,11 +129,13 @@ class Job:
         experiment: the experiment of the run.
         folder: the run folder; with Flower the server app makes it.
         work: a function that runs it with a progress callback, and returns its summary.
+        completed: whether the run is completed, so that nothing is left to do.
     """
 
     experiment: Experiment
     folder: Path
     work: Callable[[Progress], Mapping[str, Any]]
+    completed: bool = False
 
     def run(self, progress: Progress) -> Run:
         """Run the job; an unexpected error leaves its traceback in error.log of the run folder.
@@ -137,6 +143,8 @@ class Job:
         Raises:
             UserError: the run failed; the message names the remedy or the traceback.
         """
+        if self.completed:
+            return Run(self.folder)
         try:
             self.work(progress)
         except (UserError, ProtocolError):
@@ -236,6 +244,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes} goes with engine=flower; the local engine has no nodes")
     if nodes is not None and nodes < 1:
         raise UserError(f"nodes={nodes} must be >= 1")
+    require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement = ready(experiment, overrides, 1 if engine == "local" else clients)
     if engine == "local":
@@ -258,9 +267,13 @@ def resumed_job(folder: Path) -> Job:
     """
     folder = folder.absolute()
     experiment = open_run_folder(folder)
+    job = local_job(experiment, folder)
+    if read_summary(folder).get("status") == "completed":
+        return dataclasses.replace(job, completed=True)
     check_simulated(experiment, f'resume="{folder}"')
+    require_tracker(experiment.config.tracker)
     placed(experiment, 1)
-    return local_job(experiment, folder)
+    return job
 
 
 def local_job(experiment: Experiment, folder: Path) -> Job:
@@ -269,7 +282,9 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
     def work(progress: Progress) -> Mapping[str, Any]:
         try:
             federation = LocalFederation(experiment, folder)
-        except UserError as error:
+        except InUse:
+            raise
+        except (UserError, KeyboardInterrupt, SystemExit) as error:
             write_failure(experiment, folder, LocalFederation.engine, error)
             raise
         return run_rounds(experiment, federation, folder, progress)
@@ -309,18 +324,30 @@ def composed(overrides: Sequence[str]) -> Experiment:
     return from_overrides(overrides, Path.cwd())
 
 
+def show(job: Job, console: Console) -> Run:
+    """Run a job under a progress display, and print its result for people."""
+    with shown_progress(job.experiment, console) as progress:
+        finished = job.run(progress)
+    console.print(str(finished), markup=False, soft_wrap=True)
+    return finished
+
+
+def announce(job: Job, console: Console) -> None:
+    """Print what a job is about to do, for people: the run folder at once."""
+    for line in opening(job.experiment, job.folder):
+        console.print(line, markup=False, soft_wrap=True)
+
+
 def _shown(job: Job, progress: bool | Progress) -> Run:
     if callable(progress):
         return job.run(progress)
-    if not progress:
+    if not progress or job.completed:
         return job.run(lambda line: None)
     console = Console(stderr=True, highlight=False)
+    announce(job, console)
     for line in cautions(job.experiment):
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
-    with shown_progress(job.experiment, console) as show:
-        finished = job.run(show)
-    console.print(str(finished), soft_wrap=True)
-    return finished
+    return show(job, console)
 
 
 def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:

@@ -217,6 +217,7 @@ class Config:
     evaluate_every: int = 1
     pictures: str = ""
     plugins: tuple[str, ...] = ()
+    tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
 
     def __post_init__(self) -> None:
         require(self, num_clients=1, teachers_per_client=1, seed=0)

@@ -16,6 +16,7 @@ from fed_dpsd.progress import Listener, Task, listened, listening
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
 LINE_SECONDS = 10.0  # from one line on some work to the next; later more, a tenth of all its time
+SILENT_SECONDS = 20.0  # after which work inside other work has a line, too
 
 
 @contextlib.contextmanager
@@ -65,11 +66,13 @@ class Lines(Listener):
         super().__init__(clock)
         self._console = console
         self._told: WeakKeyDictionary[Task, float] = WeakKeyDictionary()
+        self._last = clock()
 
     def changed(self, task: Task) -> None:
         """Print the work's text, and the time left if the last such line is a while ago.
 
-        Work without a text is left out where work around it knows its own time left.
+        Work without a text is left out where work around it knows its own time left, unless nothing
+        has been printed for long, as in a run's last round.
         """
         around = self.under_way[: self.under_way.index(task)]
         due = task.seconds - self._told.get(task, 0.0) >= max(LINE_SECONDS, task.seconds / 10)
@@ -79,10 +82,16 @@ class Lines(Listener):
         left = time_left(task) if due else ""
         if task.text:
             self._say(f"{task} · {left}" if left else str(task))
-        elif due and all(outer.left is None for outer in around):
+        elif due and (self._silent or all(outer.left is None for outer in around)):
             self._say(f"{task}, {left}" if left else str(task))
 
+    @property
+    def _silent(self) -> bool:
+        """Return whether nothing has been printed for long."""
+        return self.clock() - self._last >= SILENT_SECONDS
+
     def _say(self, line: str) -> None:
+        self._last = self.clock()
         self._console.print(line, markup=False, soft_wrap=True)
 
 

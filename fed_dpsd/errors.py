@@ -1,5 +1,6 @@
 """Errors that a person can mend, and those of a peer; each is told in one line."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,14 @@ class ProtocolError(RuntimeError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one line: a UserError as it is, any other error with its type."""
+    """Return an error as one line: a UserError as it is, any other error with its type.
+
+    A signal that stopped this process is named.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
+    if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
+        return "stopped by SIGTERM"
     text = " ".join(str(error).split())
     if isinstance(error, UserError):
         return text

@@ -33,6 +33,12 @@ SMALL = (
 )
 
 
+def contents(folder):
+    """The bytes and the time of the last change of every file below a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
 def pytest_collection_modifyitems(items):
     """Simulations take longest, so they come first: two processes then end together."""
     items.sort(key=lambda item: item.path.name != "test_superlink.py")

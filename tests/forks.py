@@ -27,7 +27,7 @@ def fork(work, log, folder=None):
                 work()
                 status = 0
             except SystemExit as done:
-                status = int(bool(done.code))
+                status = done.code if isinstance(done.code, int) else int(bool(done.code))
                 if isinstance(done.code, str):
                     print(done.code)
             except BaseException:

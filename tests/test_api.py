@@ -19,7 +19,7 @@ from fed_dpsd import api
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.progress import listening
-from tests.conftest import SMALL
+from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
 from tests.listeners import Counting
 
@@ -154,10 +154,16 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
     output = capsys.readouterr()
     assert output.out == ""
     lines = output.err.splitlines()
-    assert len(lines) == (3 if progress else 0)
+    assert len(lines) == (6 if progress else 0)
     if progress:
-        assert [line.split(" · ")[0] for line in lines[:2]] == ["round 1/2", "round 2/2"]
-        assert "proven" in lines[2]
+        (run_folder,) = (folder / "runs").iterdir()
+        assert lines[0] == f"run folder: {run_folder}"
+        assert lines[1].startswith(
+            "data digits · method fed_dpsd · 2 clients, each with 1 teacher "
+        )
+        assert lines[2].startswith("privacy: published 10 (label) · planned ")
+        assert [line.split(" · ")[0] for line in lines[3:5]] == ["round 1/2", "round 2/2"]
+        assert "proven" in lines[5]
 
 
 def test_a_notebook_needs_no_widgets(monkeypatch):
@@ -171,7 +177,8 @@ def test_the_time_left_counts_the_last_rounds_longer_training(monkeypatch):
     """A round takes 10 s, 4 of them for 5 steps of the student; the last student takes 10."""
     monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
     console = Console(file=StringIO(), width=200)
-    line = {"rounds": 3, "student_accuracy": 0.5, "answered_queries": 64, "refused": {}}
+    line = {"rounds": 3, "student_accuracy": 0.5, "round_queries": 64, "refused": {}}
+    line["round_seconds"] = 10.0
     with api.shown_progress(from_overrides(SMALL, None), console) as show:
         show(line | {"round": 1, "seconds": 10.0, "student_seconds": 4.0})
         show(line | {"round": 2, "seconds": 20.0, "student_seconds": 4.0})
@@ -211,6 +218,13 @@ def test_a_resumed_run_is_the_straight_one(trained, folder):
     assert [line["round"] for line in lines] == [2, 3]
     assert again.folder == stopped
     assert again.summary["student_sha256"] == run.summary["student_sha256"]
+
+
+def test_resuming_a_completed_run_touches_nothing(trained):
+    run, _ = trained
+    before = contents(run.folder)
+    assert fed_dpsd.resume(run.folder, progress=True).summary == run.summary
+    assert contents(run.folder) == before
 
 
 def test_a_plan_spends_nothing_and_says_what_the_run_then_spends(trained, folder):

@@ -82,8 +82,27 @@ def test_of_nested_work_the_outermost_is_told_whose_end_is_known(clock):
         "2 of 4 teachers, about 22 s left",
         "3 of 4 teachers, about 11 s left",
         "1 of 3 cells, about 88 s left",
+        "2 of 4 teachers, about 22 s left",  # unless there was silence for so long
         "2 of 3 cells, about 44 s left",
+        "2 of 4 teachers, about 22 s left",
     ]
+
+
+def test_a_long_last_part_is_not_silent(clock):
+    """As the last round of a run, which trains its final student."""
+    out = console(force_terminal=False)
+    with shown(out, clock), reporting("rounds", 3, text="preparing") as rounds:
+        for number in (1, 2):
+            clock.now += 5
+            rounds.reach(number, 5.0 * number, f"round {number}", after=60)
+        for _ in reported("steps of the student", range(600)):
+            clock.now += 0.1
+    told = [line for line in lines(out) if "steps of the student" in line]
+    assert [line.partition(",")[0] for line in told] == [
+        "200 of 600 steps of the student",
+        "400 of 600 steps of the student",
+    ]
+    assert told[0].endswith("about 40 s left")
 
 
 def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):

@@ -17,6 +17,7 @@ from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 from fed_dpsd.accounts.entry import NOT_REVIEWED, Entry, spent
 from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
+from fed_dpsd.config import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
@@ -55,6 +56,7 @@ PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, 
 NOT_REVIEWED_NOTE = "not reviewed: nothing is proven of what {} does"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
+_LEDGERS = "a client_*.sqlite, its folder, or a run folder"
 TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
 
 
@@ -322,15 +324,29 @@ def _number(value: float) -> float | str:
 def ledger_files(path: Path) -> list[Path]:
     """List the ledgers at `path`: a file itself, or those of a folder or of a run folder.
 
+    A run folder in which nothing was charged has none.
+
     Raises:
-        UserError: `path` holds no ledger.
+        UserError: `path` holds no ledger, or its run keeps them elsewhere.
     """
     if path.is_file():
         return [path]
     for folder in (path, path / "ledger"):
         if found := ledgers_in(folder):
             return [file for _, file in sorted(found.items())]
-    raise UserError(f"{path} holds no ledger; give a client_*.sqlite, its folder, or a run folder")
+    if not path.exists():
+        raise UserError(f"{path} is not there; give {_LEDGERS}")
+    try:
+        run = read_yaml(path / "config.yaml")
+    except ValueError:
+        raise UserError(f"{path} holds no ledger; give {_LEDGERS}") from None
+    if not run.get("federation", {}).get("simulation", True):
+        raise UserError(f"{path}: the clients of this run are hospitals, which keep their ledgers")
+    if run.get("ledger"):
+        raise UserError(
+            f"{path}: this run's charges are in ledger={run['ledger']}; give that folder"
+        )
+    return []
 
 
 def account(

@@ -60,7 +60,7 @@ def _options(
 
 
 app.command()(run.run)
-app.command()(run.resume)
+app.command(context_settings={"allow_extra_args": True})(run.resume)  # which it explains
 app.command()(sweep.sweep)
 app.command()(sweep.report)
 app.command()(bench.bench)

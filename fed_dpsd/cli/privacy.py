@@ -1,19 +1,24 @@
 """The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on both claims."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, say
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
-    from fed_dpsd.privacy.mechanism import Basis, Epsilon
+    from fed_dpsd.accounts.entry import Entry
+    from fed_dpsd.privacy.mechanism import Basis, Epsilon, Relation, Unit
+
+    Proofs = Mapping[Basis, Epsilon]
+    Pair = tuple[Unit, Relation]
 
 app = typer.Typer(
     no_args_is_help=True, help="Planned and charged privacy costs, and attacks on the claims."
@@ -82,9 +87,12 @@ def audit(
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
     delta: Annotated[float, typer.Option(help="Failure probability of the epsilons.")] = 1e-5,
+    charges: Annotated[
+        bool, typer.Option("--charges", help="Also every charge, and each unit and relation.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the charges of clients, and the epsilons so far. Nothing is written."""
+    """Print what each client has spent. Nothing is written."""
     from fed_dpsd.accounts.card import account, ledger_files
     from fed_dpsd.accounts.reading import read
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -93,48 +101,116 @@ def ledger(
         raise UserError(f"--delta {delta:g} must be between 0 and 1, both excluded")
     accounts = {file: read(file) for file in ledger_files(path)}
     totals = {
-        file: [account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS]
+        file: {pair: account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS}
         for file, entries in accounts.items()
     }
     if as_json:
         listed = {
             str(file): {
                 "entries": [json.loads(entry.to_json()) for entry in entries],
-                "spent": [_json(proofs) for proofs in totals[file]],
+                "spent": [_json(proofs) for proofs in totals[file].values()],
             }
             for file, entries in accounts.items()
         }
         print(json.dumps(listed))
         return
     out = Console(highlight=False)
+    if not accounts:
+        out.print(f"nothing was charged in this run: {path}", markup=False, soft_wrap=True)
+        return
+    if charges:
+        for file, entries in accounts.items():
+            _print_charges(out, file, entries, totals[file].values(), delta)
+    out.print(_spent_table(accounts, totals))
+    for sentence in _meanings(totals, delta):
+        out.print(sentence, soft_wrap=True)
+
+
+def _print_charges(
+    out: Console, file: Path, entries: Sequence["Entry"], totals: Iterable["Proofs"], delta: float
+) -> None:
+    """Print every charge of a ledger, and all that they prove together."""
+    from fed_dpsd.accounts.card import account
+
+    out.print(str(file), markup=False, soft_wrap=True)
+    for number, entry in enumerate(entries, start=1):
+        ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
+        so_far = _text(account(entries[:number], delta, "record", "add_remove"))
+        out.print(
+            f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
+            f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
+            markup=False,
+            soft_wrap=True,
+        )
+    for proofs in totals:
+        notes = ", ".join(next(iter(proofs.values())).notes)
+        out.print(f"spent: {_text(proofs)}; {notes}", soft_wrap=True)
+
+
+def _spent_table(
+    accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
+) -> Table:
+    """Return a row for each client: a record's epsilons, and larger units' that mean much."""
+    from fed_dpsd.privacy.mechanism import weakest
+    from fed_dpsd.server.summary import MEANINGFUL_EPSILON
+
+    spent = {
+        file: {pair: next(iter(proofs.values())) for pair, proofs in of_file.items()}
+        for file, of_file in totals.items()
+    }
+    pairs = list(next(iter(spent.values())))
+    shown = [
+        pair
+        for pair in pairs
+        if pair[0] == "record" or any(e[pair].value <= MEANINGFUL_EPSILON for e in spent.values())
+    ]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("client")
+    for name in ("charges", "queries", *(f"{unit},\n{relation}" for unit, relation in shown)):
+        table.add_column(name, justify="right")
+    table.add_column("trust")
     for file, entries in accounts.items():
-        out.print(str(file), markup=False, soft_wrap=True)
-        for number, entry in enumerate(entries, start=1):
-            ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
-            so_far = _text(account(entries[:number], delta, "record", "add_remove"))
-            out.print(
-                f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
-                f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
-                markup=False,
-                soft_wrap=True,
-            )
-        for proofs in totals[file]:
-            notes = ", ".join(next(iter(proofs.values())).notes)
-            out.print(f"spent: {_text(proofs)}; {notes}", soft_wrap=True)
-        used = totals[file][0]["training"].number(5)
-        out.print(f"a budget counts {used} (record, add_remove), by the training", soft_wrap=True)
+        own = [spent[file][pair] for pair in shown]
+        queries = sum(entry.queries for entry in entries)
+        cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number(4) for epsilon in own))
+        table.add_row(file.stem, *cells, weakest(epsilon.trust for epsilon in own))
+    return table
 
 
-def _json(proofs: Mapping["Basis", "Epsilon"]) -> dict[str, Any]:
+def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
+    """Yield sentences on what the numbers of `_spent_table` mean."""
+    records = [of_file["record", "add_remove"] for of_file in totals.values()]
+    (claim, _), *_ = (tuple(proofs.values()) for proofs in records)
+    yield (
+        f"Epsilons at delta {delta:g}, rounded up; {', '.join(claim.notes)}. --charges lists every "
+        "charge, unit and relation."
+    )
+    unlike = {next(iter(proofs)) for proofs in records if _differ(proofs)}
+    if "training" in unlike:
+        yield (
+            "The training of the teachers has paid: whatever privately trained teachers answer "
+            "follows from their training, so their answers cost nothing more."
+        )
+    if "answers" in unlike:
+        yield "Where the answers prove less than the training, a budget counts the training's."
+
+
+def _json(proofs: "Proofs") -> dict[str, Any]:
     """Return the smaller of two proven epsilons as on a card, with the other beside it."""
     (basis, claim), (other, rest) = proofs.items()
     kept = {key: value for key, value in rest.to_json().items() if key in ("trust", "epsilon")}
     return claim.to_json() | {"basis": basis, "beside": {"basis": other} | kept}
 
 
-def _text(proofs: Mapping["Basis", "Epsilon"]) -> str:
+def _text(proofs: "Proofs") -> str:
     """Return the smaller of two proven epsilons with the basis of its proof, and the other."""
     (basis, claim), (other, rest) = proofs.items()
-    if claim.value == rest.value:  # no training is private
+    if not _differ(proofs):
         return str(claim)
     return f"{claim} by the {basis}; by the {other} {rest.number(5)} (trust {rest.trust})"
+
+
+def _differ(proofs: "Proofs") -> bool:
+    """Return whether two proofs give different numbers, as where a training is private."""
+    claim, rest = proofs.values()
+    return claim.value != rest.value

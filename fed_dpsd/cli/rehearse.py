@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fed_dpsd.cli.console import console
+from fed_dpsd.cli.console import console, say
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
 from fed_dpsd.progress import reporting
@@ -40,6 +40,7 @@ def rehearse(
     Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
     With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
     """
+    from fed_dpsd.server.words import next_steps
     from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.simulation.sweep_grid import require_one_run
 
@@ -57,30 +58,35 @@ def rehearse(
             _endure(rehearsal, kills, seed)
             return
         finished = _run(rehearsal)
-    console.print(str(finished), soft_wrap=True)
+    say(str(finished))
+    for line in next_steps(finished.folder, finished.summary, home / "hospital0/state/ledger"):
+        say(line)
     print(finished.folder)
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    """Run the experiment, and show its rounds as the coordinator writes them."""
+    """Run the experiment in `run`, and show its rounds as the coordinator writes them."""
     from fed_dpsd.api import Run, shown_progress
     from fed_dpsd.server.run_folder import read_log
+    from fed_dpsd.server.summary import read_summary
+    from fed_dpsd.server.words import opening
     from fed_dpsd.simulation.faults import COMPLETED, PATIENCE
 
-    runs, lines = rehearsal.folder / "runs", list[dict[str, Any]]()
+    folder, lines = rehearsal.folder / "run", list[dict[str, Any]]()
+    for text in opening(rehearsal.experiment, folder):
+        say(text)
     with shown_progress(rehearsal.experiment, console) as show:
 
         def look() -> None:
-            for folder in runs.glob("*"):  # there is one, once the run has begun
-                for line in read_log(folder, len(lines)):
-                    lines.append(line)
-                    show(line)
+            for line in read_log(folder, len(lines)):
+                lines.append(line)
+                show(line)
 
-        status = rehearsal.wait(rehearsal.submit(), PATIENCE, look)
-    folders = list(runs.glob("*"))
-    if status != COMPLETED or not folders:
-        raise UserError(f"the run is {status}; see {rehearsal.folder}/coordinator/log")
-    return Run(folders[0])
+        status = rehearsal.wait(rehearsal.submit(f"run_folder={folder}"), PATIENCE, look)
+    if status != COMPLETED:
+        cause = read_summary(folder).get("error") or f"Flower says {status}"
+        raise UserError(f"the run failed: {cause}; see {rehearsal.folder}/coordinator/log")
+    return Run(folder)
 
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:

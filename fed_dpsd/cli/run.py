@@ -39,27 +39,37 @@ def run(
 
 
 def resume(
+    context: typer.Context,
     run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
 ) -> None:
     """Go on from a run's last checkpoint, in this process, whatever engine it started on."""
+    if context.args:
+        context.fail(
+            f"{context.args[0]}: resume takes no settings; a longer run is a new run "
+            "(fed-dpsd run KEY=VALUE...)"
+        )
     from fed_dpsd import api
 
     _finish(api.resumed_job(run_folder))
 
 
-def show(job: "Job") -> None:
-    """Run a job under a progress display, and print its result for people."""
-    from fed_dpsd import api
-
-    with api.shown_progress(job.experiment, console) as progress:
-        finished = job.run(progress)
-    console.print(str(finished), soft_wrap=True)
-
-
 def _finish(job: "Job") -> None:
-    """Run a job, and always print its run folder."""
+    """Run a job, say how to go on from its end, and always print its run folder."""
+    from fed_dpsd import api
+    from fed_dpsd.server.words import how_to_go_on, next_steps
+
     try:
-        show(job)
+        if job.completed:
+            say("already completed; nothing to do")
+        else:
+            api.announce(job, console)
+        finished = api.show(job, console)
+        ledgers = Path(job.experiment.config.ledger or job.folder)
+        for line in next_steps(job.folder, finished.summary, ledgers):
+            say(line)
+    except BaseException as error:
+        say(how_to_go_on(job.folder, error))
+        raise
     finally:
         if job.folder.exists():
             print(job.folder, flush=True)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fed_dpsd.cli.console import Overrides, console, say, say_failed
-from fed_dpsd.cli.run import show
 from fed_dpsd.display import shown
 
 if TYPE_CHECKING:
@@ -73,4 +72,5 @@ def report(
 def _run_cell(experiment: "Experiment", folder: Path) -> None:
     from fed_dpsd import api
 
-    show(api.local_job(experiment, folder))
+    api.require_tracker(experiment.config.tracker)
+    api.show(api.local_job(experiment, folder), console)

@@ -12,9 +12,12 @@ from fed_dpsd.experiment import partitions, set_up, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, round_text, write_failure
+from fed_dpsd.server.trackers import require_tracker
+from fed_dpsd.server.words import opening
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -40,6 +43,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
             experiment = open_run_folder(folder)
         else:
             experiment = set_up(from_run_config(run_config), base=None)
+        require_tracker(experiment.config.tracker)
         require_device("server_device", experiment.config.server_device, number_of_gpus())
         test_split(experiment)  # report bad data before there is a folder, or hospitals are awaited
         if experiment.config.federation.simulation:
@@ -50,12 +54,14 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         print(f"error: {error}", flush=True)
         raise RunFailed(one_line(error)) from None
     try:
+        for line in opening(experiment, folder):
+            print(line, flush=True)
         federation = GridFederation(experiment, grid, folder, client_app)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
             logger.exception("the server failed")
-        if not (folder / "summary.json").exists():
+        if not isinstance(error, InUse) and not (folder / "summary.json").exists():
             write_failure(experiment, folder, GridFederation.engine, error)
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None

@@ -286,7 +286,7 @@ def fetch_baseline(federation: Federation, world: World) -> Classifier:
     """Return the client's baseline from the weights that it releases.
 
     Raises:
-        ProtocolError: the client does not answer.
+        UserError: the client does not answer.
     """
     answers, refused = answers_and_refusals(federation.each(world.ask("baseline")))
     if not answers:

@@ -14,7 +14,7 @@ from torch import nn
 from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import UserError
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
@@ -289,6 +289,11 @@ class Method(Protocol):
         """Return a client's answer to one ask."""
 
 
+def nobody_answers(refused: Mapping[int, str]) -> UserError:
+    """Return the error of an ask that no client has answered, with the reasons that they gave."""
+    return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
+
+
 def answers_and_refusals(
     replies: Mapping[int, Answer | Refusal],
 ) -> tuple[dict[int, Answer], dict[int, str]]:
@@ -296,11 +301,6 @@ def answers_and_refusals(
     answers = {client: own for client, own in replies.items() if isinstance(own, Answer)}
     reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
     return answers, reasons
-
-
-def nobody_answers(refused: Mapping[int, str]) -> ProtocolError:
-    """Return the error of a run that has no answer to learn from, with the clients' reasons."""
-    return ProtocolError(f"no client answers: {'; '.join(sorted(set(refused.values())))}")
 
 
 def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:

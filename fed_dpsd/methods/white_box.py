@@ -55,7 +55,8 @@ def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Class
     """Return the teachers of every client that answers, from the weights it releases.
 
     Raises:
-        ProtocolError: no client answers, or weights do not fit a client's architecture.
+        UserError: no client answers.
+        ProtocolError: weights do not fit a client's architecture.
     """
     answers, refused = answers_and_refusals(federation.each(world.ask("weights")))
     if not answers:

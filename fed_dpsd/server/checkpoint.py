@@ -44,6 +44,11 @@ def save(folder: Path, state: State) -> None:
         _state_file(folder, number).unlink(missing_ok=True)
 
 
+def latest(folder: Path) -> int:
+    """Return the number of the last round that is saved below `folder`; 0 if there is none."""
+    return max(_rounds(folder), default=0)
+
+
 def load(folder: Path) -> State | None:
     """Return the newest checkpoint below `folder`; None if there is none yet.
 

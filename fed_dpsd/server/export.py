@@ -139,9 +139,12 @@ def student_of(run_folder: Path) -> Student:
     """
     experiment = open_run_folder(run_folder)
     summary = read_summary(run_folder)
-    status = summary.get("status", "not finished")
-    if status != "completed":
-        raise UserError(f"{run_folder}: the run is {status}; resume it first")
+    if summary.get("status") != "completed":
+        cause = f" ({summary['error']})" if summary.get("error") else ""
+        raise UserError(
+            f"{run_folder}: this run is not completed{cause}; go on with `fed-dpsd resume "
+            f"{run_folder}`, or run it again with other settings"
+        )
     config = experiment.config
     arch, width = config.model.student, config.model.student_width
     if experiment.method.averages:  # an average of teachers has their architecture

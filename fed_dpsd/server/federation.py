@@ -32,11 +32,15 @@ OF_ROUNDS = ("answers", "train")  # kinds that cohorts are asked, by the number 
 logger = logging.getLogger("fed_dpsd")
 
 
+class InUse(UserError):
+    """Another process goes on with the run, whose files are its to write."""
+
+
 def _locked(run_folder: Path) -> IO[bytes]:
     """Keep other processes from going on with the run, for as long as this one lives.
 
     Raises:
-        UserError: another process goes on with it now.
+        InUse: another process goes on with it now.
     """
     run_folder.mkdir(parents=True, exist_ok=True)
     lock = (run_folder / "lock").open("wb")
@@ -44,7 +48,7 @@ def _locked(run_folder: Path) -> IO[bytes]:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise UserError(
+        raise InUse(
             f"another process goes on with the run in {run_folder}: stop it, or wait for it"
         ) from None
     return lock

@@ -23,6 +23,7 @@ from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, confusion
 from fed_dpsd.server.run_folder import open_log, save_samples
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, add_privacy, blank_summary
+from fed_dpsd.server.trackers import Tracking
 from fed_dpsd.storage import remove, write_json
 from fed_dpsd.streams import Streams
 
@@ -49,8 +50,15 @@ def run(
     torch.set_flush_denormal(True)  # denormals make a saturated student ten times slower
     summary = blank_summary(experiment, federation.engine)
     remove(folder / "summary.json")  # its card knows only the run's charges up to then
+    tracking = Tracking(experiment, folder)
+
+    def tell(line: Mapping[str, Any]) -> None:
+        tracking.log(line)
+        progress(line)
+
     try:
-        _run(experiment, federation, folder, progress, summary)
+        tracking.open()
+        _run(experiment, federation, folder, tell, summary)
         summary["status"] = "completed"
     except BaseException as error:
         summary["error"] = one_line(error)
@@ -60,6 +68,7 @@ def run(
         summary["queries"] |= {name: getattr(federation, name) for name in TRAVELLED}
         add_privacy(summary, experiment, folder)
         write_json(folder / "summary.json", summary)
+        tracking.close(summary)
     return summary
 
 
@@ -144,13 +153,20 @@ def _round_line(
     last: Mapping[str, Any],
     scores: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return a line of rounds.jsonl; teachers' answers are counted over all rounds so far."""
+    """Return a line of rounds.jsonl.
+
+    `round_queries` and `round_seconds` are the round's own. Other counts and `seconds` are totals
+    over all rounds up to it.
+    """
+    queries = sum(len(part.labels) for part in finished.state.bank)
     return {
         "round": finished.state.round,
         "rounds": world.rounds,
         **scores,
         **finished.metrics,
-        "answered_queries": sum(len(part.labels) for part in finished.state.bank),
+        "round_queries": queries - last.get("answered_queries", 0),
+        "round_seconds": round(seconds - last.get("seconds", 0.0), 3),
+        "answered_queries": queries,
         **{name: last.get(name, 0) + getattr(finished, name) for name in ANSWERS},
         "refused": finished.refused,
         "seconds": round(seconds, 3),

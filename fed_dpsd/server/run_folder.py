@@ -90,6 +90,11 @@ def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, {gpu}"
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder holds the configuration of a run."""
+    return (folder / "config.yaml").is_file()
+
+
 def open_run_folder(folder: Path) -> Experiment:
     """Return the experiment of an existing run folder.
 
@@ -98,10 +103,12 @@ def open_run_folder(folder: Path) -> Experiment:
     """
     path = folder / "config.yaml"
     try:
+        if not path.exists():
+            raise ValueError("it has no config.yaml" if folder.exists() else "it does not exist")
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(
-            f"{folder} is not a run folder: {path}: {error}; give the path that a run printed last"
+            f"{folder} is not a run folder ({error}); give the path that run printed last"
         ) from None
     return set_up(upgraded(raw), None, written=True)
 

@@ -1,12 +1,13 @@
 """The content of summary.json: the facts of a run, its student's accuracy and its privacy cost."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, SEEDED_NOTE, plan_of, privacy_card
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
@@ -110,19 +111,30 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
         fraction, area = summary["accuracy"][role], summary["auroc"][role]
         part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
         parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
-    card = summary["privacy"]
-    published = card["epsilon_published"]
-    published = published if isinstance(published, str) else f"{published:.3g}"
+    return " · ".join([*parts, privacy_text(summary["privacy"], experiment.config.plugins)])
+
+
+def privacy_text(card: Mapping[str, Any], plugins: Sequence[str], word: str = "proven") -> str:
+    """Return the published epsilon and a record's proven ones, in one line.
+
+    Args:
+        card: as `privacy_card` returns it.
+        plugins: the packages whose code took part, which nobody has reviewed.
+        word: how the bounds are called: proven of a run, planned before one.
+    """
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
-        return " · ".join([*parts, NOTHING_NOTE])
-    named = card.get("answers", card.get("mechanism"))
+        return NOTHING_NOTE
     rows = {(row["unit"], row["relation"]): Epsilon.from_json(row) for row in card["proven"]}
     added, replaced = rows["record", "add_remove"], rows["record", "replace_one"]
+    epsilon = card["epsilon_published"]
+    published = f"published {epsilon if isinstance(epsilon, str) else format(epsilon, '.3g')}"
+    if epsilon == "inf" and math.isfinite(added.value):  # "inf" would read as no privacy at all
+        published = "nothing published"
+    named = card.get("answers", card.get("mechanism"))
+    seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
     trust = weakest((added.trust, replaced.trust))
-    unreviewed = (
-        f", not reviewed ({', '.join(names)})" if (names := experiment.config.plugins) else ""
-    )
+    unreviewed = f", not reviewed ({', '.join(plugins)})" if plugins else ""
     labels = []
     if card.get("label"):  # cards of former versions have none
         label = Epsilon.from_json(card["label"])
@@ -132,21 +144,20 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
         )
     return " · ".join(
         [
-            *parts,
-            f"published {published} ({named})",
-            f"proven {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
-            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{weak}{unreviewed}",
+            f"{published} ({named})",
+            f"{word} {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
+            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{unreviewed}",
             *labels,
         ]
     )
 
 
 def round_text(line: Mapping[str, Any]) -> str:
-    """Return a line of rounds.jsonl as text for people."""
+    """Return a line of rounds.jsonl as text for people; queries and seconds are the round's own."""
     student = line["student_accuracy"]
     score = "not scored" if student is None else f"{100 * student:.1f} %"
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
     return (
         f"round {line['round']}/{line['rounds']} · student {score} · "
-        f"{line['answered_queries']:,} queries · {line['seconds']:.1f} s{refused}"
+        f"{line['round_queries']:,} queries · {line['round_seconds']:.1f} s{refused}"
     )

@@ -25,7 +25,7 @@ import psutil
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
-from fed_dpsd.server.run_folder import read_log
+from fed_dpsd.server.run_folder import is_run_folder, read_log
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.storage import app_folder
@@ -109,6 +109,10 @@ def run_app(
                 shutil.copy(place / "superlink.log", folder / "flower.log")
             if not (folder / "summary.json").exists():
                 write_failure(experiment, folder, "flower", error)
+            raise
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if is_run_folder(folder) and read_summary(folder).get("status") != "completed":
+                write_failure(experiment, folder, "flower", stop)
             raise
 
 

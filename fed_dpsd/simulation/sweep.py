@@ -33,7 +33,16 @@ from fed_dpsd.simulation.sweep_grid import expand, names
 from fed_dpsd.storage import write_atomically
 
 # Names of classes are as little a part of a run as the place of its data.
-PLACES = ("out", "cache", "run_folder", "ledger", "data.path", "data.classes", "teacher.path")
+PLACES = (
+    "out",
+    "cache",
+    "run_folder",
+    "ledger",
+    "tracker",
+    "data.path",
+    "data.classes",
+    "teacher.path",
+)
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 CONFUSION = ("key", "truth", "predicted", "count")

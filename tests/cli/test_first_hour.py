@@ -7,7 +7,6 @@ command may leave a run folder in runs/).
 """
 
 import io
-import json
 import re
 import shlex
 from pathlib import Path
@@ -18,6 +17,10 @@ import pytest
 import yaml
 from PIL import Image
 
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import write_failure
 from tests.conftest import SMALL
 from tests.shapes import write_shapes
 
@@ -46,11 +49,10 @@ def _run(fed_dpsd, tmp_path):
 
 
 def _failed(fed_dpsd, tmp_path):
-    folder = Path(_run(fed_dpsd, tmp_path))
-    summary = json.loads((folder / "summary.json").read_text())
-    summary |= {"status": "failed", "error": "the budget is spent"}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    return folder
+    experiment = from_overrides([*SMALL, "out=elsewhere"], tmp_path)
+    folder = new_run_folder(experiment)
+    write_failure(experiment, folder, "local", UserError("the disk is full"))
+    return str(folder)
 
 
 def _model(fed_dpsd, tmp_path):

@@ -6,8 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fed_dpsd.config import compose
+from fed_dpsd.experiment import set_up
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
+from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
 from tests.listeners import Counting
 
@@ -146,9 +149,45 @@ def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, overrides, expected):
 # --- privacy ledger and audit ---
 
 
-def test_ledger_prints_every_charge_and_what_is_spent(fed_dpsd):
-    _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")
+def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dpsd):
+    private = ("training=dp_sgd", "training.steps=5", "model=scattering", "model.student_width=4")
+    _, (folder,), _ = fed_dpsd("run", *SMALL, *private)
     code, out, _ = fed_dpsd("privacy", "ledger", folder)
+    assert code == 0
+    summary = json.loads((Path(folder) / "summary.json").read_text())
+    for number in (0, 1):
+        (row,) = [line.split() for line in out if line.startswith(f"client_00{number}")]
+        assert row[2] == "192"
+        for spent, proven in zip(row[3:5], summary["privacy"]["proven"], strict=False):
+            assert float(spent) == pytest.approx(proven["spent"], rel=2e-3)
+        assert row[5:] == ["nobody"]
+    assert "replace_one" in "".join(out[:2])
+    assert "delta 1e-05, rounded up; over the ledger's life, settings chosen in advance" in out[-2]
+    assert out[-1].startswith("The training of the teachers has paid")
+    assert len(out) == 6
+    assert max(map(len, out[:4])) <= 80
+    _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")
+    _, out, _ = fed_dpsd("privacy", "ledger", folder)
+    assert "has paid" not in "".join(out)  # answers of plain teachers pay themselves
+    assert "client," in "".join(out[:2]).replace(" ", "")  # whose epsilon is finite here
+
+
+def test_ledgers_that_are_elsewhere_are_named(fed_dpsd, tmp_path):
+    code, (folder,), err = fed_dpsd("run", *SMALL, "rounds=1", f"ledger={tmp_path}/life")
+    assert code == 0
+    assert err.splitlines()[-1].endswith("fed-dpsd privacy ledger life")
+    code, _, err = fed_dpsd("privacy", "ledger", folder)
+    assert code == 1
+    assert f"this run's charges are in ledger={tmp_path}/life" in err
+    deployed = set_up(compose(["federation=deployment", f"out={tmp_path}/runs"]), tmp_path)
+    code, _, err = fed_dpsd("privacy", "ledger", str(new_run_folder(deployed)))
+    assert code == 1
+    assert "hospitals, which keep their ledgers" in err
+
+
+def test_ledger_prints_every_charge_where_asked(fed_dpsd):
+    _, (folder,), _ = fed_dpsd("run", *SMALL, "training=plain", "answers=gradient")
+    code, out, _ = fed_dpsd("privacy", "ledger", folder, "--charges")
     assert code == 0
     assert sum(" answers to ask " in line for line in out) == 2 * 3
     assert sum(line.startswith("spent: ") for line in out) == 2 * 6

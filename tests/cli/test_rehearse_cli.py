@@ -28,12 +28,13 @@ def rehearse(fed_dpsd, monkeypatch, tmp_path):
         def __exit__(self, *_):
             pass
 
-        def submit(self):
+        def submit(self, run_folder):
+            assert run_folder == f"run_folder={self.folder}/run"
             return "1"
 
         def wait(self, run_id, timeout, look):
             look()
-            folder = self.folder / "runs" / "one"
+            folder = self.folder / "run"
             shutil.copytree(finished, folder)
             log = folder / "rounds.jsonl"
             whole = log.read_text()
@@ -54,23 +55,26 @@ def rehearse(fed_dpsd, monkeypatch, tmp_path):
 
 def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
     _, (code, out, err) = rehearse()
-    assert (code, out) == (0, [f"{tmp_path}/mine/runs/one"])
+    assert (code, out) == (0, [f"{tmp_path}/mine/run"])
     lines = err.splitlines()
     assert lines[:2] == [
         "hosts: this one, over loopback",
         f"connected: 2 hospitals; all of it is in {tmp_path}/mine",
     ]
-    assert [line.split(" · ")[0] for line in lines[2:5]] == [f"round {n}/3" for n in (1, 2, 3)]
-    assert lines[5].startswith("student ")
-    assert "proven 1,921 (record, add_remove)" in lines[5]
-    assert len(lines) == 6
+    assert lines[2] == f"run folder: {tmp_path}/mine/run"
+    assert lines[4].startswith("privacy: ")
+    assert [line.split(" · ")[0] for line in lines[5:8]] == [f"round {n}/3" for n in (1, 2, 3)]
+    assert lines[8].startswith("student ")
+    assert "proven 1,921 (record, add_remove)" in lines[8]
+    assert "fed-dpsd export mine/run" in err
+    assert lines[-1].endswith("fed-dpsd privacy ledger mine/hospital0/state/ledger")
 
 
 def test_a_run_that_failed_is_an_error_and_no_result(rehearse, monkeypatch, tmp_path):
     monkeypatch.setattr(rehearsal.Rehearsal, "status", "finished:failed")
     _, (code, out, err) = rehearse()
     assert (code, out) == (1, [])
-    assert "error: the run is finished:failed; see" in err.splitlines()[-1]
+    assert "error: the run failed: Flower says finished:failed; see" in err.splitlines()[-1]
     assert "student " not in err.splitlines()[-1]
 
 

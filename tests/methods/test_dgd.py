@@ -11,7 +11,7 @@ from dp_accounting import NonPrivateDpEvent
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.account import Unplanned
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods import dgd
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -75,7 +75,7 @@ def test_the_baseline_is_paid_before_it_is_trained(small, tmp_path, monkeypatch)
     trained = []
     monkeypatch.setattr(Teachers, "_train", lambda *arguments: trained.append(arguments))
     federation = LocalFederation(experiment, tmp_path)
-    with pytest.raises(ProtocolError, match="no client answers"):
+    with pytest.raises(UserError, match="no client answers"):
         list(experiment.method.server(federation, world_of(experiment), Streams(0), None))
     assert not trained
     assert not entries_of(federation._sites[0].ledger)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
 from fed_dpsd.methods.method import World
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -90,7 +90,7 @@ def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
     world = World.of(experiment.config, experiment.training, experiment.answers)
     federation, streams = Counting(), Streams(0)
     assert not experiment.method.plan(world).counts
-    with pytest.raises(ProtocolError, match="no client answers"):
+    with pytest.raises(UserError, match="no client answers"):
         next(experiment.method.server(federation, world, streams, None))
     assert [ask.kind for ask in federation.asks] == ["answers"]
 

@@ -80,6 +80,9 @@ def test_what_a_run_leaves_behind(straight):
     logged = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert logged == json.loads(json.dumps(lines))
     assert [line["round"] for line in logged] == [1, 2, 3]
+    assert [line["round_queries"] for line in logged] == [64] * 3
+    assert sum(line["round_seconds"] for line in logged) == pytest.approx(logged[-1]["seconds"])
+    assert f"64 queries · {logged[2]['round_seconds']:.1f} s" in round_text(logged[2])
     names = {path.name for path in (folder / "checkpoint").glob("round_*")}
     assert names == {f"round_0000{n}.{kind}" for n in (2, 3) for kind in ("json", "safetensors")}
     assert len(list((folder / "checkpoint" / "bank").iterdir())) == 3
@@ -115,8 +118,21 @@ def test_the_privacy_card_of_a_summary(small):
         )
     line = result_line(small(), summary)
     assert "published 10 (label) · proven 1,921 (record, add_remove), 1,921 (replace_one)" in line
-    assert ", trust nobody, delta 0: " in line
+    assert ", trust nobody, delta 0, seeded noise: " in line
     assert line.endswith("no meaningful protection")
+
+
+def test_an_infinite_published_epsilon_is_not_shown_beside_a_finite_proof(straight, small):
+    """It would read as no privacy at all; with nothing proven it is the truth."""
+    _, summary, _ = straight(*PRIVATE)
+    assert " · nothing published (probabilities) · proven " in result_line(small(), summary)
+    _, summary, _ = straight("training=plain", "answers=probabilities")
+    assert " · published inf (probabilities) · proven inf (" in result_line(small(), summary)
+
+
+def test_secret_noise_is_not_called_seeded(small):
+    _, summary, _ = complete(small("rounds=1", "noise=secure"))
+    assert "seeded" not in result_line(small(), summary)
 
 
 def test_a_delta_that_is_too_large_is_said(small):
@@ -251,7 +267,8 @@ class Breaking(LocalFederation):
         (RuntimeError("the disk\nis full"), "RuntimeError: the disk is full"),
         (UserError("no node"), "no node"),
         (ProtocolError("client 1"), "ProtocolError: client 1"),
-        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "stopped by Ctrl-C"),
+        (SystemExit(143), "stopped by SIGTERM"),
     ],
 )
 def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(

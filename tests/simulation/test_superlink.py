@@ -169,6 +169,35 @@ def test_a_killed_ray_worker_is_exit_code_one_and_one_line(tmp_path):
     assert not leftovers()
 
 
+@slow
+def test_a_simulation_that_is_stopped_goes_on_in_one_process(tmp_path):
+    run = small(tmp_path, "rounds=30", "--engine", "flower", "--nodes", "1")
+    process = subprocess.Popen(
+        [*COMMAND, *run],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/checkpoint/*.json")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 143
+    folder = Path(out.splitlines()[-1])
+    assert err.splitlines()[0] == f"run folder: {folder}"
+    assert "stopped by SIGTERM after round " in err.splitlines()[-1]
+    assert err.splitlines()[-1].endswith(f"go on: fed-dpsd resume {folder}")
+    assert summary(folder)["error"] == "stopped by SIGTERM"
+    assert not leftovers()
+    code, _, err = command("resume", str(folder))
+    assert code == 0, err
+    assert summary(folder)["status"] == "completed"
+
+
 # --- as a user types it ---
 
 

@@ -1,0 +1,240 @@
+"""Trackers: a run's numbers in TensorBoard, Weights & Biases or MLflow, beside its own files.
+
+They get what rounds.jsonl and summary.json hold, and the settings without paths. An epsilon's name
+says its unit, relation and trust.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fed_dpsd.errors import UserError, one_line
+from fed_dpsd.experiment import Experiment
+
+PROJECT = "fed-dpsd"
+MOST_AT_ONCE = 100  # settings that an MLflow server takes in one request
+logger = logging.getLogger("fed_dpsd")
+
+Numbers = Mapping[str, float]
+Settings = Mapping[str, str | int | float | bool]
+
+
+class Tracker(Protocol):
+    """A place for a run's numbers."""
+
+    def log(self, numbers: Numbers, step: int) -> None:
+        """Take numbers of a round, or at the end those of the whole run."""
+
+    def close(self, completed: bool) -> None:
+        """Take nothing more, and finish what is under way."""
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard: `tensorboard --logdir runs` shows those of all runs."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        rows = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
+        self._writer.add_text("settings", f"| key | value |\n| --- | --- |\n{rows}", 0)
+
+    def log(self, numbers: Numbers, step: int) -> None:
+        """Write a scalar for each number."""
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, completed: bool) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of the project fed-dpsd; with WANDB_MODE=offline it is kept in RUN/wandb.
+
+    Nothing of this machine is sent besides: no command line, paths, code, console or hardware.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            id=folder.name,
+            resume="allow",
+            dir=str(folder),
+            config=dict(settings),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_disable_machine_info=True,
+                x_save_requirements=False,
+            ),
+        )
+
+    def log(self, numbers: Numbers, step: int) -> None:
+        """Log the numbers of a step."""
+        self._run.log(dict(numbers), step=step)
+
+    def close(self, completed: bool) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=0 if completed else 1)
+
+
+class MLflow:
+    """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db beside RUN.
+
+    A resumed run goes on in the MLflow run of its name. MLflow keeps infinity as 1.8e308.
+    """
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # tells MLflow of every use
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        server, beside = os.environ.get("MLFLOW_TRACKING_URI"), folder.parent
+        self._client = MlflowClient(tracking_uri=server or f"sqlite:///{beside}/mlflow.db")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        if experiment := self._client.get_experiment_by_name(name):
+            number = experiment.experiment_id
+        else:  # a server knows where it keeps files, of which we send none
+            number = self._client.create_experiment(name, None if server else f"{beside}/mlruns")
+        known = self._client.search_runs([number], f"attributes.run_name = '{folder.name}'")
+        run = known[0] if known else self._client.create_run(number, run_name=folder.name)
+        self._run = run.info.run_id
+        parameters = [Param(key, str(value)) for key, value in settings.items()]
+        for first in range(0, len(parameters), MOST_AT_ONCE):
+            self._client.log_batch(self._run, params=parameters[first : first + MOST_AT_ONCE])
+
+    def log(self, numbers: Numbers, step: int) -> None:
+        """Log each number as a metric."""
+        for name, value in numbers.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self, completed: bool) -> None:
+        """Say how the run ended."""
+        self._client.set_terminated(self._run, "FINISHED" if completed else "FAILED")
+
+
+TRACKERS: dict[str, tuple[str, Callable[[Path, Settings], Tracker]]] = {
+    "tensorboard": ("tensorboard", TensorBoard),
+    "wandb": ("wandb", WeightsAndBiases),
+    "mlflow": ("mlflow", MLflow),
+}
+
+
+def require_tracker(name: str) -> None:
+    """Check that a tracker's package is installed; nothing is imported.
+
+    Raises:
+        UserError: it is not; the message names the extra to install.
+    """
+    if name in TRACKERS and importlib.util.find_spec(TRACKERS[name][0]) is None:
+        raise UserError(
+            f"tracker={name} needs a package that is not installed: pip install 'fed-dpsd[{name}]'"
+        )
+
+
+class Tracking:
+    """Passes a run's numbers to the tracker that its configuration names, if it names one.
+
+    A tracker that fails under way is left out from then on: the run has spent its clients' budget
+    and must not end with it.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path) -> None:
+        self._experiment, self._folder = experiment, folder
+        self._tracker: Tracker | None = None
+        self._round = 0
+
+    def open(self) -> None:
+        """Open the tracker.
+
+        Raises:
+            UserError: it cannot be opened; no client has been asked.
+        """
+        name = self._experiment.config.tracker
+        require_tracker(name)
+        if name not in TRACKERS:
+            return
+        try:
+            self._tracker = TRACKERS[name][1](self._folder, dict(settings_of(self._experiment)))
+        except Exception as error:
+            raise UserError(
+                f"tracker={name} cannot be opened ({one_line(error)}); see its own settings, or "
+                "use tracker=none"
+            ) from error
+
+    def log(self, line: Mapping[str, Any]) -> None:
+        """Pass on a line of rounds.jsonl."""
+        self._round = line["round"]
+        self._pass(lambda tracker: tracker.log(dict(numbers_of_round(line)), self._round))
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Pass on a summary, and close the tracker."""
+        self._pass(lambda tracker: tracker.log(dict(numbers_of_run(summary)), self._round))
+        self._pass(lambda tracker: tracker.close(summary["status"] == "completed"))
+
+    def _pass(self, work: Callable[[Tracker], None]) -> None:
+        if self._tracker is None:
+            return
+        try:
+            work(self._tracker)
+        except Exception as error:
+            self._tracker = None
+            name = self._experiment.config.tracker
+            logger.warning("tracker=%s failed and gets no more: %s", name, one_line(error))
+
+
+def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield the keys and values of a configuration that are set and name no place."""
+    for key, value in _leaves(json.loads(experiment.to_json())):
+        text = value if isinstance(value, str) else json.dumps(value)
+        if value not in (None, "", []) and os.sep not in text:
+            yield key, text if isinstance(value, list) else value
+
+
+def numbers_of_round(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a line of rounds.jsonl."""
+    yield "rounds/refusing_clients", len(line["refused"])
+    for key, value in line.items():
+        if key not in ("round", "rounds") and _is_number(value):
+            yield f"rounds/{key}", float(value)
+
+
+def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a summary, with the meaning of each epsilon in its name."""
+    for group in ("accuracy", "auroc", "queries", "seconds"):
+        for key, value in summary[group].items():
+            if _is_number(value):
+                yield f"run/{group}/{key}", float(value)
+    card = summary["privacy"]
+    yield "privacy/epsilon_published/no_guarantee", float(card["epsilon_published"])
+    for row in [*card["proven"], *([card["label"]] if card.get("label") else [])]:
+        meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
+        yield f"privacy/epsilon_proven/{meaning}", float(row["epsilon"])
+        yield f"privacy/delta/{meaning}", float(row["delta"])
+        if "spent" in row:
+            yield f"privacy/epsilon_spent/{meaning}", float(row["spent"])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,88 @@
+"""The words around a run, for people: what it will do, how far it came, and what to do next."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.errors import one_line
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.run_folder import is_run_folder
+from fed_dpsd.server.summary import privacy_text, read_summary
+
+NO_GUARANTEE = (
+    "seeded noise: who knows the seed can take the noise off, so this run's own files carry no "
+    "guarantee; noise=secure draws it from a secret"
+)
+
+
+def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
+    """Yield what a run is about to do, a line at a time; the first needs no computation.
+
+    Args:
+        experiment: the experiment of the run.
+        folder: its run folder. If the run has begun before, the lines say how far it came.
+    """
+    config = experiment.config
+    yield f"run folder: {folder}"
+    architectures = sorted(set(map(config.architecture, range(config.num_clients))))
+    teachers = config.teachers_per_client
+    yield (
+        f"data {config.data.name} · method {experiment.method_name} · "
+        f"{_counted(config.num_clients, 'client')}, each with {_counted(teachers, 'teacher')} "
+        f"({', '.join(architectures)}; training {experiment.training.name}, "
+        f"answers {experiment.answers.name}) · "
+        f"{_counted(config.rounds, 'round')} of {config.queries_per_round:,} queries"
+    )
+    before = read_summary(folder)
+    if before.get("error"):
+        yield f"last time: {before['error']}"
+    if number := checkpoint.latest(folder / "checkpoint"):
+        yield f"going on after round {number} of {config.rounds}"
+    card = privacy_card(experiment, plan_of(experiment))
+    yield f"privacy: {privacy_text(card, config.plugins, 'planned')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:
+    """Yield what a completed run's numbers leave out, and the commands to go on with.
+
+    Args:
+        folder: the run folder.
+        summary: the content of summary.json.
+        ledgers: where the clients' charges are, as `fed-dpsd privacy ledger` takes it.
+    """
+    place, proven = shown_path(folder), summary["privacy"]["proven"]
+    if any(SEEDED_NOTE in row["notes"] for row in proven):
+        yield NO_GUARANTEE
+    if summary["student_sha256"] is not None:  # method=local has no student
+        yield f"the student in a file: fed-dpsd export {place}"
+    yield f"tables and figures: fed-dpsd report {place}"
+    if not all(NOTHING_NOTE in row["notes"] for row in proven):
+        yield f"what each client has spent: fed-dpsd privacy ledger {shown_path(ledgers)}"
+
+
+def how_to_go_on(folder: Path, error: BaseException) -> str:
+    """Say how far a run came that an error or a signal has ended, and how to go on."""
+    if not is_run_folder(folder):
+        return "the run had not begun; start it again"
+    number = checkpoint.latest(folder / "checkpoint")
+    where = f"after round {number}" if number else "before the end of its first round"
+    command = f"fed-dpsd resume {shown_path(folder)}"
+    if isinstance(error, Exception):
+        return (
+            f"failed {where}; when the cause is mended: {command} (its settings stay; with others "
+            "it is a new run)"
+        )
+    return f"{one_line(error)} {where}; go on: {command}"
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as it is typed in a shell: from the working directory, if it lies below it."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))

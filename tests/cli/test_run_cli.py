@@ -1,0 +1,149 @@
+"""What `run` and `resume` say from their first line to their last, and when a signal ends them."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from fed_dpsd import api, cli
+from fed_dpsd.config import compose
+from fed_dpsd.errors import UserError
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.simulation.local import LocalFederation
+from tests.conftest import SMALL, contents
+from tests.forks import finished, fork
+
+
+def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_path):
+    """Whoever interrupts it then knows the folder."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run_rounds", interrupted)
+    code, (folder,), err = fed_dpsd("run", *SMALL)
+    assert code == 130
+    first, second, third, *_, last = err.splitlines()
+    assert first == f"run folder: {folder}"
+    assert second == (
+        "data digits · method fed_dpsd · 2 clients, each with 1 teacher (cnn; training plain, "
+        "answers label) · 3 rounds of 64 queries"
+    )
+    assert third.startswith("privacy: published 10 (label) · planned 1,921 (record, add_remove), ")
+    assert ", 1,921 (replace_one), trust nobody, delta 0, seeded noise" in third
+    place = folder.removeprefix(f"{tmp_path}/")
+    assert last == (
+        f"stopped by Ctrl-C before the end of its first round; go on: fed-dpsd resume {place}"
+    )
+
+
+def test_a_run_ends_with_its_result_and_the_next_steps(fed_dpsd, tmp_path):
+    _, (folder,), err = fed_dpsd("run", *SMALL)
+    place = folder.removeprefix(f"{tmp_path}/")
+    result, seeded, *steps = err.splitlines()[6:]
+    assert result.startswith("student ")
+    assert "carry no guarantee" in seeded
+    assert steps == [
+        f"the student in a file: fed-dpsd export {place}",
+        f"tables and figures: fed-dpsd report {place}",
+        f"what each client has spent: fed-dpsd privacy ledger {place}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "never"),
+    [
+        (("noise=secure",), "carry no guarantee"),
+        (("method=local",), "privacy ledger"),  # nothing was released
+        (("method=local",), "fed-dpsd export"),  # and there is no student
+    ],
+)
+def test_no_next_step_leads_nowhere(fed_dpsd, overrides, never):
+    small = [setting for setting in SMALL if not setting.startswith("method.")]
+    code, _, err = fed_dpsd("run", *small, "rounds=1", *overrides)
+    assert code == 0
+    assert "fed-dpsd report" in err
+    assert never not in err
+
+
+def test_resuming_a_completed_run_is_over_at_once_and_touches_nothing(fed_dpsd, monkeypatch):
+    _, (folder,), err = fed_dpsd("run", *SMALL)
+    (result,) = [line for line in err.splitlines() if line.startswith("student ")]
+    before = contents(api.Path(folder))
+    monkeypatch.setattr(api, "LocalFederation", None)
+    monkeypatch.setattr(api, "placed", None)
+    code, out, err = fed_dpsd("resume", folder)
+    assert (code, out) == (0, [folder])
+    assert err.splitlines()[:2] == ["already completed; nothing to do", result]
+    assert contents(api.Path(folder)) == before
+
+
+def test_a_run_that_another_process_has_is_left_to_it(fed_dpsd, tmp_path):
+    """Its summary, too: a Flower simulation ends when one appears."""
+
+    def resume():
+        sys.argv = ["fed-dpsd", "resume", str(folder)]
+        cli.main()
+
+    experiment = api.set_up(compose([*SMALL, f"run_folder={tmp_path}/held"]), tmp_path)
+    folder = new_run_folder(experiment)
+    held = LocalFederation(experiment, folder)
+    assert finished(fork(resume, tmp_path / "log")) == 1
+    assert "error: another process goes on with the run in" in (tmp_path / "log").read_text()
+    assert not (folder / "summary.json").exists()
+    del held
+
+
+def test_a_failed_run_says_how_far_it_came_and_its_resumption_why(fed_dpsd, monkeypatch):
+    rounds = api.run_rounds
+
+    def failing(experiment, federation, folder, progress):
+        def stop(line):
+            raise UserError("the disk is full")
+
+        return rounds(experiment, federation, folder, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "run_rounds", failing)
+        code, (folder,), err = fed_dpsd("run", *SMALL)
+    assert code == 1
+    *_, onward, cause = err.splitlines()
+    assert onward.startswith(
+        "failed after round 1; when the cause is mended: fed-dpsd resume runs/"
+    )
+    assert cause == "error: the disk is full"
+    code, _, err = fed_dpsd("resume", folder)
+    assert code == 0
+    assert err.splitlines()[2:4] == ["last time: the disk is full", "going on after round 1 of 3"]
+    assert "round 2/3" in err
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "word"),
+    [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "stopped by Ctrl-C")],
+)
+def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, word):
+    def run():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+        sys.argv = ["fed-dpsd", "run", *SMALL, "rounds=40", f"run_folder={tmp_path}/stopped"]
+        cli.main()
+
+    log, folder = tmp_path / "log", tmp_path / "stopped"
+    child = fork(run, log)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(folder.glob("checkpoint/*.json")):
+        time.sleep(0.01)
+    os.kill(child, sent)
+    assert finished(child) == code
+    said = log.read_text()
+    assert f"{word} after round " in said
+    assert "go on: fed-dpsd resume stopped\n" in said
+    assert said.splitlines()[-1] == str(folder)
+    assert json.loads((folder / "summary.json").read_text())["error"] == word
+    resumed, _, err = fed_dpsd("resume", str(folder))
+    assert resumed == 0
+    assert f"last time: {word}" in err
+    assert "round 40/40" in err

@@ -131,7 +131,7 @@ def test_a_run_is_what_its_folder_holds(trained, tmp_path):
         run.export(tmp_path / "other", "pickle")
     with pytest.raises(UserError):
         fed_dpsd.load_student(tmp_path / "none.safetensors")
-    with pytest.raises(UserError, match=r"is a folder; give the file in it, .*student.safetensors"):
+    with pytest.raises(UserError, match=r"is a folder; give the file .*student.safetensors"):
         fed_dpsd.load_student(tmp_path / "model")
     for wrong in (images / 255, images[0], images[:0], images[:, :, 1:]):
         with pytest.raises(UserError, match=r"give uint8 images, .* of shape \(B, 1, 8, 8\)"):
@@ -262,7 +262,7 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
         ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
         ((), {"engine": "flowr"}, "engine=flowr must be local or flower"),
         (("num_clients=900",), {"engine": "flower"}, "num_clients=.* works here"),
-        (("federation=deployment",), {}, "hospitals .*flwr run"),
+        (("federation=deployment",), {}, "are hospitals, .*flwr run"),
         (
             ("training=plain", "answers=label", "answers.k=1"),
             {},

@@ -11,6 +11,7 @@ from fed_dpsd.experiment import from_overrides, set_up
 from fed_dpsd.models import efficientnet
 from fed_dpsd.overrides import compose, split_overrides
 from fed_dpsd.storage import conf_folder
+from tests.shapes import write_shapes
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
 PACKAGE = "# @package _global_"
@@ -27,6 +28,8 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
     overrides = [f"{path.parent.name}={path.stem}"]
     if path.parent.name == "experiment":
         overrides.append(f"data.path={tmp_path}")
+    if path.stem == "imagefolder":
+        overrides.append(f"data.path={write_shapes(tmp_path / 'pictures', 6)}")
     if path.stem == "gradient_sum":
         overrides.append("method=dpdfd")
     if path.stem in ("lp_2st", "lp_mst", "alibi", "label_pate"):
@@ -176,7 +179,7 @@ def test_one_problem_hides_no_other(tmp_path):
         "method.batch_size=1": "method.batch_size=1 must be >= 2",
         "method.pooling=most": "method.pooling=most must be mean or odds",
         "model.student=resnet": "model.student=resnet is unknown",
-        "data.path=nowhere": "is not a folder",
+        "data.path=nowhere": "nowhere is not there",
     }
     lines = problems(tmp_path, *wrong).split("\n")
     assert len(lines) == len(wrong)
@@ -192,7 +195,7 @@ def test_what_a_default_stands_in_for_causes_no_other_problem(tmp_path):
     )
     text = problems(tmp_path, "method=dpsd", "num_clients=0")
     assert text == "num_clients=0 must be >= 1"
-    text = problems(tmp_path, "data.label_columns=[a,b]", "data.label_column=5")
+    text = problems(tmp_path, "data=celeba_hair", "data.label_column=5")
     assert text == "data.label_column=5 must be a string"
 
 
@@ -211,7 +214,7 @@ def test_the_examples_in_the_comments_of_the_defaults_can_be_run(tmp_path):
 
 def test_a_missing_data_folder_is_named(tmp_path):
     text = problems(tmp_path, "data=mnist", "data.path=nowhere")
-    assert f"data.path={tmp_path}/nowhere is not a folder" in text
+    assert f"data.path={tmp_path}/nowhere is not there; give a folder" in text
 
 
 def test_paths_start_from_the_users_directory(tmp_path, home):

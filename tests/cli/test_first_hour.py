@@ -90,11 +90,11 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_newcomer_is_told(fed_dpsd, tmp_path, row):
+def test_a_newcomer_is_told(fed_dpsd, tmp_path, caplog, row):
     assert set(row) <= {"command", "code", "says", "never", "given", "leaves"}
     given = {name: GIVEN[name](fed_dpsd, tmp_path) for name in row.get("given", ())}
     code, out, err = fed_dpsd(*shlex.split(row["command"].format(**given)))
-    said = "\n".join([*out, err])
+    said = "\n".join([*out, err, *caplog.messages])  # Python prints warnings on stderr
     assert code == row["code"], said
     for pattern in row["says"]:
         assert re.search(pattern, said), f"{pattern!r} is not in: {said}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console
+from fed_dpsd.cli.show_config import ShowConfig, print_config
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Job
@@ -17,23 +18,34 @@ if TYPE_CHECKING:
 def run(
     overrides: Overrides = None,
     engine: Annotated[
-        Literal["local", "flower"], typer.Option(help="In this process, or a Flower simulation.")
+        Literal["local", "flower"],
+        typer.Option(help="local: in this process; flower: a Flower simulation of its own."),
     ] = "local",
     nodes: Annotated[
         int | None,
-        typer.Option(help="Simulated nodes with --engine flower; default: one for each client."),
+        typer.Option(help="Number of nodes with --engine flower. Default: one for each client."),
     ] = None,
+    show_config: ShowConfig = False,
 ) -> None:
-    """Run one experiment. The last line of stdout is the run folder."""
+    """Run one experiment, and print its folder, which is the last line of stdout.
+
+    Without settings: FedDPSD on scikit-learn's digits, with 5 simulated clients whose teachers are
+    trained with DP-SGD, at epsilon 3 for a record that is added or removed.
+    """
     from fed_dpsd import api
 
+    if show_config:
+        print_config(overrides or [])
+        return
     _finish(api.new_job(tuple(overrides or ()), engine, nodes))
 
 
 def resume(
-    run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    run_folder: Annotated[
+        Path, typer.Argument(help="Folder of the run, which it printed last.", metavar="RUN")
+    ],
 ) -> None:
-    """Go on from a run's last checkpoint, in this process, whatever engine it started on."""
+    """Continue a run that stopped, from its last checkpoint, in this process; same bits."""
     from fed_dpsd import api
 
     _finish(api.resumed_job(run_folder))
@@ -58,7 +70,7 @@ def _finish(job: "Job") -> None:
 
 
 def data(overrides: Overrides = None) -> None:
-    """Show split sizes, class counts per simulated client, and a picture of the partition."""
+    """Show the sizes of a data set, and how many records of each class each client gets."""
     import numpy as np
 
     from fed_dpsd.config import compose

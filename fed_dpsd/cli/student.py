@@ -12,11 +12,16 @@ from fed_dpsd.errors import UserError
 
 
 def export(
-    run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
+    run_folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a completed run, which it printed last.", metavar="RUN"),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
         Literal["safetensors", "onnx"],
-        typer.Option("--format", help="safetensors for `fed-dpsd predict`, onnx for other tools."),
+        typer.Option(
+            "--format", help="safetensors: for `fed-dpsd predict`; onnx: for other tools."
+        ),
     ] = "safetensors",
 ) -> None:
     """Write a run's student, with its privacy card inside, and print the file's path."""
@@ -26,12 +31,15 @@ def export(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="An exported .safetensors file.", metavar="MODEL")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="File that `fed-dpsd export` wrote, .safetensors.", metavar="MODEL"),
+    ],
     images: Annotated[list[Path], typer.Argument(help="Image files.", metavar="IMAGE...")],
 ) -> None:
-    """Print a CSV line on each image: the class's number, and every class's probability.
+    """Classify images: print a line of CSV for each, with its class and every probability.
 
-    Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere.
+    Images are converted and scaled as hospitals' records are. Nothing is sent anywhere.
     """
     import numpy as np
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
@@ -97,7 +98,9 @@ class PlannedRun:
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
         settings, axis = self.experiment.config.privacy, calibrated_axis(self.experiment)
-        lines = [f"training: {self.experiment.training}", f"answers: {self.experiment.answers}"]
+        lines = [*verdict(self.experiment, self.privacy), ""]
+        lines.append(f"training: {how_trained(self.experiment)}")
+        lines.append(f"answers: {how_answered(self.experiment, self.privacy)}")
         if settings.target_epsilon is not None:
             mechanism = getattr(self.experiment, axis)
             unit = getattr(mechanism, "unit", "record")
@@ -106,11 +109,10 @@ class PlannedRun:
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
         lines.append(f"queries per client: {self.queries_per_client:,}")
         if self.privacy.covers_nothing:
-            return "\n".join([*lines, f"{NOTHING_NOTE}: there is nothing to prove"])
+            return "\n".join(lines)
         stated = self.privacy.content["epsilon_stated"]
-        published = self.privacy.content["epsilon_published"]
         lines.append(f"epsilon stated by the paper: {'none' if stated is None else stated}")
-        lines.append(f"epsilon published (no guarantee): {published}")
+        lines.append(published_line(self.privacy))
         lines += [f"epsilon planned: {text}" for text in self.privacy.claims]
         notes = dict.fromkeys(note for epsilon in self.privacy.proven for note in epsilon.notes)
         lines.append(f"notes: {', '.join(notes)}")

@@ -93,10 +93,14 @@ class PrivacyCard:
         """Return a line on each proven epsilon, with what else is proven beside it."""
         lines = []
         for row in self.content["proven"]:
-            line, beside = str(Epsilon.from_json(row)), row.get("beside")
+            claim, beside = Epsilon.from_json(row), row.get("beside")
+            line = str(claim)
             if beside:
-                other = f"{beside['epsilon']} (trust {beside['trust']})"
-                line += f" by the {row['basis']}; by the {beside['basis']} {other}"
+                other = dataclasses.replace(claim, value=float(beside["epsilon"])).number(5)
+                line += (
+                    f" by the {row['basis']}; by the {beside['basis']} {other} "
+                    f"(trust {beside['trust']})"
+                )
             lines.append(line)
         if self.label:
             lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
@@ -116,7 +120,9 @@ class PrivacyCard:
         """Return a line on the published epsilon, and one on each proven one."""
         reason = self.content["reason"]
         name = mechanism_of(self.content)
-        lines = [f"epsilon published (no guarantee): {self.published:.4g} ({name})"]
+        published = "nothing published" if math.isinf(self.published) else "epsilon published"
+        value = "" if math.isinf(self.published) else f" (no guarantee): {self.published:.4g}"
+        lines = [f"{published}{value} ({name})"]
         lines += [f"epsilon {self.word}: {text}" for text in self.claims]
         return "\n".join(lines + ([f"reason: {reason}"] if reason else []))
 

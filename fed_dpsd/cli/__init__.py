@@ -2,20 +2,52 @@
 
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from fed_dpsd import __version__
-from fed_dpsd.cli import bench, catalogue, data, privacy, rehearse, run, site, student, sweep
+from fed_dpsd.cli import (
+    bench,
+    catalogue,
+    choices,
+    completion,
+    data,
+    privacy,
+    rehearse,
+    run,
+    site,
+    student,
+    sweep,
+)
 from fed_dpsd.cli.console import say_failed
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 an error that you can mend, 2 a command line that cannot be read, "
+    "130 stopped by Ctrl-C, 143 stopped by SIGTERM."
+)
+AUDIT_CODE = " 3: the audit did not come out as it should."
+PANELS = TRY, KNOW, CLAIM, MEASURE, DEPLOY = (
+    *("Run an experiment, and use its result", "Find your way", "Privacy"),
+    *("Compare", "Hospitals"),
+)
+
 
 class _Commands(TyperGroup):
-    """The commands; an option that is none, but a key of the configuration, is explained."""
+    """The commands, in the order in which a newcomer needs them.
+
+    An option that is none, but a key of the configuration, is explained.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, panel by panel."""
+        panel = {name: command.rich_help_panel for name, command in self.commands.items()}
+        return sorted(self.commands, key=lambda name: PANELS.index(panel[name]))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was typed."""
@@ -27,19 +59,19 @@ class _Commands(TyperGroup):
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Return the error of a key that was typed as an option, or the same error of any other."""
-    from fed_dpsd.keys import groups
-    from fed_dpsd.storage import conf_folder
-
     option = error.option_name
     key = option.lstrip("-").replace("-", "_")
-    if key not in {name for name, *_ in catalogue.keys(conf_folder())} | set(groups()):
+    if key not in {known.name for known in choices.all_keys()} | set(choices.groups()):
         return error
     words = " ".join(sys.argv).partition(option)[2].lstrip("= ").split() or ["VALUE"]
     return click.UsageError(f"{option}: settings are KEY=VALUE: {key}={words[0]}", error.ctx)
 
 
 app = typer.Typer(
-    cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+    cls=_Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. README.md shows every command at work.",
 )
 
 
@@ -53,32 +85,114 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_print_version, help="Print it."),
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Train one image classifier from several hospitals' data, without moving the data."""
 
 
-app.command()(run.run)
-app.command(context_settings={"allow_extra_args": True})(run.resume)  # which it explains
-app.command()(sweep.sweep)
-app.command()(sweep.report)
-app.command()(bench.bench)
-app.command()(data.data)
-app.command("list")(catalogue.show)
-app.command()(run.doctor)
-app.command()(student.export)
-app.command()(student.predict)
-app.command()(rehearse.rehearse)
-app.add_typer(privacy.app, name="privacy")
-app.add_typer(site.app, name="site")
+def _add(
+    command: Callable[..., Any],
+    name: str,
+    panel: str,
+    docs: str,
+    *examples: str,
+    to: typer.Typer = app,
+    codes: str = "",
+    extra: bool = False,
+) -> None:
+    """Add a command, whose help ends with examples, exit codes and the page to read on.
+
+    With `extra`, words too many are the command's to explain.
+    """
+    shown = [f"{'Example' if number == 0 else 'Or'}: {e}" for number, e in enumerate(examples)]
+    epilog = "\n\n".join([*shown, EXIT_CODES + codes, f"Read on: {docs}"])
+    settings = {"allow_extra_args": extra}
+    to.command(name, epilog=epilog, rich_help_panel=panel, context_settings=settings)(command)
+
+
+_add(
+    run.run, "run", TRY, "README.md", "fed-dpsd run rounds=5", "fed-dpsd run method=dpsd data=mnist"
+)
+_add(run.resume, "resume", TRY, "README.md", "fed-dpsd resume runs/RUN", extra=True)
+_add(student.export, "export", TRY, "README.md", "fed-dpsd export runs/RUN --out model")
+_add(
+    *(student.predict, "predict", TRY, "README.md"),
+    "fed-dpsd predict model/student.safetensors IMAGE.png",
+)
+_add(
+    catalogue.show,
+    "list",
+    KNOW,
+    "docs/extending.md",
+    "fed-dpsd list methods",
+    "fed-dpsd list keys method=dense",
+)
+_add(data.data, "data", KNOW, "docs/extending.md", "fed-dpsd data partition.alpha=0.1")
+_add(
+    run.doctor,
+    "doctor",
+    KNOW,
+    "docs/gpus.md",
+    "fed-dpsd doctor",
+    "fed-dpsd doctor training=plain model=cnn num_clients=20",
+)
+app.add_typer(privacy.app, name="privacy", rich_help_panel=CLAIM)
+_add(
+    *(privacy.plan, "plan", "", "docs/privacy.md", "fed-dpsd privacy plan"),
+    "fed-dpsd privacy plan privacy.target_epsilon=1",
+    to=privacy.app,
+)
+_add(
+    *(privacy.audit, "audit", "", "docs/privacy.md"),
+    "fed-dpsd privacy audit training=plain",
+    "fed-dpsd privacy audit training=plain --broken half",
+    to=privacy.app,
+    codes=AUDIT_CODE,
+)
+_add(
+    privacy.ledger,
+    "ledger",
+    "",
+    "docs/privacy.md",
+    "fed-dpsd privacy ledger runs/RUN",
+    to=privacy.app,
+)
+_add(
+    *(sweep.sweep, "sweep", MEASURE, "docs/results.md"),
+    "fed-dpsd sweep seed=0,1,2 answers=label,votes",
+    "fed-dpsd sweep experiment=ci",
+)
+_add(sweep.report, "report", MEASURE, "docs/results.md", "fed-dpsd report runs/sweep/results.csv")
+_add(
+    bench.bench,
+    "bench",
+    MEASURE,
+    "docs/scaling.md",
+    "fed-dpsd bench experiment=bench --rows local --repeat 1",
+)
+_add(rehearse.rehearse, "rehearse", DEPLOY, "docs/deployment.md", "fed-dpsd rehearse num_clients=3")
+app.add_typer(site.app, name="site", rich_help_panel=DEPLOY)
+_add(site.init, "init", "", "docs/deployment.md", "fed-dpsd site init site.yaml", to=site.app)
+_add(site.key, "key", "", "docs/deployment.md", "fed-dpsd site key site.yaml", to=site.app)
+_add(site.check, "check", "", "docs/deployment.md", "fed-dpsd site check site.yaml", to=site.app)
+_add(
+    *(site.serve, "serve", "", "docs/deployment.md"),
+    "fed-dpsd site serve site.yaml --superlink fl.example.org:443 --certificate ca.crt "
+    "--node-key node_key",
+    to=site.app,
+)
 
 
 def main() -> None:
     """Run the command line; an error that the user can mend is one line, with exit code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
+    command = get_command(app)
+    completion.switch_on()  # after typer's own, which that has switched on
     try:
-        app()
+        command()
     except (UserError, ProtocolError) as error:
         whole = (" ".join(str(error).split()),)
         for problem in error.problems if isinstance(error, ConfigError) else whole:

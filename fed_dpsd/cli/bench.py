@@ -20,19 +20,19 @@ def bench(
     rows: Annotated[
         str,
         typer.Option(
-            help="Rows: local, this run in one process; flower, through Flower; fedavg, Flower's "
-            "own FedAvg on as many images; dense, on the same teachers. Default: all, or local "
-            "with --clients."
+            help="Rows to measure, between commas. local: in one process; flower: through Flower; "
+            "fedavg: Flower's own FedAvg on as many images; dense: DENSE on the same teachers. "
+            "Default: all; with --clients local."
         ),
     ] = "",
     clients: Annotated[
-        str, typer.Option(help="Numbers of clients, such as 10,100,1000: each row with each.")
+        str, typer.Option(help="Numbers of clients, such as 10,100,1000, each for each row.")
     ] = "",
-    repeat: Annotated[int, typer.Option(help="Runs of each row, in turn.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="File to write the JSON to.")] = None,
+    repeat: Annotated[int, typer.Option(help="Number of runs of each row.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="File for the result as JSON.")] = None,
     as_json: AsJson = False,
     table: Annotated[
-        Path | None, typer.Option(help="Print a bench's JSON as Markdown tables; nothing runs.")
+        Path | None, typer.Option(help="Run nothing; print the tables of such a file as Markdown.")
     ] = None,
 ) -> None:
     """Measure whole runs side by side, each in a process of its own and from an empty cache."""

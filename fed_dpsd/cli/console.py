@@ -5,11 +5,17 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fed_dpsd.cli.completion import override
+
 console = Console(stderr=True, highlight=False)
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Hydra overrides, such as rounds=10 data=mnist.")
+    list[str] | None,
+    typer.Argument(
+        help="Settings as KEY=VALUE, such as rounds=10 data=mnist; `fed-dpsd list` has them all.",
+        autocompletion=override,
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
 def say(line: str) -> None:

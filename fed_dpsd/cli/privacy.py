@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import AsJson, Overrides, console, say
+from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
 
@@ -21,16 +22,21 @@ if TYPE_CHECKING:
     Pair = tuple[Unit, Relation]
 
 app = typer.Typer(
-    no_args_is_help=True, help="Planned and charged privacy costs, and attacks on the claims."
+    no_args_is_help=True,
+    help="What a run would cost in privacy, what clients have spent, and attacks on the claims.",
 )
 UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 
 
-@app.command()
-def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Print noise, number of queries, the published epsilon and every proven one."""
+def plan(
+    overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
+) -> None:
+    """Print what a run would cost in privacy, and about how long it takes; nothing is spent."""
     from fed_dpsd import api
 
+    if show_config:
+        print_config(overrides or [])
+        return
     planned = api.plan(*(overrides or ()))
     if as_json:
         queries, card = planned.queries_per_client, planned.privacy.content
@@ -39,21 +45,20 @@ def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
     Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
 
 
-@app.command()
 def audit(
     overrides: Overrides = None,
     broken: Annotated[
         Literal["half", "none"] | None,
-        typer.Option(help="Attack a hospital with half of the noise it claims, or next to none."),
+        typer.Option(
+            help="Attack a hospital that adds half of the noise that it claims, or next to none."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Attack the code that hospitals run, and say which of its epsilons are refuted.
 
-    Attacks run at settings where they come close to the proof, which tests the implementation, and
-    at the run's settings. The exit code is 3 if a proof is contradicted. With --broken, a
-    contradiction is expected: the exit code is 0, and 3 if an attack on the implementation misses
-    it.
+    Attacks run at settings where they come close to the proof, to test the code, and at the run's
+    own settings. With --broken the attacks have to succeed: an audit that misses is blind.
     """
     from fed_dpsd.api import composed
     from fed_dpsd.audits.attacks import attacks
@@ -83,16 +88,17 @@ def audit(
         raise typer.Exit(UNEXPECTED)
 
 
-@app.command()
 def ledger(
     path: Annotated[Path, typer.Argument(help="A ledger file, a folder of them, or a run folder.")],
-    delta: Annotated[float, typer.Option(help="Failure probability of the epsilons.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="Probability of failure, delta, at which epsilons are printed.")
+    ] = 1e-5,
     charges: Annotated[
-        bool, typer.Option("--charges", help="Also every charge, and each unit and relation.")
+        bool, typer.Option("--charges", help="Print every charge, and each unit and relation, too.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what each client has spent. Nothing is written."""
+    """Print what each client was charged so far, and what that proves. Nothing is written."""
     from fed_dpsd.accounts.card import account, ledger_files
     from fed_dpsd.accounts.reading import read
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS

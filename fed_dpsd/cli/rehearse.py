@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fed_dpsd.cli.completion import override
 from fed_dpsd.cli.console import console, say
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
@@ -22,23 +23,28 @@ RETRY = "federation.retry_seconds=20"  # links on one machine are fast
 
 def rehearse(
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Hydra overrides, such as num_clients=3.")
+        list[str] | None,
+        typer.Argument(
+            help="Settings as KEY=VALUE, such as num_clients=3.", autocompletion=override
+        ),
     ] = None,
-    folder: Annotated[Path, typer.Option(help="An empty folder for all files.")] = Path(
-        "runs/rehearsal"
-    ),
+    folder: Annotated[
+        Path, typer.Option(help="Empty folder for all files of the rehearsal.")
+    ] = Path("runs/rehearsal"),
     kills: Annotated[
-        int, typer.Option(help="Number of random faults; each run is repeated without faults.")
+        int,
+        typer.Option(help="Number of random faults; each run is repeated without any, to compare."),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the first run and its faults.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the first run, and of its faults.")] = 0,
     loopback: Annotated[
-        bool, typer.Option("--loopback", help="Use this host only, over its loopback interface.")
+        bool,
+        typer.Option("--loopback", help="Let all hosts be this one, over its loopback interface."),
     ] = False,
 ) -> None:
-    """Deploy on this machine: a coordinator and hospitals with their keys, TLS and processes.
+    """Rehearse a deployment on this machine: coordinator and hospitals, their keys, TLS, processes.
 
     Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
-    With --kills, stdout is a line of CSV for each fault. Otherwise its last line is the run folder.
+    With --kills, stdout is a line of CSV for each fault. Otherwise the last line is the run folder.
     """
     from fed_dpsd.server.words import next_steps
     from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fed_dpsd.cli.console import Overrides, console, say
+from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,19 +18,28 @@ if TYPE_CHECKING:
 def run(
     overrides: Overrides = None,
     engine: Annotated[
-        Literal["local", "flower"], typer.Option(help="In this process, or a Flower simulation.")
+        Literal["local", "flower"],
+        typer.Option(help="local: in this process; flower: a Flower simulation of its own."),
     ] = "local",
     nodes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Simulated nodes with --engine flower; default: one for each client."
+            min=1, help="Number of nodes with --engine flower. Default: one for each client."
         ),
     ] = None,
+    show_config: ShowConfig = False,
 ) -> None:
-    """Run one experiment. The last line of stdout is the run folder."""
+    """Run one experiment, and print its folder, which is the last line of stdout.
+
+    Without settings: FedDPSD on scikit-learn's digits, with 5 simulated clients whose teachers are
+    trained with DP-SGD, at epsilon 3 for a record that is added or removed.
+    """
     from fed_dpsd import api
     from fed_dpsd.simulation.ready import cautions
 
+    if show_config:
+        print_config(overrides or [])
+        return
     if nodes is not None and engine == "local":
         raise UserError(f"--nodes {nodes} goes with --engine flower; add that, or leave it out")
     job = api.new_job(tuple(overrides or ()), engine, nodes)
@@ -40,9 +50,11 @@ def run(
 
 def resume(
     context: typer.Context,
-    run_folder: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    run_folder: Annotated[
+        Path, typer.Argument(help="Folder of the run, which it printed last.", metavar="RUN")
+    ],
 ) -> None:
-    """Go on from a run's last checkpoint, in this process, whatever engine it started on."""
+    """Continue a run that stopped, from its last checkpoint, in this process; same bits."""
     if context.args:
         context.fail(
             f"{context.args[0]}: resume takes no settings; a longer run is a new run "

@@ -9,15 +9,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fed_dpsd.cli.completion import override
 from fed_dpsd.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, help="A hospital's own side, before it connects.")
-File = Annotated[Path, typer.Argument(help="The site's file.", metavar="FILE")]
+app = typer.Typer(
+    no_args_is_help=True,
+    help="A hospital's own side: its file, its key, a check of its data, and its connection.",
+)
+File = Annotated[
+    Path,
+    typer.Argument(help="The hospital's file, which `fed-dpsd site init` writes.", metavar="FILE"),
+]
 
 
-@app.command()
 def init(file: File) -> None:
-    """Write a site's file to fill in, with a line on each key."""
+    """Write a hospital's file to fill in, with a line on each key."""
     from fed_dpsd.storage import conf_folder
 
     try:
@@ -30,9 +36,8 @@ def init(file: File) -> None:
     print(file.absolute())
 
 
-@app.command()
 def key(file: File) -> None:
-    """Print the public key for secure sums; the other hospitals put it into their files."""
+    """Print this hospital's public key for secure sums, for the other hospitals' files."""
     from fed_dpsd.accounts.secret import exchange_key, secret_of
     from fed_dpsd.client.hospital import open_file
     from fed_dpsd.privacy.secure_sum import public_key
@@ -40,17 +45,19 @@ def key(file: File) -> None:
     print(public_key(exchange_key(secret_of(open_file(file).folder / "secret"))).hex())
 
 
-@app.command()
 def check(
     file: File,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="The coordinator's overrides; default: the first choices of the file."),
+        typer.Argument(
+            help="The coordinator's settings, KEY=VALUE. Default: the first choices of the file.",
+            autocompletion=override,
+        ),
     ] = None,
 ) -> None:
-    """Read the data, count it, train and test a teacher, and rehearse an answer, charging nothing.
+    """Count the data, train and test a teacher, and rehearse an answer; nothing is charged.
 
-    The output is exact and private: it is for the hospital's own eyes.
+    What it prints is exact and private: it is for the hospital's own eyes.
     """
     from fed_dpsd.client.check import check
     from fed_dpsd.client.hospital import open_file
@@ -60,15 +67,16 @@ def check(
         out.print(line, markup=False, soft_wrap=isinstance(line, str))
 
 
-@app.command()
 def serve(
     file: File,
     superlink: Annotated[str, typer.Option(help="The coordinator's SuperLink, HOST:PORT.")],
     certificate: Annotated[Path, typer.Option(help="Certificate of the coordinator's CA.")],
     node_key: Annotated[Path, typer.Option(help="This node's private key, OpenSSH format.")],
-    port: Annotated[int, typer.Option(help="Port of this node's own processes here.")] = 9094,
+    port: Annotated[
+        int, typer.Option(help="Port on this machine, for the node's own processes.")
+    ] = 9094,
 ) -> None:
-    """Connect: have a Flower SuperNode run the code installed here, and no other.
+    """Connect to the coordinator, and answer with the code that is installed here, and no other.
 
     A node that ends with an error is started again. After a crash, the SuperLink takes up to a
     minute to see that the old node is gone, and refuses a new one until then.

@@ -15,11 +15,16 @@ AT_ONCE = 256  # images that are classified together
 
 
 def export(
-    run_folder: Annotated[Path, typer.Argument(help="A completed run's folder.", metavar="RUN")],
+    run_folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a completed run, which it printed last.", metavar="RUN"),
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
         Literal["safetensors", "onnx"],
-        typer.Option("--format", help="safetensors for `fed-dpsd predict`, onnx for other tools."),
+        typer.Option(
+            "--format", help="safetensors: for `fed-dpsd predict`; onnx: for other tools."
+        ),
     ] = "safetensors",
 ) -> None:
     """Write a run's student, with its privacy card inside, and print the file's path."""
@@ -29,7 +34,9 @@ def export(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="An exported .safetensors file.", metavar="MODEL")],
+    model: Annotated[
+        Path, typer.Argument(help="File that `fed-dpsd export` wrote.", metavar="MODEL")
+    ],
     paths: Annotated[
         list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")
     ],

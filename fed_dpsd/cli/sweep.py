@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 def sweep(
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="Parent of the run folders.")] = Path("runs/sweep"),
+    out: Annotated[Path, typer.Option(help="Folder for the runs' folders.")] = Path("runs/sweep"),
     table: Annotated[
-        Path | None, typer.Option("--csv", help="The table. Default: results.csv in --out.")
+        Path | None, typer.Option("--csv", help="File of the table. Default: results.csv in --out.")
     ] = None,
 ) -> None:
-    """Run a grid, such as seed=0,1,2 answers=label,votes, or go on with one that stopped.
+    """Run a grid of experiments, and print the path of its table, the last line of stdout.
 
-    The last line of stdout is the table's path.
+    Values stand between commas, as in seed=0,1,2. The same command again skips what is finished.
     """
     from fed_dpsd.simulation import sweep as sweeps
     from fed_dpsd.simulation.ready import cautions, ready
@@ -54,12 +54,13 @@ def report(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option(help="Name of a setting: show the others' differences, paired by seed."),
+        typer.Option(help="Name of a setting, with which the others are compared, seed by seed."),
     ] = None,
 ) -> None:
-    """Write tables of means over seeds, figures, and a page of both; print the path of each.
+    """Write tables of means over seeds, figures, and one page of both, and print their paths.
 
-    Figures: accuracy against the proven epsilon, teacher answers, seconds and alpha; confusion.
+    Figures show accuracy against the proven epsilon, against queries, against seconds and against
+    partition.alpha, and which classes are confused, wherever the tables hold what they need.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.simulation.reported import table_of

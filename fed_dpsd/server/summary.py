@@ -11,13 +11,13 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, SEEDED_NOTE, pl
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
+from fed_dpsd.accounts.words import MEANINGFUL_EPSILON
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Epsilon, weakest
 from fed_dpsd.storage import client_name, write_json
 
-MEANINGFUL_EPSILON = 10.0
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 

@@ -4,22 +4,15 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 import fed_dpsd as package
-from fed_dpsd.cli.catalogue import GROUPS, keys
+from fed_dpsd.cli import choices
+from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.storage import conf_folder
 from tests.conftest import composed
 
 HEAVY = {"torch", "scipy", "matplotlib", "dp_accounting", "hydra", "flwr", "ray", "pyarrow", "PIL"}
-
-
-def flat(tree, prefix=""):
-    """Every key that has a value of its own, by its path."""
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            yield f"{prefix}{key}"
 
 
 def test_every_choice_has_a_line(fed_dpsd):
@@ -38,15 +31,81 @@ def choices_of(group):
     return list((conf_folder() / group).glob("*.yaml"))
 
 
+def values(tree, prefix=""):
+    """Every value, by the path of its key."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= values(value, f"{prefix}{key}.")
+        elif key != "_target_":
+            found[prefix + key] = value
+    return found
+
+
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
-    listed = [key for key, _, _ in keys(conf_folder())]
-    composed_keys = [key for key in flat(composed()) if key != "sweep"]
-    assert sorted(listed) == sorted([*composed_keys, "device"])  # which stands for two others
+    listed = [key.name for key in choices.all_keys()]
+    assert sorted(listed) == sorted([*values(composed()), "device"])  # which stands for two others
     _, out, _ = fed_dpsd("list", "keys")
     assert "seed=0" in out
     assert "rounds=20" in out
     assert any(line.startswith("partition.alpha=0.5  # the smaller, the more") for line in out)
     assert "data.name=digits" in out  # what a file begins with is about the file
+
+
+EVERY_CHOICE = [(group, choice) for group in choices.groups() for choice in choices.choices(group)]
+
+
+@pytest.mark.parametrize(("group", "choice"), EVERY_CHOICE)
+def test_the_files_read_as_text_say_what_hydra_composes(group, choice):
+    expected = values(composed(f"{group}={choice}"))
+    known = {key.name: key for key in choices.all_keys({group: choice}) if key.name != "device"}
+    assert known.keys() == expected.keys()
+    for name, key in known.items():
+        if "${" not in key.value:
+            assert str(yaml.safe_load(key.value)) == str(expected[name]), key
+
+
+def test_what_is_typed_stands_above_what_a_file_chooses():
+    assert choices.chosen({"method": "dgd"})["answers"] == "noisy_max"
+    assert choices.chosen({"method": "dgd", "answers": "votes"})["answers"] == "votes"
+    names = {
+        key.name
+        for key in choices.all_keys({"method": "dgd", "training@method.baseline": "dp_sgd"})
+    }
+    assert "method.baseline.max_grad_norm" in names
+    assert "method.baseline.max_grad_norm" not in {
+        k.name for k in choices.all_keys({"method": "dgd"})
+    }
+
+
+def test_keys_of_chosen_groups_are_listed_with_what_is_typed(fed_dpsd):
+    code, out, _ = fed_dpsd("list", "keys", "method=dense", "rounds=3")
+    assert code == 0
+    assert any(line.startswith("method.generator_steps=30  # T_G of the paper") for line in out)
+    assert "rounds=3" in out
+    assert not any(line.startswith("method.student_steps=") for line in out)
+
+
+def test_architectures_are_listed_and_all_of_them_exist(fed_dpsd):
+    from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+    from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+
+    (key,) = (key for key in choices.all_keys() if key.name == "model.teacher")
+    assert set(choices.alternatives(key)) == set(CLASSIFIERS)
+    _, out, _ = fed_dpsd("list", "models")
+    assert "architectures (model.teacher=..., " in " ".join(out)
+    plain_only = key.meaning.partition("Not with training=dp_sgd: ")[2]
+    named = set(plain_only.split(", and ")[0].split(", "))
+    assert named | set(GROUP_FORMS) == set(NO_DP_SGD)
+
+
+@pytest.mark.parametrize(("group", "choice"), EVERY_CHOICE)
+def test_a_choice_is_described_by_a_plain_sentence(group, choice):
+    sentence = choices.choices(group)[choice]
+    assert sentence[0].isupper()
+    assert sentence.endswith(".")
+    assert len(sentence) <= 98
+    assert not sentence.startswith(("See ", "Needs "))
 
 
 def test_the_version_is_the_packages(fed_dpsd):
@@ -56,10 +115,10 @@ def test_the_version_is_the_packages(fed_dpsd):
 def test_help_says_what_every_argument_is(fed_dpsd):
     """typer below 0.21, which Flower needs, loses these texts with click 8.5."""
     for command, text in (
-        (["run"], "Hydra overrides, such as rounds=10"),
-        (["predict"], "An exported .safetensors file."),
+        (["run"], "Settings as KEY=VALUE, such as rounds=10"),
+        (["predict"], "File that `fed-dpsd export` wrote, .safetensors."),
         (["privacy", "ledger"], "a folder of them, or a run folder."),
-        (["site", "check"], "The site's file."),
+        (["site", "check"], "The hospital's file, which"),
     ):
         code, out, _ = fed_dpsd(*command, "--help")
         assert code == 0
@@ -83,7 +142,16 @@ def imported(command):
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "--version", "list", "run --help", "bench --help", "privacy --help", "site --help"],
+    [
+        "--help",
+        "--version",
+        "list",
+        "list keys",
+        "run --help",
+        "bench --help",
+        "privacy --help",
+        "site --help",
+    ],
 )
 def test_a_command_that_only_tells_imports_nothing_heavy(command):
     assert HEAVY.isdisjoint(imported(command))

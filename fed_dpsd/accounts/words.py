@@ -1,0 +1,165 @@
+"""A planned privacy card in plain words: the verdict, and how teachers are trained and answer."""
+
+import math
+from collections.abc import Iterator
+
+from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE
+from fed_dpsd.privacy.mechanism import Epsilon, Unit, quorum_of, weakest
+
+MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
+CHANGES: dict[Unit, tuple[str, str, str]] = {
+    "record": ("a record", "a record added or removed", "one replaced"),
+    "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
+    "client": ("a whole client", "one added or removed", "one replaced"),
+}
+
+
+def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
+    """Yield sentences on what a card proves: of a record first, then of more, then caveats."""
+    if card.covers_nothing:
+        yield f"{NOTHING_NOTE}: there is nothing to prove"
+        return
+    yield _of_records(experiment, card)
+    if card.label:
+        label = card.label
+        yield (
+            f"epsilon {label.number(3)} for a label alone that is replaced, {_against(label)}, "
+            f"delta {label.delta:g}: {IMAGES_NOTE}"
+        )
+    for unit in ("patient", "client"):
+        yield _of_more(card, unit)
+    if experiment.seeded:
+        yield "the noise of this simulation is seeded: what it releases carries no guarantee"
+
+
+def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
+    added = card.epsilon("record", "add_remove")
+    replaced = card.epsilon("record", "replace_one")
+    if math.isinf(added.value) and math.isinf(replaced.value):
+        return f"nothing is proven for a record: {card.content['reason']}"
+    colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
+    looks = _against(added, replaced, colluding=colluding)
+    _, one, other = CHANGES["record"]
+    if added.value > MEANINGFUL_EPSILON:
+        return (
+            f"nothing meaningful is left at {added.number(3)} (record, add_remove) and "
+            f"{replaced.number(3)} (record, replace_one), {looks}, {_deltas(added, replaced)}"
+        )
+    numbers = f"epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
+    if replaced.value > MEANINGFUL_EPSILON:
+        numbers += ", which is nothing meaningful"
+    return f"{numbers}, {looks}, {_deltas(added, replaced)}"
+
+
+def _of_more(card: PrivacyCard, unit: Unit) -> str:
+    """Say what is proven of a patient or of a client, whose numbers are seldom small."""
+    added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
+    whole, one, other = CHANGES[unit]
+    if math.isinf(added.value) and math.isinf(replaced.value):
+        return f"nothing is proven for {whole}"
+    if added.value > MEANINGFUL_EPSILON:
+        return (
+            f"nothing meaningful is left for {whole}: {added.number(3)} ({unit}, add_remove), "
+            f"{replaced.number(3)} ({unit}, replace_one), {_deltas(added, replaced)}"
+        )
+    return (
+        f"for {whole}: epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}, "
+        f"{_deltas(added, replaced)}"
+    )
+
+
+def _number(epsilon: Epsilon) -> str:
+    """Return the number of a relation that is named after another one's."""
+    return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
+
+
+def _deltas(first: Epsilon, second: Epsilon) -> str:
+    """Return the delta of two numbers, each if they differ."""
+    deltas = dict.fromkeys(f"{e.delta:g}" for e in (first, second) if not math.isinf(e.value))
+    return f"delta {' and '.join(deltas)}"
+
+
+def _against(*epsilons: Epsilon, colluding: int = 0) -> str:
+    """Say whom the numbers hold against, by the most trust that one of them needs."""
+    trust = weakest(epsilon.trust for epsilon in epsilons)
+    if trust == "server":
+        return "whoever looks except the coordinator, which sees answers without noise"
+    if trust == "threshold":
+        others = f"all but {colluding} of the" if colluding else "all"
+        return f"whoever looks, if {others} clients are honest"
+    return "whoever looks"
+
+
+def how_trained(experiment: Experiment) -> str:
+    """Say how the teachers are trained, and what the training alone protects."""
+    training, teacher = experiment.training, experiment.config.teacher
+    match training.name:
+        case "dp_sgd":
+            rate = training.sample_rate
+            taken = "all records" if rate == 1 else f"about {100 * rate:.3g} % of the records"
+            counts = "" if training.counts_classes else "out"
+            return (
+                f"DP-SGD: {training.steps} steps on {taken}, with noise of "
+                f"{training.noise_multiplier:.6g} times the largest gradient of a "
+                f"{training.unit}; with{counts} noisy class counts"
+            )
+        case "plain" if teacher.path is not None:
+            return f"none here: teachers are read from {teacher.path}"
+        case "plain":
+            return "without noise: only the noise of the answers protects records"
+        case "output_gradient":
+            return "noise on the gradients of outputs, which proves nothing"
+    return f"labels alone are private ({training.name}, training.epsilon={training.epsilon:g})"
+
+
+def how_answered(experiment: Experiment, card: PrivacyCard) -> str:
+    """Say what leaves a client in a run, and where its noise is added."""
+    answers, left = experiment.answers, card.content["answers"]
+    if left != answers.name:
+        clear = {
+            "weights": "none: the teachers' own weights leave the clients",
+            "nothing": "none: nothing leaves the clients",
+        }
+        return clear.get(left, f"none: what leaves is {left.replace('_', ' ')}")
+    size = f"{getattr(answers, 'noise_multiplier', 0):g}"
+    law = {"gaussian": "Gaussian", "laplace": "Laplace"}.get(getattr(answers, "noise_law", ""))
+    gradient = f"gradients of norm at most {getattr(answers, 'bound', 0):g}"
+    noise = f"Gaussian noise of {size} times that norm"
+    if size == "0":
+        noise, votes = "no noise of their own", "no noise of their own"
+    else:
+        votes = f"{law} noise of {size} votes"
+    match left:
+        case "label":
+            every = answers.k is answers.threshold is None
+            text = (
+                "a label for each image, now and then a random one of "
+                f"{'all classes' if every else 'those that the student finds likely'} "
+                f"(randomised response, answers.epsilon_per_answer={answers.epsilon_per_answer:g})"
+            )
+        case "gradient":
+            of = "each image" if answers.normalise == "sample" else "a round's images together"
+            text = f"{gradient} for {of}, with {noise}"
+        case "gradient_sum":
+            text = f"the sum of a round's {gradient}, with {noise}"
+        case "gradient_reading":
+            text = f"{gradient}, with noise as the paper may be read, which proves nothing"
+        case "votes":
+            text = f"the teachers' votes for each class, with {votes}"
+        case "noisy_max":
+            text = f"the class with the most votes of a client's teachers, counted with {votes}"
+        case "probabilities":
+            text = "the teachers' probabilities, without noise"
+        case _:
+            text = left.replace("_", " ")
+    where = {"server": "; the coordinator adds the noise", "distributed": "; in a secure sum"}
+    return text + where.get(answers.noise_at, "")
+
+
+def published_line(card: PrivacyCard) -> str:
+    """Return the epsilon of the papers' formulas, without guarantee, or say there is none."""
+    if math.isinf(card.published):
+        return "nothing published: the papers' formulas give no finite epsilon for this"
+    return f"epsilon published (no guarantee): {card.published:.6g}"

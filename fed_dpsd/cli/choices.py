@@ -1,0 +1,153 @@
+"""The files of conf/, read as text: every choice and key, in the words of the comments beside them.
+
+Hydra composes what runs. This is quicker, and it knows which file a value comes from. A test
+compares both.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fed_dpsd.storage import conf_folder
+
+_KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
+_DEFAULT = re.compile(r"^  - (?:optional )?([\w/@. ]+?)(?:: (\w+))?(?: +#.*)?$", re.MULTILINE)
+_ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
+MAIN = "config"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Args:
+        name: the key as it is typed, such as "training.steps".
+        value: its value, as a file has it.
+        meaning: the comments on it.
+        file: the file of conf/ that sets the value, such as "training/dp_sgd".
+    """
+
+    name: str
+    value: str
+    meaning: str
+    file: str
+
+
+def groups() -> dict[str, str]:
+    """Return the groups of conf/, each with its default choice; "null" is none."""
+    return {name: choice for name, choice in _defaults(MAIN) if choice}
+
+
+def choices(group: str) -> dict[str, str]:
+    """Return the choices of a group by name, each with a sentence on it."""
+    files = sorted((conf_folder() / group).glob("*.yaml"))
+    return {file.stem: _comments(file)[0] for file in files}
+
+
+def chosen(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the choice of each group, given the typed ones: files override choices of others.
+
+    What is typed comes first, then what an experiment says, then what a method says.
+    """
+    found = dict(typed)
+
+    def visit(group: str, choice: str) -> None:
+        defaults = _defaults(f"{group}/{choice}")
+        for name, value in defaults:
+            if name.startswith("override /"):
+                found.setdefault(name.removeprefix("override /"), value)
+            elif name.startswith("/"):
+                found.setdefault(name.removeprefix("/"), value)
+        for name, value in reversed(defaults):
+            if not value and name != "_self_":
+                visit(group, name.partition("@")[0])
+
+    known = groups()
+    for group in reversed(known):
+        choice = found.get(group, known[group])
+        if choice in choices(group):
+            visit(group, choice)
+    return known | found
+
+
+def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
+    """Return each key of a run, given the typed choices of groups, in the order of the files."""
+    choice_of = chosen(typed or {})
+    found: dict[str, Key] = {}
+    for key in _of_file(MAIN, "", choice_of):
+        found[key.name] = key
+    for group, choice in choice_of.items():
+        if "@" in group or choice not in choices(group):
+            continue
+        for key in _of_file(f"{group}/{choice}", group, choice_of):
+            known = found.get(key.name)
+            meaning = key.meaning or (known.meaning if known else "")
+            found[key.name] = Key(key.name, key.value, meaning, key.file)
+    return list(found.values())
+
+
+def alternatives(key: Key) -> list[str]:
+    """Return the values that the comments on a key name, as in "client | server"."""
+    if key.value in ("true", "false"):
+        return ["true", "false"]
+    first, *others = key.meaning.split(" | ")
+    if not others:
+        return []
+    begun = re.search(r"(?:^|[:.] )([a-z][\w-]*)(?:$| \(|: [^|]*$)", first)
+    words = [key.value, *([begun.group(1)] if begun else [])]
+    words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
+    return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
+
+
+def _defaults(name: str) -> list[tuple[str, str]]:
+    """Return the entries of a file's list of defaults, each with its choice; "" for a sibling."""
+    text = (conf_folder() / f"{name}.yaml").read_text()
+    listed = re.search(r"^defaults:\n((?:  .*\n)+)", text, re.MULTILINE)
+    entries = _DEFAULT.findall(listed.group(1)) if listed else []
+    return [entry for entry in entries if name != MAIN or entry[0] != "_self_"]
+
+
+def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
+    """Yield the keys of a file and of those that it builds on; a later one wins."""
+    text = (conf_folder() / f"{name}.yaml").read_text()
+    if text.startswith("# @package _global_\n"):
+        package = package if "@" in package else ""
+    package = package.removeprefix("@")
+    defaults = _defaults(name) if name != MAIN else []
+    if ("_self_", "") not in defaults:
+        defaults = [*defaults, ("_self_", "")]
+    for other, choice in defaults:
+        sibling, _, place = other.partition("@")
+        if other == "_self_":
+            body = re.sub(r"\A(#.*\n)+", "", text)
+            for key, value, meaning in _keys(body):
+                yield Key(f"{package}.{key}" if package else key, value, meaning, name)
+        elif other.startswith("/"):
+            taken = choice_of.get(other.removeprefix("/"), choice)
+            yield from _of_file(f"{sibling.removeprefix('/')}/{taken}", f"@{place}", choice_of)
+        elif not choice:
+            group = name.partition("/")[0]
+            yield from _of_file(f"{group}/{sibling}", f"@{place}" if place else group, choice_of)
+
+
+def _keys(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a file's text that have a value, each with its value and its comments."""
+    parents: list[str] = []
+    comments: list[str] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            comments.append(line.lstrip(" #"))
+        elif match := _KEY.fullmatch(line):
+            indent, key, value, comment = match.groups()
+            parents = [*parents[: len(indent) // 2], key]
+            if value and not key.startswith("_") and parents[0] not in ("sweep", "defaults"):
+                meaning = " ".join([*comments, *([comment] if comment else [])])
+                yield ".".join(parents), value, meaning
+            comments = []
+
+
+def _comments(file: Path) -> list[str]:
+    """Return the comments that a file begins with."""
+    lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    return [line.removeprefix("# ") for line in lines if line.startswith("#")]

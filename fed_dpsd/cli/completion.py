@@ -1,0 +1,140 @@
+"""Completion in bash, zsh and fish: of commands and options, and of overrides, KEY=VALUE.
+
+It reads conf/ as text and imports nothing heavy, since a shell calls it at each TAB.
+"""
+
+import os
+
+import typer
+from click.shell_completion import CompletionItem, add_completion_class, split_arg_string
+from typer import _completion_shared
+from typer._completion_classes import BashComplete, ZshComplete
+
+from fed_dpsd.cli import choices
+
+# Neither shell may add a blank after `rounds=` or `privacy.`.
+BASH = """
+%(complete_func)s() {
+    local IFS=$'\\n'
+    COMPREPLY=( $( env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \\
+                   %(autocomplete_var)s=complete_bash "$1" ) )
+    if [[ "${COMPREPLY[0]}" == *[=.] ]]; then
+        compopt -o nospace 2>/dev/null
+    fi
+}
+
+complete -o default -F %(complete_func)s %(prog_name)s
+"""
+ZSH = """
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a lines begun whole
+    lines=("${(@f)$(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" \\
+                    %(autocomplete_var)s=complete_zsh %(prog_name)s)}")
+    if [[ -z "$lines" ]]; then
+        compset -P '*='
+        _files
+        return
+    fi
+    begun=(${(M)lines:#[^:]#[=.]:*})
+    whole=(${lines:#[^:]#[=.]:*})
+    (( $#begun )) && _describe -V key begun -S ''
+    (( $#whole )) && _describe -V choice whole
+}
+
+compdef %(complete_func)s %(prog_name)s
+"""
+
+
+class Bash(BashComplete):
+    """Bash, which splits words at each = unless COMP_WORDBREAKS is told otherwise."""
+
+    source_template = BASH
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the cursor, joined at =, and the one that it is in."""
+        number = int(os.environ["COMP_CWORD"])
+        words = split_arg_string(os.environ["COMP_WORDS"])[1 : number + 1]
+        words += [""] * (number - len(words))
+        joined: list[str] = []
+        for position, word in enumerate(words):
+            before = words[position - 1] if position else ""
+            if joined and (word == "=" or (before == "=" and word)):
+                joined[-1] += word
+            else:
+                joined.append(word)
+        self._split = bool(words) and "=" in (words[-1], *words[-2:-1]) and words[-1] != ""
+        *args, incomplete = joined or [""]
+        return args, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return what bash puts in the place of the word that it sees."""
+        return str(item.value).rpartition("=")[2] if self._split else str(item.value)
+
+
+class Zsh(ZshComplete):
+    """Zsh, which shows a line on each choice."""
+
+    source_template = ZSH
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return a line for zsh's _describe."""
+        value = str(item.value).replace(":", "\\:")
+        return f"{value}:{item.help or item.value}"
+
+    def complete(self) -> str:
+        """Return a line for each completion; none where files are meant."""
+        return "\n".join(
+            map(self.format_completion, self.get_completions(*self.get_completion_args()))
+        )
+
+
+def switch_on() -> None:
+    """Have the shells' protocols answered by the classes above, and their scripts printed."""
+    add_completion_class(Bash, "bash")
+    add_completion_class(Zsh, "zsh")
+    _completion_shared._completion_scripts.update(bash=BASH, zsh=ZSH)
+
+
+def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Return the completions of an override, each with a line on it.
+
+    A group or a key ends with "=", a section of keys with ".". After a comma, as in a sweep, the
+    next value is completed.
+    """
+    typed = dict(word.split("=", 1) for word in ctx.params.get("overrides") or () if "=" in word)
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        done, comma, _ = value.rpartition(",")
+        before = f"{key}={done}{comma}"
+        return [(before + choice, line) for choice, line in _values(key, typed).items()]
+    return list(_names(key, typed).items())
+
+
+def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
+    """Return the values that are known of a group or key."""
+    group = name.partition("@")[0]
+    if group in choices.groups():
+        return choices.choices(group)
+    meant = "model.teacher" if name == "model.student" else name
+    named = {key.name: key for key in choices.all_keys(typed)}
+    return dict.fromkeys(choices.alternatives(named[meant]), "") if meant in named else {}
+
+
+def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
+    """Return groups, keys and sections of keys; of a section only if its name is written out."""
+    section = begun[: begun.rfind(".") + 1]
+    names = (
+        {}
+        if section
+        else {f"{group}=": f"see fed-dpsd list: {group}" for group in choices.groups()}
+    )
+    for key in choices.all_keys(typed):
+        if key.name.startswith(section):
+            first, dot, _ = key.name[len(section) :].partition(".")
+            if dot:
+                names.setdefault(f"{section}{first}.", f"keys of {section}{first}")
+            else:
+                names[f"{key.name}="] = f"{key.value} {key.meaning}".strip()
+    return names

@@ -67,7 +67,7 @@ def _show_keys(overrides: list[str]) -> None:
     """Print each key of the run that overrides mean, its value there, and what it means."""
     typed = dict(override.split("=", 1) for override in overrides if "=" in override)
     if overrides:
-        from fed_dpsd.config import compose
+        from fed_dpsd.overrides import compose
 
         compose(overrides)  # names what is wrong with them
     for key in choices.all_keys(typed):

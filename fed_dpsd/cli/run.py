@@ -87,12 +87,17 @@ def _finish(job: "Job") -> None:
             print(job.folder, flush=True)
 
 
-def doctor() -> None:
-    """Check this machine for a run, and print the remedy of each problem."""
-    from fed_dpsd.simulation.doctor import examine
+def doctor(overrides: Overrides = None) -> None:
+    """Check this machine, and what a run with these settings needs, with a remedy for each problem.
 
+    The run's data is read; nothing is trained or charged.
+    """
+    from fed_dpsd import api
+    from fed_dpsd.simulation.doctor import examine, examine_run
+
+    experiment = api.composed(overrides or ())
     table = Table("check", "state", "remedy")
-    checks = examine()
+    checks = [*examine(), *examine_run(experiment)]
     for check in checks:
         table.add_row(check.name, ("ok: " if check.good else "BAD: ") + check.state, check.remedy)
     Console(highlight=False).print(table)

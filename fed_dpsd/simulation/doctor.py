@@ -1,20 +1,26 @@
 """Checks of a machine before a run, each with its remedy."""
 
 import importlib
+import math
 import os
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import psutil
+import torch
 
+from fed_dpsd.client.device import PROCESSOR_BYTES
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import from_overrides
-from fed_dpsd.models.devices import Device, gpus
+from fed_dpsd.experiment import Experiment, from_overrides, partitions
+from fed_dpsd.models.classifiers import CLASSIFIERS
+from fed_dpsd.models.devices import Device, gib, gpus
+from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.simulation.placement import place
+from fed_dpsd.simulation.ready import cautions, placed, require_writable
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
@@ -39,6 +45,73 @@ def examine() -> list[Check]:
         *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
         *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
     ]
+
+
+def examine_run(experiment: Experiment) -> list[Check]:
+    """Return what a run needs of this machine: its data is read, nothing is trained or charged."""
+    config, data = experiment.config, _checked("data", lambda: _data(experiment))
+    return [
+        data,
+        _checked("devices", lambda: str(placed(experiment, 1)) or "the processor"),
+        _checked("budget", lambda: "; ".join(cautions(experiment)) or "admits the whole plan"),
+        *(_room(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
+        *([_memory(experiment)] if data.good else []),
+    ]
+
+
+def _checked(name: str, found: Callable[[], str]) -> Check:
+    """Return the check of what is found, or of the error that names its remedy."""
+    try:
+        return Check(name, True, found())
+    except UserError as error:
+        return Check(name, False, "not as this run needs it", " ".join(str(error).split()))
+
+
+def _data(experiment: Experiment) -> str:
+    parts, config = partitions(experiment), experiment.config
+    sizes = sorted(map(len, parts))
+    return (
+        f"{config.data.name}: {sum(sizes):,} records, {sizes[0]:,} to {sizes[-1]:,} at each of "
+        f"{len(sizes):,} clients"
+    )
+
+
+def _room(key: str, folder: Path, experiment: Experiment) -> Check:
+    """Check that a folder can be written, and that the teachers' files fit where they are kept."""
+    try:
+        require_writable(key, folder)
+    except UserError as error:
+        return Check(key, False, str(folder), str(error))
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = psutil.disk_usage(str(there)).free
+    needed = _bytes_of_teachers(experiment) if key == "cache" else 0
+    state = f"{folder} is writable, {gib(free)} GiB free"
+    state += f"; teachers take {gib(needed)}" if needed else ""
+    return Check(key, needed < free, state, "" if needed < free else f"free some, or give {key}=")
+
+
+def _memory(experiment: Experiment) -> Check:
+    """Check that records and teachers fit the free memory; what a round needs comes beside them."""
+    pixels = math.prod(experiment.config.data.shape)
+    needed = sum(map(len, partitions(experiment))) * pixels
+    needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
+    free = psutil.virtual_memory().available
+    state = f"{gib(free)} GiB free; records and teachers take {gib(needed)}"
+    return Check("memory", needed < free, state, "" if needed < free else "end other programs")
+
+
+def _bytes_of_teachers(experiment: Experiment) -> int:
+    config = experiment.config
+    with torch.device("meta"):
+        sizes = [
+            weight_bytes(
+                CLASSIFIERS[config.architecture(client)](
+                    config.data.shape, config.data.num_classes, config.model.teacher_width
+                )
+            )
+            for client in range(min(config.num_clients, len(config.model.teachers) or 1))
+        ]
+    return config.num_clients * config.teachers_per_client * max(sizes)
 
 
 def _flower() -> Check:

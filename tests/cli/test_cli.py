@@ -116,6 +116,24 @@ def test_doctor_finds_nothing_wrong_here_and_a_wrong_version(fed_dpsd, monkeypat
 GIB = 2**30
 
 
+def test_doctor_examines_what_a_command_needs(fed_dpsd, tmp_path):
+    code, out, _ = fed_dpsd("doctor", *SMALL)
+    text = "\n".join(out)
+    assert code == 0
+    assert "digits: 1,437 records" in text
+    assert "admits the whole plan" in text
+    code, out, err = fed_dpsd(
+        "doctor", "cache=/proc/nowhere", "privacy.budget=0.5", "num_clients=900"
+    )
+    text = " ".join("\n".join(out).replace("│", " ").split())
+    assert code == 1
+    assert "works here" in text
+    assert "privacy.budget=0.5 is less than" in text
+    assert "not writable" in text
+    assert text.count("BAD") == 3
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("free", "said", "good"),
     [

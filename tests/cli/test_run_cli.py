@@ -9,8 +9,8 @@ import time
 import pytest
 
 from fed_dpsd import api, cli
-from fed_dpsd.config import compose
 from fed_dpsd.errors import UserError
+from fed_dpsd.overrides import compose
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents

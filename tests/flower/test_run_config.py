@@ -5,11 +5,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fed_dpsd.config import compose
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.flower.run_config import FLAT_KEYS, _quoted, from_run_config
 from fed_dpsd.flower.server import RunFailed, serve
+from fed_dpsd.overrides import compose
 
 NOT_GIVEN = dict.fromkeys((*FLAT_KEYS, "overrides", "resume"), "")
 

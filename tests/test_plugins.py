@@ -10,7 +10,8 @@ from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.hospital import NotAllowed
 from fed_dpsd.client.teachers import Teachers
-from fed_dpsd.config import compose, to_json
+from fed_dpsd.config import to_json
+from fed_dpsd.overrides import compose
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, set_up
 from fed_dpsd.flower.grid import GridFederation

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fed_dpsd.config import compose, split_overrides
+from fed_dpsd.overrides import compose, split_overrides
 from fed_dpsd.errors import ConfigError
 
 _KINDS = {int: "an integer", float: "a number"}

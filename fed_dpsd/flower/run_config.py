@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fed_dpsd.overrides import compose, split_overrides
 from fed_dpsd.errors import ConfigError
+from fed_dpsd.overrides import compose, split_overrides
 
 _KINDS = {int: "an integer", float: "a number"}
 

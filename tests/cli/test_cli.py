@@ -20,7 +20,7 @@ RESULT = (
 
 
 def test_run_prints_the_folder_last_and_the_result_before(fed_dpsd, tmp_path):
-    code, out, _ = fed_dpsd("run", *SMALL)
+    code, out, err = fed_dpsd("run", *SMALL)
     assert code == 0
     (folder,) = out
     assert folder.startswith(f"{tmp_path}/runs/")
@@ -44,7 +44,7 @@ def test_no_command_answers_in_the_place_of_hospitals(fed_dpsd, tmp_path):
 
 def test_resume_goes_on_in_the_same_folder(fed_dpsd):
     _, (folder,), _ = fed_dpsd("run", *SMALL)
-    code, out, _ = fed_dpsd("resume", folder)
+    code, out, err = fed_dpsd("resume", folder)
     assert (code, out) == (0, [folder])
     assert "student" in err
 
@@ -56,7 +56,7 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
         raise RuntimeError("something\nunforeseen")
 
     monkeypatch.setattr(api, "run_rounds", broken)
-    code, out, _ = fed_dpsd("run", *SMALL)
+    code, out, err = fed_dpsd("run", *SMALL)
     assert code == 1
     assert out[-1].startswith(f"{tmp_path}/runs/")
     assert "error: RuntimeError: something unforeseen (traceback: " in err
@@ -157,7 +157,7 @@ def test_doctor_says_what_five_clients_get_of_a_gpu(free, said, good):
 def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_folder(fed_dpsd, tmp_path, key, engine):
     given = [setting for setting in SMALL if not setting.startswith("device=")]
     others = () if key == "device" else ("device=cpu",)
-    code, out, _ = fed_dpsd("run", *given, *others, f"{key}=cuda", "--engine", engine)
+    code, out, err = fed_dpsd("run", *given, *others, f"{key}=cuda", "--engine", engine)
     assert (code, out) == (1, [])
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
     assert f"{key}=cuda: this machine has no usable GPU; use {key}=auto or cpu" in line
@@ -169,12 +169,12 @@ def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_folder(fed_dpsd, tmp_
 
 def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     tiny = (*SMALL, "rounds=2", "method.final_student_steps=1", "training=plain", "answers=label")
-    code, out, _ = fed_dpsd("sweep", *tiny, "num_clients=2,3", "--out", "grid")
+    code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2,3", "--out", "grid")
     assert (code, out) == (0, [f"{tmp_path}/grid/results.csv"])
     assert "setting up 2/2: num_clients=3" in err
     assert "round 2/2 · student" in err
     table = tmp_path / "mine.csv"
-    code, out, _ = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
+    code, out, err = fed_dpsd("sweep", *tiny, "num_clients=2", "--out", "grid", "--csv", str(table))
     assert (code, out) == (0, [str(table)])
     assert "finished already: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
@@ -200,7 +200,7 @@ def test_a_sweep_says_how_long_its_other_cells_take(fed_dpsd, monkeypatch):
 
 
 def test_a_cell_that_cannot_run_is_one_error_before_any_other_runs(fed_dpsd, tmp_path):
-    code, out, _ = fed_dpsd("sweep", *SMALL, "num_clients=2,900", "seed=0,1", "--out", "grid")
+    code, out, err = fed_dpsd("sweep", *SMALL, "num_clients=2,900", "seed=0,1", "--out", "grid")
     assert (code, out) == (1, [])
     (line,) = (line for line in err.splitlines() if line.startswith("error: "))
     assert "num_clients=900: partition=dirichlet cannot give every client enough" in line

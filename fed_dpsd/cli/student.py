@@ -35,7 +35,8 @@ def export(
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(help="File that `fed-dpsd export` wrote.", metavar="MODEL")
+        Path,
+        typer.Argument(help="File that `fed-dpsd export` wrote, .safetensors.", metavar="MODEL"),
     ],
     paths: Annotated[
         list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")

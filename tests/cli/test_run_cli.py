@@ -10,7 +10,7 @@ import pytest
 
 from fed_dpsd import api, cli
 from fed_dpsd.errors import UserError
-from fed_dpsd.overrides import compose
+from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents
@@ -88,7 +88,7 @@ def test_a_run_that_another_process_has_is_left_to_it(fed_dpsd, tmp_path):
         sys.argv = ["fed-dpsd", "resume", str(folder)]
         cli.main()
 
-    experiment = api.set_up(compose([*SMALL, f"run_folder={tmp_path}/held"]), tmp_path)
+    experiment = from_overrides([*SMALL, f"run_folder={tmp_path}/held"], tmp_path)
     folder = new_run_folder(experiment)
     held = LocalFederation(experiment, folder)
     assert finished(fork(resume, tmp_path / "log")) == 1

@@ -31,7 +31,7 @@ UNEXPECTED = 3  # exit code of an audit with an unexpected outcome
 def plan(
     overrides: Overrides = None, as_json: AsJson = False, show_config: ShowConfig = False
 ) -> None:
-    """Print what a run would cost in privacy, and about how long it takes; nothing is spent."""
+    """Print what a run would cost in privacy; nothing is spent."""
     from fed_dpsd import api
 
     if show_config:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from fed_dpsd.plugins import files_of
 from fed_dpsd.storage import conf_folder
 
 
@@ -16,7 +17,7 @@ def groups() -> list[str]:
 
 def choices_of(group: str) -> list[str]:
     """Return the names of a group's files."""
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+    return list(files_of(group))
 
 
 def unknown_choice(group: str, name: str) -> str:
@@ -67,7 +68,7 @@ def homes(key: str) -> str:
 
 def _keys_of(group: str, name: str) -> set[str]:
     """Return the keys of a group that one of its files sets, and those that it builds on."""
-    text = (conf_folder() / group / f"{name}.yaml").read_text()
+    text = files_of(group)[name].read_text()
     content = yaml.safe_load(text)
     own = content.get(group, {}) if text.startswith("# @package _global_") else content
     keys = {key for key in own if key != "defaults"}

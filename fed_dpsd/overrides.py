@@ -9,7 +9,7 @@ import re
 import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hydra
@@ -29,6 +29,7 @@ from fed_dpsd.keys import (
     unknown_choice,
     unknown_key,
 )
+from fed_dpsd.plugins import Plugin, conf_folders, find, named_in, searching
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
@@ -44,17 +45,20 @@ class Composition:
         sources: the key that another key takes its value from, such as "teacher.seed": "seed".
         problems: a line on each override that was left out.
         chosen: the overrides that choose files of conf/.
+        plugins: the plug-ins whose files may be chosen too.
     """
 
     values: dict[str, Any]
     sources: Mapping[str, str]
     problems: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    plugins: tuple[Plugin, ...] = ()
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
         """The values of the chosen files, with no other key typed."""
-        return _compose(self.chosen)[0]
+        with searching(self.plugins):
+            return _compose(self.chosen)[0]
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,16 @@ def choices(override: str) -> tuple[str, list[str]]:
 
 def read(overrides: Sequence[str]) -> Composition:
     """Compose conf/ with the overrides that can be used, and find what is wrong with all others."""
+    names, others = named_in(overrides)
+    plugins = find(names)
+    with searching(plugins):
+        composition = _read(others)
+    named = {"plugins": names} if names else {}
+    return replace(composition, values=composition.values | named, plugins=plugins)
+
+
+def _read(overrides: Sequence[str]) -> Composition:
+    """Compose our files, and those that are searched, as `read` does."""
     typed, problems, sure = _parse(overrides)
     chosen = [each.text for each in typed if each.chooses]
     try:
@@ -179,7 +193,9 @@ def _compose(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return all values of a composition, and the key that a key takes its value from."""
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        composed = hydra.compose("config", overrides=list(overrides))
+        places = [f'"file://{folder}"' for folder in conf_folders()[1:]]
+        searched = [f"hydra.searchpath=[{','.join(places)}]"] if places else []
+        composed = hydra.compose("config", overrides=[*overrides, *searched])
     values = OmegaConf.to_container(composed, resolve=True)
     raw = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
     return typing.cast(dict[str, Any], values), dict(_sources(raw))

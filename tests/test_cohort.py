@@ -124,7 +124,7 @@ def test_weights_of_some_clients_sum_to_1_for_each_class():
         ),
         (
             ("clients_per_round=1", "method=dense"),
-            r"DENSE asks all its clients; use clients_per_ro",
+            r"method=dense asks all its clients; use clients_per_ro",
         ),
         (
             (

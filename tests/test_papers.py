@@ -157,6 +157,8 @@ def grid_of(words, folder):
 def test_what_is_named_composes_and_plans(tmp_path, monkeypatch):
     """No data is read. On other data, an experiment's cells are those above with its `data`."""
     monkeypatch.setattr("fed_dpsd.experiment.calibrate", lambda spend, target, least, most: least)
+    (tmp_path / "teachers").mkdir()
+    (tmp_path / "teachers" / "alexnet.safetensors").touch()
     grids = {}
     for words in sorted({span for span in SPANS if "=" in span} | COMMANDS):
         named, *typed = words.split()

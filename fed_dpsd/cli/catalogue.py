@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fed_dpsd.cli import choices
+import fed_dpsd.cli.choices as choices
 from fed_dpsd.cli.completion import override
 from fed_dpsd.errors import UserError
 

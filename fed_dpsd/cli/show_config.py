@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-from fed_dpsd.cli import choices
+import fed_dpsd.cli.choices as choices
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment

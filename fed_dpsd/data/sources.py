@@ -231,7 +231,9 @@ def _read_folder(config: DataConfig, where: str, place: Path) -> Source:
             f"data.num_classes={config.num_classes}; give a folder for each class, or set "
             f"data.num_classes={len(there)}"
         )
-    if differ := sorted(set(classes) ^ set(there)):
+    splits = [place.parent / split for split in SPLITS] if place.name in SPLITS else []
+    named = [set(classes), set(there), *(set(_classes(s)) for s in splits if s.is_dir())]
+    if differ := sorted(set.union(*named) - set.intersection(*named)):
         raise UserError(
             f"{where}: train and test, and data.classes if given, must name the same classes; not "
             f"all of them have {some(differ)}: add or delete what differs"

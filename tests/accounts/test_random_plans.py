@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fed_dpsd.accounts.card import ledger_files, plan_of
 from fed_dpsd.accounts.entry import spent
 from fed_dpsd.accounts.reading import read
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.server.run import run
@@ -146,7 +146,7 @@ def test_clients_that_stop_early_hold_no_more_than_was_planned(
     experiment = small(*overrides, limit, f"out={tmp_path_factory.mktemp('runs')}")
     folder, plan = new_run_folder(experiment), plan_of(experiment)
     card = {}
-    with contextlib.suppress(ProtocolError):  # no client can pay for its first answer
+    with contextlib.suppress(UserError):  # no client can pay for its first answer
         card = claimed(live(experiment, folder, ends)["privacy"])
     by = "training" if "training" in plan.bases else "answers"
     for path in folder.glob("ledger/*.sqlite"):

@@ -121,7 +121,7 @@ def test_each_row_runs_with_each_number_of_clients():
     [
         ((), ["locl"], [], "--rows locl: 'locl' is not one of local, flower, fedavg, dense"),
         ((), ["local"], [0], "--clients 0 must be >= 1"),
-        (("rouds=2",), ["local"], [], "did you mean 'rounds'?"),
+        (("rouds=2",), ["local"], [], "did you mean rounds?"),
         (("num_clients=0",), ["dense"], [], "num_clients=0 must be >= 1"),
         (("federation=deployment",), ["local"], [], "hospitals"),
         (("num_clients=900",), ["local"], [], "works here"),

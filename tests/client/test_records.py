@@ -339,12 +339,18 @@ def test_a_table_is_text_in_utf8(tmp_path):
         read(files, SHAPE, 3)
 
 
-@pytest.mark.parametrize("images", [["a", "b", "c"], [1, 2, 3]])
-def test_parquet_holds_encoded_images(tmp_path, images):
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (["a", "b", "c"], r"3 images \(row 0: No such file"),
+        ([1, 2, 3], "row 0 has .* as image; it must be an encoded image"),
+    ],
+)
+def test_parquet_holds_encoded_images_or_paths(tmp_path, images, expected):
     files = parquet(tmp_path)
     columns = {"image": images, "label": ["well"] * 3, "patient": ["a", "b", "c"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "scans.parquet")
-    with pytest.raises(UserError, match="row 0 has .* as image; it must be an encoded image"):
+    with pytest.raises(UserError, match=expected):
         read(files, SHAPE, 3)
 
 

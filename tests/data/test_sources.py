@@ -199,7 +199,7 @@ def test_a_class_without_a_picture_in_a_table_is_an_error(tmp_path):
     ("override", "expected"),
     [
         ("data.label_column=label", "label_columns=.*: give one of the two"),
-        ("data.label_columns=[]", "label_column=None and label_columns=.*: give one of the two"),
+        ("data.label_columns=[]", "label_column=null and label_columns=.*: give one of the two"),
         ("data.num_classes=2", "label_columns=.* has 3 classes, but num_classes=2"),
     ],
 )

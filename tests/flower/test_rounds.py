@@ -215,7 +215,7 @@ def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path, seed):
 def test_a_bad_test_split_is_said_before_hospitals_are_waited_for(tmp_path, capsys):
     overrides = "federation=deployment data=folder data.shape=[1,8,8] data.num_classes=10"
     config = {"overrides": f"{overrides} data.path={tmp_path}", "out": f"{tmp_path}/runs"}
-    with pytest.raises(server.RunFailed, match=r"there is no test\.parquet"):
+    with pytest.raises(server.RunFailed, match="has no folder of a class"):
         server.serve(Hospitals([]), config, CLIENT_APP)
     assert "no node connected" not in capsys.readouterr().out
 

@@ -35,7 +35,7 @@ def test_every_flat_key_sets_its_key(key, tmp_path):
     values |= {"partition": "iid", "model": "cnn", "federation": "deployment"}
     values |= {"experiment": "ci", "device": "cpu"}
     values |= dict.fromkeys(("data_path", "out", "cache", "ledger"), str(tmp_path))
-    value = values.get(key, 1 if FLAT_KEYS[key].kind is int else 0.25)
+    value = values.get(key, 2 if FLAT_KEYS[key].kind is int else 0.25)
     raw = from_run_config(NOT_GIVEN | {key: value})
     assert raw == compose([f"{FLAT_KEYS[key].override}={value}"])
     assert raw != compose([])

@@ -146,14 +146,14 @@ def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
         ("federation=deployment", "by a message's settings, which only a simulation does"),
         (
             "teacher.path=x.safetensors teacher.arch=cnn teachers_per_client=1",
-            "the baseline of DGD is trained here",
+            "the baseline of method=dgd is trained here",
         ),
-        ("method.baseline=null", "method.baseline._target_=None is not a class"),
+        ("method.baseline=null", "method.baseline._target_=null is not a class"),
         ("training=dp_sgd", "method=dgd needs another; use training=plain"),
         ("num_clients=2", "method=dgd has one client; use num_clients=1"),
         ("method.lines_fraction=1.5", "must be >= 0 and at most 1"),
         ("method.epsilon_1=0", "epsilon_1=0"),
-        ("method.baseline._target_=os.system", "method.baseline._target_='os.system' is not"),
+        ("method.baseline._target_=os.system", "method.baseline._target_=os.system is not"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_data_are_read(small, override, problem):

@@ -128,7 +128,7 @@ def test_what_the_generator_asks_the_teacher_are_answers_too(small, tmp_path, se
             "pretraining_steps=0 and generator_steps=0; give one of them >= 1",
         ),
         (["method.contrast=0"], "contrast=0.0 must be"),
-        (["num_clients=2"], "method DPDataFreeDistillation needs num_clients=1"),
+        (["num_clients=2"], "method=dp_dfd has one client; use num_clients=1"),
     ],
 )
 def test_bad_settings_are_named(small, overrides, message):

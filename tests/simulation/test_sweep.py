@@ -108,7 +108,16 @@ def test_a_key_hangs_on_every_setting_and_on_no_place(tmp_path):
         if key(config) == original:
             unchanged.append(".".join(path))
     assert sorted(unchanged) == sorted(
-        ["out", "cache", "run_folder", "ledger", "data.path", "data.classes", "teacher.path"]
+        [
+            "out",
+            "cache",
+            "run_folder",
+            "ledger",
+            "tracker",
+            "data.path",
+            "data.classes",
+            "teacher.path",
+        ]
     )
 
 

@@ -86,7 +86,7 @@ def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
     assert text.count("· ensemble") == 3
     note = "not reviewed: nothing is proven of what example==1.0 does"
     assert text.count(f", {note}") == 2  # of each plan
-    assert text.count(", not reviewed: example==1.0") == 3  # of each result
+    assert text.count(", not reviewed: example==1.0") == 6  # of each run's beginning and result
     assert text.count("example==1.0: plug-ins run with all rights of this process") == 1
     for folder in (project / "runs").iterdir():
         assert all(note in row["notes"] for row in read_summary(folder)["privacy"]["proven"])

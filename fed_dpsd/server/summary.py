@@ -134,7 +134,7 @@ def privacy_text(card: Mapping[str, Any], plugins: Sequence[str], word: str = "p
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
     trust = weakest((added.trust, replaced.trust))
-    unreviewed = f", not reviewed ({', '.join(plugins)})" if plugins else ""
+    unreviewed = f", not reviewed: {', '.join(plugins)}" if plugins else ""
     labels = []
     if card.get("label"):  # cards of former versions have none
         label = Epsilon.from_json(card["label"])

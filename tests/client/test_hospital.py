@@ -252,7 +252,7 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"delta": 1.0}, "delta=1.0 must be between 0 and 1"),
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
         ({"files": None}, "site.files=null: site.files stands for several keys"),
-        ({"files": "images"}, "site.files='images' must be a group of keys"),
+        ({"files": "images"}, "site.files=images: site.files stands for several keys"),
         ({"shape": [28, 28]}, r"shape=\[28, 28\] must be \[1 or 3, size, size\]"),
         ({"shape": [2, 8, 8]}, r"shape=\[2, 8, 8\] must be"),
         ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),

@@ -50,13 +50,13 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     lines = [
         f"# {group}={choice}: {_origin_of_choice(group, choice, typed)}"
         for group, choice in chosen.items()
-        if choice != "null"
+        if choice != "null" and group in choices.groups()
     ]
     target = experiment.config.privacy.target_epsilon
 
     def origin(name: str) -> str:
         within = [name[:end] for end, letter in enumerate(name) if letter == "."]
-        if any(part in typed for part in (name, *within)):
+        if name in typed or any(part in typed and part not in choices.groups() for part in within):
             return "typed"
         if name in ("client_device", "server_device") and "device" in typed:
             return "typed, as device"

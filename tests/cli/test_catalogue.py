@@ -162,3 +162,12 @@ def test_a_plan_imports_no_more_than_it_needs():
     assert {"torch", "dp_accounting", "hydra"} <= modules  # the control
     unneeded = {"matplotlib", "flwr", "ray", "opacus", "torchvision", "sklearn", "datasets"}
     assert unneeded.isdisjoint(modules)
+
+
+def test_what_a_chosen_file_sets_is_not_typed(fed_dpsd):
+    code, out, _ = fed_dpsd("run", "data=mnist", "rounds=3", "--show-config")
+    assert code == 0
+    assert "# data=mnist: typed" in out
+    assert "  name: mnist # data=mnist" in out
+    assert "rounds: 3 # typed" in out
+    assert not [line for line in out if line.startswith("# rounds=")]

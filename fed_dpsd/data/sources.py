@@ -231,7 +231,8 @@ def _read_folder(config: DataConfig, where: str, place: Path) -> Source:
             f"data.num_classes={config.num_classes}; give a folder for each class, or set "
             f"data.num_classes={len(there)}"
         )
-    splits = [place.parent / split for split in SPLITS] if place.name in SPLITS else []
+    root = Path(str(config.path))
+    splits = [root / split for split in SPLITS] if place != root else []
     named = [set(classes), set(there), *(set(_classes(s)) for s in splits if s.is_dir())]
     if differ := sorted(set.union(*named) - set.intersection(*named)):
         raise UserError(

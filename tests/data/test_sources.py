@@ -123,6 +123,17 @@ def test_a_folder_that_is_not_as_configured_is_an_error(tmp_path, change, expect
     assert not list((tmp_path / "cache").rglob("*.npy"))
 
 
+def test_a_folder_of_classes_may_be_named_as_a_split(tmp_path):
+    """The folder beside it is none of its splits, whatever it holds. The control is above."""
+    config = folders(tmp_path / "data", {"cat": [0, 10], "dog": [200, 250]})
+    (tmp_path / "data" / "test" / "cat").rename(tmp_path / "data" / "test" / "cow")
+    whole = replace(config, path=str(tmp_path / "data" / "train"))
+    loaded = datasets.load(whole, tmp_path / "cache")
+    assert len(loaded.train) + len(loaded.test) == 4
+    with pytest.raises(UserError, match="must name the same classes"):
+        datasets.load(config, tmp_path / "cache")
+
+
 def test_folders_without_images_or_with_patients_are_errors(tmp_path):
     config = folders(tmp_path / "data", {"cat": [], "dog": []})
     for split in ("train", "test"):

@@ -27,7 +27,7 @@ from fed_dpsd.server.summary import read_summary, result_line, round_text, write
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.simulation.local import LocalFederation
-from fed_dpsd.simulation.ready import cautions, check_simulated, placed, ready
+from fed_dpsd.simulation.ready import check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
 from fed_dpsd.simulation.sweep_grid import require_one_run
 
@@ -132,12 +132,14 @@ class Job:
         folder: the run folder; with Flower the server app makes it.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
+        warnings: what to say before a new run, a sentence each (see `ready.cautions`).
     """
 
     experiment: Experiment
     folder: Path
     work: Callable[[Progress], Mapping[str, Any]]
     completed: bool = False
+    warnings: Sequence[str] = ()
 
     def run(self, progress: Progress) -> Run:
         """Run the job; an unexpected error leaves its traceback in error.log of the run folder.
@@ -248,9 +250,10 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         raise UserError(f"nodes={nodes} must be >= 1")
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
-    placement = ready(experiment, overrides, 1 if engine == "local" else clients)
+    placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
     if engine == "local":
-        return local_job(experiment, new_run_folder(experiment))
+        job = local_job(experiment, new_run_folder(experiment))
+        return dataclasses.replace(job, warnings=warnings)
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
     absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
@@ -258,6 +261,7 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         experiment,
         folder,
         lambda progress: simulate(experiment, absolute, folder, clients, placement, progress),
+        warnings=warnings,
     )
 
 
@@ -347,7 +351,7 @@ def _shown(job: Job, progress: bool | Progress) -> Run:
         return job.run(lambda line: None)
     console = Console(stderr=True, highlight=False)
     announce(job, console)
-    for line in cautions(job.experiment):
+    for line in job.warnings:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
     return show(job, console)
 

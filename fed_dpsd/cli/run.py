@@ -35,7 +35,6 @@ def run(
     trained with DP-SGD, at epsilon 3 for a record that is added or removed.
     """
     from fed_dpsd import api
-    from fed_dpsd.simulation.ready import cautions
 
     if show_config:
         print_config(overrides or [])
@@ -43,7 +42,7 @@ def run(
     if nodes is not None and engine == "local":
         raise UserError(f"--nodes {nodes} goes with --engine flower; add that, or leave it out")
     job = api.new_job(tuple(overrides or ()), engine, nodes)
-    for line in cautions(job.experiment):
+    for line in job.warnings:
         say(f"warning: {line}")
     _finish(job)
 

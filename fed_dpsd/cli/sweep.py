@@ -24,14 +24,13 @@ def sweep(
     Values stand between commas, as in seed=0,1,2. The same command again skips what is finished.
     """
     from fed_dpsd.simulation import sweep as sweeps
-    from fed_dpsd.simulation.ready import cautions, ready
+    from fed_dpsd.simulation.ready import ready
 
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
     cells = sweeps.plan(overrides or [], folder, Path.cwd(), say)
-    sweeps.check(cells, ready)
-    begun = (cell.experiment for cell in cells if not cell.finished)
-    for line in dict.fromkeys(line for each in begun for line in cautions(each)):
+    checked = sweeps.check(cells, ready)
+    for line in dict.fromkeys(line for _, warnings in checked for line in warnings):
         say(f"warning: {line}")
     with shown(console):
         failed = sweeps.run(cells, _run_cell, path, say)

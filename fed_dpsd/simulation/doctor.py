@@ -11,16 +11,14 @@ from importlib import metadata
 from pathlib import Path
 
 import psutil
-import torch
 
 from fed_dpsd.client.device import PROCESSOR_BYTES
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
-from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.devices import Device, gib, gpus
 from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.simulation.placement import place
-from fed_dpsd.simulation.ready import cautions, placed, require_writable
+from fed_dpsd.simulation.placement import on_meta, place
+from fed_dpsd.simulation.ready import cautions, nearest, placed, require_writable
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"
@@ -52,7 +50,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
     config, data = experiment.config, _checked("data", lambda: _data(experiment))
     return [
         data,
-        _checked("devices", lambda: str(placed(experiment, 1)) or "the processor"),
+        _checked("devices", lambda: str(placed(experiment, 1))),
         _checked("budget", lambda: "; ".join(cautions(experiment)) or "admits the whole plan"),
         *(_room(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
         *([_memory(experiment)] if data.good else []),
@@ -82,8 +80,7 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
         require_writable(key, folder)
     except UserError as error:
         return Check(key, False, str(folder), str(error))
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = psutil.disk_usage(str(there)).free
+    free = psutil.disk_usage(str(nearest(folder))).free
     needed = _bytes_of_teachers(experiment) if key == "cache" else 0
     state = f"{folder} is writable, {gib(free)} GiB free"
     state += f"; teachers take {gib(needed)}" if needed else ""
@@ -101,17 +98,13 @@ def _memory(experiment: Experiment) -> Check:
 
 
 def _bytes_of_teachers(experiment: Experiment) -> int:
+    """Return the bytes of all clients' weights, as if each had the largest architecture."""
     config = experiment.config
-    with torch.device("meta"):
-        sizes = [
-            weight_bytes(
-                CLASSIFIERS[config.architecture(client)](
-                    config.data.shape, config.data.num_classes, config.model.teacher_width
-                )
-            )
-            for client in range(min(config.num_clients, len(config.model.teachers) or 1))
-        ]
-    return config.num_clients * config.teachers_per_client * max(sizes)
+    largest = max(
+        weight_bytes(on_meta(config, architecture, config.model.teacher_width))
+        for architecture in set(map(config.architecture, range(config.num_clients)))
+    )
+    return config.num_clients * config.teachers_per_client * largest
 
 
 def _flower() -> Check:

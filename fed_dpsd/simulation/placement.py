@@ -194,7 +194,7 @@ def _server_gpu(config: Config) -> str:
 def _need(experiment: Experiment, client: int) -> Need:
     """Measure a client's teachers by their passes on the meta device, which computes nothing."""
     config = experiment.config
-    teacher = _on_meta(config, config.architecture(client), config.model.teacher_width)
+    teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
     work = _answering(teacher, config)
     if learns_there(experiment.training):
         work = max(work, _learning(teacher, config))
@@ -208,11 +208,12 @@ def _server_need(config: Config) -> int:
     """
     model, work = config.model, 0
     if model.student not in FIXED:
-        work = _learning(_on_meta(config, model.student, model.student_width), config)
+        work = _learning(on_meta(config, model.student, model.student_width), config)
     return CONTEXT + SERVER + int(ROOM * work)
 
 
-def _on_meta(config: Config, architecture: str, width: int) -> Classifier:
+def on_meta(config: Config, architecture: str, width: int) -> Classifier:
+    """Return a classifier on the meta device, which has sizes and no numbers."""
     with torch.device("meta"):
         return CLASSIFIERS[architecture](config.data.shape, config.data.num_classes, width)
 

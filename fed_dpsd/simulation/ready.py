@@ -14,8 +14,13 @@ from fed_dpsd.simulation.placement import Placement, place
 from fed_dpsd.storage import app_folder
 
 
-def ready(experiment: Experiment, overrides: Sequence[str], nodes: int = 1) -> Placement:
-    """Check what a new run needs, before its folder is made, and place its clients.
+def ready(
+    experiment: Experiment, overrides: Sequence[str], nodes: int = 1
+) -> tuple[Placement, list[str]]:
+    """Check what a new run needs, before its folder is made; place its clients.
+
+    Returns:
+        The placement, and the `cautions`.
 
     Raises:
         UserError: its clients are hospitals, a device is not there, its budget is less than it
@@ -24,12 +29,12 @@ def ready(experiment: Experiment, overrides: Sequence[str], nodes: int = 1) -> P
     text = " ".join(overrides)
     check_simulated(experiment, f'overrides="{text}"')
     placement, config = placed(experiment, nodes), experiment.config
-    cautions(experiment)  # whose budget may be less than anything costs
+    warnings = cautions(experiment)
     require_writable("cache", Path(config.cache))
     if not config.run_folder:
         require_writable("out", Path(config.out))
     partitions(experiment)
-    return placement
+    return placement, warnings
 
 
 def cautions(experiment: Experiment) -> list[str]:
@@ -50,7 +55,7 @@ def require_writable(key: str, folder: Path) -> None:
     Raises:
         UserError: it cannot.
     """
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    there = nearest(folder)
     try:
         if not there.is_dir():
             raise NotADirectoryError
@@ -58,6 +63,11 @@ def require_writable(key: str, folder: Path) -> None:
             pass
     except OSError:
         raise UserError(f"{key}={folder} is not writable; choose another folder") from None
+
+
+def nearest(folder: Path) -> Path:
+    """Return a folder, or what exists nearest above it."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def placed(experiment: Experiment, nodes: int) -> Placement:

@@ -139,8 +139,8 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
     return list(cells.values())
 
 
-def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> None:
-    """Check what each unfinished cell needs, before any of them runs.
+def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
+    """Check what each unfinished cell needs, before any of them runs; return what `ready` did.
 
     Args:
         cells: the cells of one `plan`.
@@ -150,14 +150,17 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
         ConfigError: every problem of every cell.
     """
     problems: dict[str, list[str]] = {}
+    found = []
     for cell in cells:
         if cell.finished:
             continue
+        overrides = [f"{key}={value}" for key, value in cell.overrides.items()]
         try:
-            ready(cell.experiment, [f"{key}={value}" for key, value in cell.overrides.items()])
+            found.append(ready(cell.experiment, overrides))
         except UserError as error:
             problems.setdefault(str(error), []).append(cell.name)
     _raise_once(problems, len(cells))
+    return found
 
 
 def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:

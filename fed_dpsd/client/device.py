@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -79,12 +78,9 @@ class Held:
         """Note that an owner's teachers, of `size` bytes, are used; drop older ones beyond it."""
         self._sizes.pop(owner, None)
         held = sum(self._sizes.values()) + size
-        others: Sequence[Owner] = list(self._sizes)
-        for other in others:
-            if held <= self._limit:
-                break
-            held -= self._sizes.pop(other)
-            other.drop()
+        while held > self._limit and (oldest := next(iter(self._sizes), None)) is not None:
+            held -= self._sizes.pop(oldest)
+            oldest.drop()
         self._sizes[owner] = size
 
 

@@ -1,8 +1,11 @@
 """Errors that a person can mend, and those of a peer; each is told in one line."""
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class UserError(Exception):
@@ -36,12 +39,17 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a file cannot be read or written, as the middle of a sentence."""
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
+
+
 def shown(value: Any) -> str:
-    """Return a value as it is typed: null, true, [1, 2]."""
+    """Return a value as it is typed: null, true, [1, 2]; text in quotes if it reads as a number."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(shown, value))}]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
-    return str(value)
+    return repr(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else str(value)

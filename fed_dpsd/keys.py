@@ -1,7 +1,7 @@
 """Choices and keys of conf/, read from its files; what to use in place of one that is unknown."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -78,6 +78,15 @@ def _keys_of(group: str, name: str) -> set[str]:
         elif isinstance(entry, dict):  # a choice that only this file has, or one that it makes
             keys |= {key.lstrip("/") for key in entry if key.startswith("/")}
     return keys
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of every key that is no group of keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:

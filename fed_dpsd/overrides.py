@@ -26,6 +26,7 @@ from fed_dpsd.keys import (
     flat_keys,
     groups,
     homes,
+    leaves,
     unknown_choice,
     unknown_key,
 )
@@ -201,12 +202,10 @@ def _compose(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
     return typing.cast(dict[str, Any], values), dict(_sources(raw))
 
 
-def _sources(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _sources(value, f"{prefix}{key}.")
-        elif isinstance(value, str) and (source := re.fullmatch(r"\$\{([\w.]+)\}", value)):
-            yield f"{prefix}{key}", source[1]
+def _sources(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in leaves(tree):
+        if isinstance(value, str) and (source := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+            yield key, source[1]
 
 
 def _without(values: Mapping[str, Any]) -> dict[str, Any]:

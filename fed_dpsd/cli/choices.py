@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fed_dpsd.plugins import files_of
 from fed_dpsd.storage import conf_folder
 
 _KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
@@ -41,8 +42,7 @@ def groups() -> dict[str, str]:
 
 def choices(group: str) -> dict[str, str]:
     """Return the choices of a group by name, each with a sentence on it."""
-    files = sorted((conf_folder() / group).glob("*.yaml"))
-    return {file.stem: _comments(file)[0] for file in files}
+    return {name: _comments(file)[0] for name, file in files_of(group).items()}
 
 
 def chosen(typed: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +66,7 @@ def chosen(typed: Mapping[str, str]) -> dict[str, str]:
     known = groups()
     for group in reversed(known):
         choice = found.get(group, known[group])
-        if choice in choices(group):
+        if choice in files_of(group):
             visit(group, choice)
     return known | found
 
@@ -78,7 +78,7 @@ def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
     for key in _of_file(MAIN, "", choice_of):
         found[key.name] = key
     for group, choice in choice_of.items():
-        if "@" in group or choice not in choices(group):
+        if "@" in group or choice not in files_of(group):
             continue
         for key in _of_file(f"{group}/{choice}", group, choice_of):
             known = found.get(key.name)

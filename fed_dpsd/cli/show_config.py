@@ -45,18 +45,18 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     """
     settled = json.loads(experiment.to_json())
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    chosen = choices.chosen(typed)
+    chosen, groups = choices.chosen(typed), choices.groups()
     known = {key.name: key for key in choices.all_keys(typed)}
     lines = [
         f"# {group}={choice}: {_origin_of_choice(group, choice, typed)}"
         for group, choice in chosen.items()
-        if choice != "null" and group in choices.groups()
+        if choice != "null" and group in groups
     ]
     target = experiment.config.privacy.target_epsilon
 
     def origin(name: str) -> str:
         within = [name[:end] for end, letter in enumerate(name) if letter == "."]
-        if name in typed or any(part in typed and part not in choices.groups() for part in within):
+        if name in typed or any(part in typed and part not in groups for part in within):
             return "typed"
         if name in ("client_device", "server_device") and "device" in typed:
             return "typed, as device"
@@ -72,7 +72,7 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
             return "default"
         if key.file != f"{group}/{chosen.get(group)}":
             return f"{key.file}.yaml, on which {group}={chosen.get(group)} builds"
-        return "default" if choices.groups()[group] == choice else f"{group}={choice}"
+        return "default" if groups[group] == choice else f"{group}={choice}"
 
     lines += _lines(settled, origin)
     return "\n".join(lines)

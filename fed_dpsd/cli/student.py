@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fed_dpsd.cli.console import say, say_failed
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
 
 AT_ONCE = 256  # images that are classified together
 
@@ -56,7 +56,7 @@ def predict(
     import numpy as np
 
     from fed_dpsd.api import load_student
-    from fed_dpsd.data.images import open_image, reason_of, scaled
+    from fed_dpsd.data.images import open_image, scaled
 
     student = load_student(model)
     if about:

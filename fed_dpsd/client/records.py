@@ -15,10 +15,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.data.images import open_image, reason_of, scaled
+from fed_dpsd.data.images import open_image, scaled
 from fed_dpsd.data.sources import some, walk_classes
 from fed_dpsd.data.tables import read_csv
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
 
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.images import open_image, reason_of, scaled, to_pixels
+from fed_dpsd.data.images import open_image, scaled, to_pixels
 from fed_dpsd.data.sources import LAYOUT, Source, some
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
 from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360

@@ -42,11 +42,6 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def reason_of(error: Exception) -> str:
-    """Return why `open_image` failed, as the middle of a sentence."""
-    return " ".join((getattr(error, "strerror", None) or str(error)).split())
-
-
 def _converted(image: Image.Image, channels: int, inverted: bool = False) -> Image.Image:
     """Return an image as grey or RGB; 16 bits become 8.
 

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from fed_dpsd.config import DataConfig
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
 
 SUFFIXES = (".parquet", ".csv")  # the first that is there is read
 
@@ -29,9 +29,8 @@ def read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
             reader = csv.DictReader(file, restval="")
             return reader.fieldnames or (), list(reader)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{path} cannot be read as CSV in UTF-8 ({reason}); export it anew"
+            f"{path} cannot be read as CSV in UTF-8 ({reason_of(error)}); export it anew"
         ) from None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
 
 ACCURACIES = ("student", "weighted_ensemble", "ensemble", "client_best", "client_mean")
 SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
@@ -161,8 +161,9 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
             reader = csv.DictReader(file, restval="")
             rows, columns = list(reader), reader.fieldnames or ()
     except (OSError, ValueError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read ({reason}); give a sweep's table") from None
+        raise UserError(
+            f"{path} cannot be read ({reason_of(error)}); give a sweep's table"
+        ) from None
     for column in needed:
         if column not in columns:
             raise UserError(f"{path} has no column {column!r}; give a table of `fed-dpsd sweep`")

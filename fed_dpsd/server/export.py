@@ -21,7 +21,7 @@ from fed_dpsd.models import initialise, misfit, procedural, read_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
-from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line
 from fed_dpsd.storage import write_atomically
 from fed_dpsd.streams import Streams
@@ -207,7 +207,7 @@ def open_student(path: Path) -> Student:
 
 def _no_model(path: Path) -> str:
     """Return what a path is where it is no safetensors file, and what to do; "" otherwise."""
-    if (path / "config.yaml").is_file():
+    if is_run_folder(path):
         return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
     if path.is_dir():
         files = sorted(path.glob("*.safetensors"))

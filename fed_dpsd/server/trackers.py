@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.keys import leaves
 
 PROJECT = "fed-dpsd"
 MOST_AT_ONCE = 100  # settings that an MLflow server takes in one request
@@ -198,7 +199,7 @@ class Tracking:
 
 def settings_of(experiment: Experiment) -> Iterator[tuple[str, str | int | float | bool]]:
     """Yield the keys and values of a configuration that are set and name no place."""
-    for key, value in _leaves(json.loads(experiment.to_json())):
+    for key, value in leaves(json.loads(experiment.to_json())):
         text = value if isinstance(value, str) else json.dumps(value)
         if value not in (None, "", []) and os.sep not in text:
             yield key, text if isinstance(value, list) else value
@@ -230,11 +231,3 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.sweep import TABLE, Cell, write_tables
 
@@ -25,7 +25,7 @@ def table_of(path: Path, out: Path | None = None) -> Path:
         return path
     if not path.exists():
         raise UserError(f"{path} is not there; give {REPORTED}")
-    if (path / "config.yaml").is_file():
+    if is_run_folder(path):
         return _table_of_run(path, (out or path) / TABLE)
     if not (path / TABLE).is_file():
         raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")

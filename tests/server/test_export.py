@@ -112,7 +112,7 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
         (None, "it holds no network"),
         ({**NETWORK, "architecture": "os.system"}, "architecture='os.system' is not one of"),
         ({**NETWORK, "width": 0}, "a size that no network has"),
-        ({**NETWORK, "width": "4"}, "network.width=4 must be an integer"),
+        ({**NETWORK, "width": "4"}, "network.width='4' must be an integer"),
         ({**NETWORK, "width": 5}, "has shape"),
         ({**NETWORK, "more": 1}, "network.more=1 is not a key"),
     ],

@@ -1,4 +1,7 @@
-"""A simulation that joins a running Ray cluster: two nodes, both on this machine."""
+"""A simulation that joins a running Ray cluster: two nodes, both on this machine.
+
+It is what docs/scaling.md calls run.
+"""
 
 import contextlib
 import os

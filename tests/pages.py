@@ -1,0 +1,65 @@
+"""The commands and the Python that stand in README.md and below docs/."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TYPED = re.compile(r"^(?:    )?((?:fed-dpsd|flwr) .*)$", re.MULTILINE)
+_CODE = re.compile(r"# exit code (\d)")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a page that is typed.
+
+    Args:
+        line: the line as it stands, with its comment.
+    """
+
+    line: str
+
+    @property
+    def words(self):
+        return shlex.split(self.line, comments=True)
+
+    @property
+    def code(self):
+        """The exit code that the comment promises."""
+        found = _CODE.search(self.line)
+        return int(found[1]) if found else 0
+
+    @property
+    def said_not_to_run(self):
+        return "not run" in self.line.partition("#")[2]
+
+    def __str__(self):
+        return " ".join(self.words)
+
+
+def text_of(name):
+    return (ROOT / name).read_text()
+
+
+def names():
+    """README.md and every page of docs/."""
+    return ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
+
+
+def steps(text):
+    """The commands and the blocks of Python of a page, in its order, but for what is "Not run:"."""
+    for match in _BLOCK.finditer(text):
+        if text[: match.start()].endswith("ot run:\n\n"):
+            continue
+        if match[1] == "python":
+            yield match[2]
+        else:
+            joined = match[2].replace("\\\n", " ").splitlines()
+            yield from (Command(line) for line in joined if line and not line.startswith("#"))
+
+
+def commands(text):
+    """Every command of FedDPSD or Flower that is a line of a page."""
+    return [Command(line) for line in _TYPED.findall(text)]

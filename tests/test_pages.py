@@ -1,0 +1,147 @@
+"""Every command of the docs is run by a test, or its page says in words that it is not.
+
+The pages of HERE are run as they stand, in their order, in a folder with what `given` puts there,
+at a small size. A new page with commands is one of them unless it is named in ELSEWHERE. A comment
+"exit code 1" behind a command is checked, and "not run", with a reason, leaves one out.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from fed_dpsd import cli
+from fed_dpsd.simulation.sweep_grid import expand
+from tests import pages
+from tests.conftest import composed
+from tests.shapes import write_shapes
+
+# Pages with a test of their own, which is to name them.
+ELSEWHERE = {
+    "README.md": "tests/test_docs.py",
+    "docs/tutorial.md": "tests/test_tutorial.py",
+    "docs/extending.md": "tests/plugin.py",
+    "docs/scaling.md": "tests/simulation/test_ray_cluster.py",
+}
+# Commands that a slow test runs, since they start processes, or hosts, of their own.
+SLOW = {
+    "flwr run . --run-config num_clients=5 --stream": "tests/simulation/test_superlink.py",
+    "fed-dpsd rehearse num_clients=3": "tests/simulation/test_rehearsal.py",
+}
+NEITHER = re.compile(r"^No test runs the commands .{40,}", re.MULTILINE)
+RESULTS = [name for name in pages.names() if name.startswith("docs/results/")]
+HERE = [
+    name
+    for name in pages.names()
+    if name not in (*ELSEWHERE, *RESULTS)
+    and pages.commands(pages.text_of(name))
+    and not NEITHER.search(pages.text_of(name))
+]
+QUICK = (
+    *("rounds=2", "queries_per_round=64", "teacher.min_steps=20", "teacher.epochs=0"),
+    *("method.student_steps=5", "method.final_student_steps=10", "method.batch_size=32"),
+    *("model.teacher_width=4", "model.student_width=4", "model.generator_width=4"),
+    *("device=cpu", "threads_server=1"),
+)
+
+
+@pytest.fixture
+def given(tmp_path, monkeypatch):
+    """A folder with pictures, a table of them and a parquet file of each split."""
+    monkeypatch.chdir(tmp_path)
+    folder = write_shapes(tmp_path / "pictures", 90)
+    files = sorted(folder.rglob("*.*"))
+    lines = [
+        f"{file.relative_to(tmp_path)},{file.parent.name},p{number // 3}"
+        for number, file in enumerate(files)
+    ]
+    (tmp_path / "pictures.csv").write_text("\n".join(["file,kind,patient", *lines, ""]))
+    write_shapes(tmp_path / "new", 6, seed=1)
+    (tmp_path / "FOLDER").mkdir()
+    for split, chosen in (("train", files[::2]), ("test", files[1::2])):
+        rows = []
+        for file in chosen:
+            small = tmp_path / "small.png"
+            Image.open(file).convert("RGB").resize((32, 32)).save(small)
+            picture = {"bytes": small.read_bytes(), "path": None}
+            rows.append({"image": picture, "label": file.parent.name})
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, tmp_path / "FOLDER" / f"{split}.parquet")
+    return tmp_path
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """Run a line as it is typed; returns its exit code and what it said."""
+
+    def typed(words):
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        captured = capsys.readouterr()
+        return done.value.code or 0, captured.out + captured.err
+
+    return typed
+
+
+def small(words):
+    """A command with the settings of a small run that it has keys for and does not set itself."""
+    if words[1] not in ("run", "sweep"):
+        return words
+    given = {word.partition("=")[0] for word in words}
+    choices = [w for w in words[2:] if re.match(r"(method|experiment)=", w)]
+    keys = composed(*choices)["method"]
+    quick = [
+        setting
+        for setting in QUICK
+        for key in [setting.partition("=")[0]]
+        if key not in given and (not key.startswith("method.") or key[7:] in keys)
+    ]
+    return [*words[:2], *quick, *words[2:]]
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_every_command_of_a_page_runs(name, given, typed):
+    names = {}
+    for step in pages.steps(pages.text_of(name)):
+        if isinstance(step, str):
+            exec(compile(step, name, "exec"), names)
+        elif not step.said_not_to_run and str(step) not in SLOW:
+            code, said = typed(small(step.words))
+            assert code == step.code, f"{step.line}\n{said}"
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_a_page_that_runs_here_has_no_command_elsewhere_than_in_its_blocks(name):
+    text = pages.text_of(name)
+    shown = [step.line for step in pages.steps(text) if isinstance(step, pages.Command)]
+    assert [c.line for c in pages.commands(text) if c.line not in shown] == []
+    assert [line for line in shown if not line.startswith(("fed-dpsd ", *SLOW))] == []
+
+
+@pytest.mark.parametrize(("place", "test"), [*ELSEWHERE.items(), *SLOW.items()])
+def test_what_runs_elsewhere_is_named_there(place, test):
+    name = place.split()[1] if place in SLOW else Path(place).name
+    assert name in (pages.ROOT / test).read_text()
+
+
+def test_the_pages_of_results_say_that_no_test_runs_them():
+    assert NEITHER.search(pages.text_of("docs/results.md"))
+
+
+@pytest.mark.parametrize("name", [n for n in RESULTS if pages.commands(pages.text_of(n))])
+def test_the_commands_of_results_compose(name, given):
+    """No data is read; of a grid, its first cell and its last."""
+    for command in pages.commands(pages.text_of(name)):
+        verb, *settings = command.words[1:]
+        if verb not in ("run", "sweep"):
+            continue
+        settings = [word for word in settings if re.match(r"[\w.@]+=", word)]
+        settings = ["seed=0" if word == "seed=S" else word for word in settings]
+        cells = expand(settings)
+        for cell in {id(cell): cell for cell in (cells[0], cells[-1])}.values():
+            composed(*(f"{key}={value}" for key, value in cell.overrides.items()))

@@ -1,0 +1,76 @@
+"""docs/tutorial.ipynb: it runs, what it says of privacy is what it has kept, and it is small.
+
+`python -m tests.test_notebook` writes its outputs anew.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "docs" / "tutorial.ipynb"
+SAME = "the same anywhere"  # the tag of cells whose output does not depend on the machine
+
+
+def executed(folder):
+    """The notebook after a run in a folder of its own; an error in a cell is raised."""
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(NOTEBOOK, 4)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=600, resources=resources, record_timing=False).execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+    return notebook
+
+
+def text(cell):
+    """What a cell has printed or returned."""
+    found = [
+        out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell["outputs"]
+    ]
+    return "".join("".join(part) for part in found)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_it_runs_and_says_of_privacy_what_it_has_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    kept, found = code_cells(json.loads(NOTEBOOK.read_text())), code_cells(executed(tmp_path))
+    compared = [n for n, cell in enumerate(kept) if SAME in cell["metadata"].get("tags", ())]
+    assert len(compared) == 2
+    for number in compared:
+        assert text(found[number]) == text(kept[number])
+    assert "epsilon proven: 2.98" in text(found[compared[1]])
+
+
+def test_it_is_small_and_tells_nothing_of_the_machine_it_ran_on():
+    content = NOTEBOOK.read_text()
+    assert len(content) < 200_000
+    assert [word for word in ("/work", "/home", "/tmp", "stderr") if word in content] == []
+    cells = code_cells(json.loads(content))
+    assert all(cell["outputs"] for cell in cells if "import" not in cell["source"][0])
+    assert all(cell["execution_count"] is None for cell in cells)
+
+
+if __name__ == "__main__":
+    import nbformat
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FED_DPSD_HOME"] = f"{folder}/home"
+        os.environ["PYTHONPATH"] = str(ROOT)
+        notebook = executed(folder)
+    for cell in code_cells(notebook):
+        cell["execution_count"] = None
+        for output in cell["outputs"]:
+            if "execution_count" in output:
+                output["execution_count"] = None
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}
+    nbformat.write(notebook, NOTEBOOK)

@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test slow bundle
+.PHONY: help setup check format test slow docs bundle dist
 
 help: ## List what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: ## Install the package with its test tools
-	pip install -e '.[test]'
+	pip install -e '.[test,docs]'
 
 check: ## Lint, format and type checks
 	ruff check .
@@ -22,5 +22,12 @@ test: ## The test suite, in two processes
 slow: ## Flower simulations, kills, wheels: about ten minutes
 	pytest -m slow
 
+docs: ## The documentation site, in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+
 bundle: ## Build the Flower bundle
 	flwr build
+
+dist: ## Build the wheel and the source distribution, in dist/, and check their metadata
+	uv build --quiet
+	twine check --strict dist/*

@@ -1,0 +1,138 @@
+"""Pages of the reference: made of docstrings, of the comments in conf/, and of `--help`."""
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+from typer.main import get_command
+
+from fed_dpsd.cli import app, choices
+
+ROOT = Path(__file__).parents[2]
+API = {
+    "fed_dpsd.api": ["run", "resume", "plan", "load_student", "Run", "PlannedRun"],
+    "fed_dpsd.server.export": ["Student"],
+    "fed_dpsd.accounts.card": ["PrivacyCard"],
+    "fed_dpsd.privacy.mechanism": ["Epsilon"],
+    "fed_dpsd.errors": ["UserError", "ConfigError"],
+}
+CONTRACTS = [
+    *("fed_dpsd.methods.method", "fed_dpsd.privacy.mechanism", "fed_dpsd.privacy.training"),
+    *("fed_dpsd.privacy.accounting", "fed_dpsd.models.classifiers", "fed_dpsd.protocol"),
+]
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """Yield each page of the reference, and its text."""
+    yield "reference/api.md", _api()
+    yield "reference/contracts.md", _contracts()
+    yield "reference/configuration.md", _configuration()
+    yield "reference/commands.md", _commands()
+
+
+def _api() -> str:
+    names = [f"{module}.{name}" for module, found in API.items() for name in found]
+    return "\n\n".join(
+        [
+            "# Python",
+            "`import fed_dpsd` has `run`, `resume`, `plan`, `load_student`, `Run`, `PlannedRun` "
+            "and `UserError`. Heavy libraries are imported when one of them is first used.",
+            *(f"::: {name}\n    options:\n      heading_level: 2" for name in names),
+        ]
+    )
+
+
+def _contracts() -> str:
+    text = (
+        "# Contracts\n\nWhat methods, mechanisms and networks of a package of your own have to be. "
+        "[extending.md](../extending.md) has an example of each."
+    )
+    options = "    options:\n      heading_level: 2\n      show_root_full_path: true"
+    return "\n\n".join([text, *(f"::: {name}\n{options}" for name in CONTRACTS)])
+
+
+def _configuration() -> str:
+    """Return a page of every key, as `fed-dpsd list keys` finds them in the files of conf/."""
+    parts = [
+        "# Configuration",
+        "Each key is typed as `KEY=VALUE` behind a command. The tables are those of "
+        "`fed-dpsd list` and `fed-dpsd list keys`: the values and the comments in conf/.",
+        "## Keys of every run",
+        _keys(key for key in choices.all_keys() if key.file == choices.MAIN),
+    ]
+    for group, default in choices.groups().items():
+        chosen = "" if default == "null" else f" The default is `{default}`."
+        parts.append(f"## {group}\n\nOne is chosen by `{group}=NAME`.{chosen}")
+        listed = choices.choices(group)
+        parts.append(_table(("name", ""), ((f"`{n}`", _cell(text)) for n, text in listed.items())))
+        if group == "experiment":  # these set keys of the other groups
+            continue
+        for name in listed:
+            own = [k for k in choices.all_keys({group: name}) if k.file.startswith(f"{group}/")]
+            if own:
+                parts.append(f"### {group}={name}\n\n{_keys(own)}")
+    project = (ROOT / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[2]
+    flat = re.findall(r'^(\w+) = "" # (.+)$', project, re.MULTILINE)
+    parts += [
+        "## Keys of `flwr run --run-config`",
+        "Text stands in quotes there, numbers without.",
+        _table(("key", "meaning"), ((f"`{key}`", _cell(text)) for key, text in flat)),
+        "## A hospital's file",
+        "`fed-dpsd site init site.yaml` writes it.",
+        f"```yaml\n{(ROOT / 'conf' / 'site.yaml').read_text()}```",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _keys(keys: Iterable[choices.Key]) -> str:
+    rows = ((f"`{key.name}`", f"`{key.value}`", _cell(key.meaning)) for key in keys)
+    return _table(("key", "default", "meaning"), rows)
+
+
+def _commands() -> str:
+    """Return a page of every command, in the words of its --help."""
+    text = (
+        "# Commands\n\nThe words of `fed-dpsd COMMAND --help`. Data goes to stdout, and every word "
+        "for people to stderr."
+    )
+    root = get_command(app)
+    return "\n\n".join([text, *_command(root, click.Context(root, info_name="fed-dpsd"))]) + "\n"
+
+
+def _command(command: click.Command, context: click.Context) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            if below and not below.hidden:
+                yield from _command(below, click.Context(below, context, name))
+        return
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"## {context.command_path}"
+    yield f"```text\n{context.command_path} {usage}\n```"
+    yield _paragraphs(command.help or "")
+    records = (p.get_help_record(context) for p in command.get_params(context))
+    rows = [(f"`{name.strip()}`", _cell(text)) for name, text in filter(None, records)]
+    yield _table(("argument or option", ""), rows)
+    yield _paragraphs(command.epilog or "")
+
+
+def _paragraphs(text: str) -> str:
+    """Return a help text as Markdown, its examples as code."""
+    text = re.sub(r"^(Example|Or): (.+)$", r"\1: `\2`", text.strip(), flags=re.MULTILINE)
+    return re.sub(r"^Read on: (docs/)?(\w+)\.md$", _read_on, text, flags=re.MULTILINE)
+
+
+def _read_on(match: re.Match[str]) -> str:
+    page = "index" if match[2] == "README" else match[2]
+    return f"Read on: [{match[1] or ''}{match[2]}.md](../{page}.md)"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    plain = " ".join(text.split()).replace("\\[", "[")  # as rich's markup has it
+    return re.sub(r"([|<*])", r"\\\1", plain)

@@ -1,7 +1,14 @@
-"""What the Flower bundle carries, and that it asks Flower to install nothing."""
+"""What is published: the Flower bundle, the wheel and the source distribution.
 
+`python -m tests.test_packaging` writes their contents into docs/packaging.md.
+"""
+
+import os
 import re
 import subprocess
+import sys
+import tarfile
+import tempfile
 import tomllib
 import zipfile
 from io import BytesIO
@@ -12,8 +19,13 @@ from flwr.cli.build import build_fab_from_disk
 
 from fed_dpsd import __version__
 from fed_dpsd.flower.run_config import FLAT_KEYS
+from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation import superlink
+from tests.simulation.test_superlink import free_port
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "packaging.md"
+TABLE = re.compile(r"(<!-- contents -->\n).*?(<!-- end of contents -->)", re.DOTALL)
 SHIPPED = (".py", ".yaml", ".toml", ".md")
 NOT_SHIPPED = ("tests", "docs", "deploy", ".ci")
 
@@ -64,7 +76,188 @@ def test_flat_keys_are_declared_as_not_given_each_with_its_type():
         ]
 
 
+# --- what each file that is published holds ---
+
+NAMES = {
+    "wheel": f"fed_dpsd-{__version__}-py3-none-any.whl",
+    "sdist": f"fed_dpsd-{__version__}.tar.gz",
+    "bundle": "the Flower bundle (`.fab`)",
+}
+MOST_BYTES = {"wheel": 1_000_000, "sdist": 6_000_000, "bundle": 2_000_000}  # Flower takes 10 MB
+# Data, what runs and reports leave behind, and what is a secret.
+PRIVATE = re.compile(
+    r"(^|/)(runs|data/(?!\w+\.(py|yaml)$)|build|dist|site-packages|\.git|\.ci|\.venv|state|ledger"
+    r"|checkpoint|samples|asks|secret|node_key)(/|$)|\.(html|sqlite|jsonl|npz|parquet|safetensors"
+    r"|onnx|key|pem|crt|fab|whl|pyc|log)$"
+)
+
+
+def build(kind, folder):
+    """Build what is to be published, in this process; returns the file."""
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    if kind == "bundle":
+        path = folder / "bundle.fab"
+        path.write_bytes(build_fab_from_disk(ROOT))
+        return path
+    builder = WheelBuilder if kind == "wheel" else SdistBuilder
+    return Path(next(builder(str(ROOT)).build(directory=str(folder), versions=["standard"])))
+
+
+def held(path):
+    """The name and the size of each file inside, without the folder that all of an sdist is in."""
+    if path.name.endswith(".tar.gz"):
+        with tarfile.open(path) as file:
+            found = {m.name: m.size for m in file.getmembers() if m.isfile()}
+        return {name.partition("/")[2]: size for name, size in found.items()}
+    with zipfile.ZipFile(path) as file:
+        return {info.filename: info.file_size for info in file.infolist() if not info.is_dir()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dist")
+    return {kind: build(kind, folder) for kind in NAMES}
+
+
+def part_of(name):
+    """The folder that a file is counted under."""
+    first, *rest = name.split("/")
+    if first == "fed_dpsd" and rest[0] == "_app":
+        return f"fed_dpsd/_app/{rest[1]}" if len(rest) > 2 else "fed_dpsd/_app"
+    if first.endswith(".dist-info"):
+        return "dist-info"
+    return first if rest else "files beside"
+
+
+def table(files):
+    """The rows of docs/packaging.md: how many bytes in which folders of which file."""
+    lines = ["| file | bytes | holds |", "| --- | --- | --- |"]
+    for kind, path in files.items():
+        parts = ", ".join(f"`{part}`" for part in sorted(set(map(part_of, held(path)))))
+        lines.append(f"| {NAMES[kind]} | {round(path.stat().st_size, -4):,} | {parts} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_nothing_private_or_large_is_published(built, kind):
+    files = held(built[kind])
+    assert built[kind].stat().st_size < MOST_BYTES[kind]
+    assert max(files.values()) < 1_000_000
+    made_up = "tests/accounts/ledger_format_1/"  # an old ledger, of no real records
+    assert [n for n in files if PRIVATE.search(n) and not n.startswith(made_up)] == []
+    if kind != "sdist":
+        assert [name for name in files if {"tests", "docs"} & set(name.split("/"))] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["runs/a/summary.json", "data/mnist/train.parquet", "docs/results/x.html", "state/secret"],
+)
+def test_what_is_private_would_be_noticed(name):
+    assert PRIVATE.search(name)
+
+
+def test_what_a_wheel_needs_is_in_it(built):
+    files = held(built["wheel"])
+    assert {"fed_dpsd/_app/conf/config.yaml", "fed_dpsd/_app/deploy/certificates.sh"} <= set(files)
+    assert {part_of(name).split("/")[0] for name in files} == {"fed_dpsd", "dist-info"}
+    (licence,) = [name for name in files if name.endswith(".dist-info/licenses/LICENSE")]
+    assert files[licence] == (ROOT / "LICENSE").stat().st_size
+
+
+def test_the_page_lists_what_is_published(built):
+    """Each folder, and the sizes to a quarter."""
+    kept, found = TABLE.search(PAGE.read_text())[0], table(built)
+    sizes = re.compile(r"\| ([\d,]+) \|")
+    assert sizes.sub("", kept).split("\n")[2:-2] == sizes.sub("", found).split("\n"), (
+        "write it anew: python -m tests.test_packaging"
+    )
+    for stated, size in zip(sizes.findall(kept), sizes.findall(found), strict=True):
+        assert int(stated.replace(",", "")) == pytest.approx(int(size.replace(",", "")), rel=0.25)
+
+
+def test_the_metadata_are_complete_and_the_readme_renders(built):
+    files = [str(built[kind]) for kind in ("wheel", "sdist")]
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith("METADATA")]
+        text = wheel.read(name).decode()
+    for field in (
+        "License-Expression: Apache-2.0",
+        "Requires-Python: >=3.11",
+        "Author: ",
+        "Summary: ",
+    ):
+        assert f"\n{field}" in text
+    assert text.count("\nClassifier: ") >= 5
+    assert {"test", "docs", "onnx"} <= set(
+        re.findall(r"^Provides-Extra: (\w+)$", text, re.MULTILINE)
+    )
+
+
+TINY = (
+    *("num_clients=2", "rounds=2", "queries_per_round=64", "training.steps=10"),
+    *("method.student_steps=5", "method.final_student_steps=10"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
+    """From the wheel, the source distribution, and the bundle as Flower unpacks it."""
+    uv, venv = [sys.executable, "-m", "uv"], tmp_path / "venv"
+    subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
+    what = ["-r", str(ROOT / "requirements.txt")] if kind == "bundle" else [str(built[kind])]
+    into = [*uv, "pip", "install", "-q", "--python", str(venv / "bin" / "python")]
+    subprocess.run([*into, *what], check=True)
+    marker = f"published-{tmp_path.name}"
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "FED_DPSD_HOME": str(tmp_path / "home"),
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": free_port(),
+        "FLWR_LOCAL_CONTROL_API_PORT": free_port(),
+        superlink.MARKER: marker,
+    }
+    (tmp_path / "empty").mkdir()
+
+    def call(*words):
+        done = subprocess.run(
+            words, cwd=tmp_path / "empty", env=own, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    if kind != "bundle":
+        folder = Path(call("fed-dpsd", "run", *TINY).splitlines()[-1])
+    else:
+        try:
+            call("flwr", "install", str(built[kind]))
+            (app,) = (tmp_path / "flwr" / "apps").iterdir()
+            config = f'num_clients=2 rounds=2 overrides="{" ".join(TINY[2:])}"'
+            call("flwr", "run", str(app), "--run-config", config, "--stream")
+        finally:
+            superlink.end_marked(marker)
+        (folder,) = (tmp_path / "home" / "runs").iterdir()
+    found = read_summary(folder)
+    assert (found["status"], found["method"], found["data"]) == ("completed", "fed_dpsd", "digits")
+
+
 def test_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == __version__
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        rows = table({kind: build(kind, Path(place)) for kind in NAMES})
+    PAGE.write_text(TABLE.sub(lambda m: f"{m[1]}\n{rows}\n\n{m[2]}", PAGE.read_text()))

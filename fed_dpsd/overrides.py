@@ -159,13 +159,12 @@ def _read(overrides: Sequence[str]) -> Composition:
 def split_overrides(text: str) -> list[str]:
     """Split a string of overrides at blanks outside Hydra's quotes and brackets, keeping both.
 
+    What follows a quote or bracket that is not closed is one override, which cannot be read.
+
     >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
     ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
     """
-    tokens, closed = _tokens(text)
-    if not closed:
-        raise ConfigError([f"overrides={text!r}: a quote or bracket is not closed"])
-    return tokens
+    return _tokens(text)[0]
 
 
 def _tokens(text: str) -> tuple[list[str], bool]:

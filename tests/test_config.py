@@ -231,6 +231,7 @@ def test_paths_start_from_the_users_directory(tmp_path, home):
         ("a='x y' b=2", ["a='x y'", "b=2"]),
         ('a="x \\" y" b=2', ['a="x \\" y"', "b=2"]),
         ("a=[1, 2] b={c: 3, d: (4, 5)}", ["a=[1, 2]", "b={c: 3, d: (4, 5)}"]),
+        ("a=1 b='2 c=3", ["a=1", "b='2 c=3"]),
     ],
 )
 def test_overrides_are_split_as_hydra_reads_them(text, tokens):

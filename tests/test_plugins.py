@@ -121,10 +121,9 @@ def test_without_plugins_the_configuration_is_that_of_former_versions(tmp_path):
 
 @pytest.mark.parametrize("typed", ["example", "example==1.0", "example,"])
 def test_plugins_are_a_flat_key_of_flower_too(example, typed):
-    raw = from_run_config({"plugins": typed, "method": "blend"})
-    (name,) = raw["plugins"]
-    assert name == typed.strip(",")
-    assert raw["method"]["_target_"] == "fed_dpsd_example.blend.Blend"
+    experiment = from_run_config({"plugins": typed, "method": "blend", "training": "plain"})
+    assert experiment.config.plugins == ("example==1.0",)
+    assert type(experiment.method).__module__ == "fed_dpsd_example.blend"
 
 
 # --- what a run records ---

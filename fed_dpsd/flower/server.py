@@ -8,9 +8,9 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import partitions, set_up, test_split
+from fed_dpsd.experiment import partitions, test_split
 from fed_dpsd.flower.grid import GridFederation
-from fed_dpsd.flower.run_config import from_run_config, given
+from fed_dpsd.flower.run_config import as_typed, from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
@@ -42,7 +42,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
             folder = _resumed(resumed, run_config)
             experiment = open_run_folder(folder)
         else:
-            experiment = set_up(from_run_config(run_config), base=None)
+            experiment = from_run_config(run_config)
         require_tracker(experiment.config.tracker)
         require_device("server_device", experiment.config.server_device, number_of_gpus())
         test_split(experiment)  # report bad data before there is a folder, or hospitals are awaited
@@ -51,8 +51,10 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         if not resumed:
             folder = new_run_folder(experiment)
     except UserError as error:
-        print(f"error: {error}", flush=True)
-        raise RunFailed(one_line(error)) from None
+        problems = as_typed(str(error), run_config).splitlines()
+        for problem in problems:
+            print(f"error: {problem}", flush=True)
+        raise RunFailed("; ".join(problems)) from None
     try:
         for line in opening(experiment, folder):
             print(line, flush=True)

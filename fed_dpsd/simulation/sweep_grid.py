@@ -11,6 +11,7 @@ from fed_dpsd.overrides import choices, declared_sweep
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
+OF_ONE_RUN = ("out", "run_folder")  # a sweep names the folders of its runs
 
 
 class Point(NamedTuple):
@@ -47,7 +48,7 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         typed.pop(key, None)  # a repeated key takes its last choices, and their place
         typed[key] = values
     for key in typed:
-        if key in ("out", "run_folder"):
+        if key in OF_ONE_RUN:
             raise ConfigError([f"{key}={typed[key][0]}: a sweep names its run folders; use --out"])
     experiments = typed.pop("experiment", [])
     grids = [
@@ -74,8 +75,10 @@ def require_one_run(overrides: Sequence[str]) -> None:
         return
     shared, separate = _declared(name)
     if separate or shared.keys() - typed.keys():
-        count = len(expand(overrides))
-        command = f"fed-dpsd sweep {shlex.join(overrides)}"
+        swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
+        count = len(expand(swept))
+        out = ["--out", typed["out"].strip("'\"")] if "out" in typed else []
+        command = f"fed-dpsd sweep {shlex.join([*swept, *out])}"
         raise ConfigError([f"experiment={name} is a grid of {_runs(count)}: {command}"])
 
 

@@ -232,6 +232,12 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
         ({"num_clients": 900}, 1, "num_clients=.* works here"),
         ({"overrides": "federation.node_timeout_seconds=0.1"}, 0, "no node connected"),
         ({"overrides": "device=cuda"}, 1, "server_device=cuda: this machine has no usable GPU"),
+        ({"seed": "x", "rounds": 0}, 1, "^seed=x must be an integer; rounds=0 must be >= 1"),
+        (
+            {"experiment": "table5"},
+            1,
+            "^experiment=table5 is a grid of [0-9]+ runs: fed-dpsd",
+        ),
     ],
 )
 def test_the_server_app_fails_with_one_line_and_no_traceback(

@@ -9,9 +9,8 @@ from fed_dpsd import keys, plugins
 from fed_dpsd import overrides as typed
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.flower.run_config import from_run_config
 from fed_dpsd.overrides import compose
-from fed_dpsd.simulation.sweep_grid import Point, expand, names
+from fed_dpsd.simulation.sweep_grid import Point, expand, names, require_one_run
 from fed_dpsd.storage import conf_folder
 from tests.simulation.test_sweep import plan
 
@@ -154,14 +153,28 @@ def test_each_of_several_experiments_brings_its_own_grid(experiments):
 
 def test_one_run_has_no_grid(experiments, tmp_path):
     experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
-    for raw in (
-        compose(["experiment=curve"]),
-        from_run_config({"overrides": "experiment=curve"}),
-    ):
-        assert "sweep" not in raw
-        experiment = set_up(raw, tmp_path)
-        assert experiment.config.seed == 3
-        assert "sweep" not in json.loads(experiment.to_json())
+    raw = compose(["experiment=curve"])
+    assert "sweep" not in raw
+    experiment = set_up(raw, tmp_path)
+    assert experiment.config.seed == 3
+    assert "sweep" not in json.loads(experiment.to_json())
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("experiment=curve", "experiment=curve"),
+        ("experiment=curve out=/x run_folder=/x/y", "experiment=curve --out /x"),
+    ],
+)
+def test_one_run_is_no_grid(experiments, typed, command):
+    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
+    with pytest.raises(ConfigError) as caught:
+        require_one_run(typed.split())
+    assert caught.value.problems == (
+        f"experiment=curve is a grid of 3 runs: fed-dpsd sweep {command}",
+    )
+    require_one_run([*typed.split(), "seed=4"])
 
 
 @pytest.mark.parametrize(

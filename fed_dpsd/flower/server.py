@@ -8,14 +8,14 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import partitions, test_split
+from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import as_typed, from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.server.summary import result_line, round_text, write_failure
+from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 
@@ -31,7 +31,8 @@ class RunFailed(Exception):
 def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
     """Run the experiment that `flwr run --run-config` asks for, and print its result.
 
-    With `resume`, go on with the run of that folder; no other key may be set then.
+    With `resume`, go on with the run of that folder; no other key may be set then. A completed run
+    stays as it is.
 
     Raises:
         RunFailed: the run failed. The error is the cause in one line, and Flower reports the run
@@ -41,6 +42,10 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
         if resumed := str(run_config.get("resume", "")):
             folder = _resumed(resumed, run_config)
             experiment = open_run_folder(folder)
+            if (summary := read_summary(folder)).get("status") == "completed":
+                print("already completed; nothing to do")
+                _print_result(experiment, summary, folder)
+                return
         else:
             experiment = from_run_config(run_config)
         require_tracker(experiment.config.tracker)
@@ -67,8 +72,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
             write_failure(experiment, folder, GridFederation.engine, error)
         print(f"error: {one_line(error)}\nrun folder: {folder}", flush=True)
         raise RunFailed(one_line(error)) from None
-    print(f"result: {result_line(experiment, summary)}", flush=True)
-    print(f"run folder: {folder}", flush=True)
+    _print_result(experiment, summary, folder)
 
 
 def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
@@ -82,6 +86,10 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
+
+
+def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:
+    print(f"result: {result_line(experiment, summary)}\nrun folder: {folder}", flush=True)
 
 
 def _print_round(line: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fed_dpsd.protocol import Answer, Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
-from tests.conftest import SMALL
+from tests.conftest import SMALL, contents
 from tests.hospitals import CLIENT_APP
 from tests.server.test_federation import ask
 
@@ -222,7 +222,13 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
     flower.serve(FakeGrid(2), config, CLIENT_APP)
     *_, result, folder = capsys.readouterr().out.strip().splitlines()
     assert result.startswith("result: student ")
-    assert Path(folder.removeprefix("run folder: ")).parent == tmp_path / "out"
+    folder = Path(folder.removeprefix("run folder: "))
+    assert folder.parent == tmp_path / "out"
+    before = contents(folder)
+    flower.serve(FakeGrid(0), {"resume": str(folder)}, CLIENT_APP)
+    assert contents(folder) == before
+    said = ["already completed; nothing to do", result, f"run folder: {folder}"]
+    assert capsys.readouterr().out.splitlines() == said
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Job:
         folder: the run folder; with Flower the server app makes it.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
-        warnings: what to say before a new run, a sentence each (see `ready.cautions`).
+        warnings: what to say before a new run, a sentence each (see `checks.cautions`).
     """
 
     experiment: Experiment
@@ -256,7 +256,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
         return dataclasses.replace(job, warnings=warnings)
     folder = name_run_folder(experiment)
     paths = _absolute_paths(experiment, folder)
-    absolute = [*overrides, *(f'{key}="{value}"' for key, value in paths.items())]
+    absolute = [each for each in overrides if each.partition("=")[0] not in paths]
+    absolute += [f'{key}="{path}"' for key, path in paths.items()]
     return Job(
         experiment,
         folder,
@@ -361,5 +362,5 @@ def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:
     config = experiment.config
     paths = {"run_folder": str(folder), "cache": config.cache, "out": config.out}
     optional = {"ledger": config.ledger, "data.path": config.data.path}
-    optional["teacher.path"] = config.teacher.path
+    optional |= {"teacher.path": config.teacher.path, "pictures": config.pictures}
     return paths | {key: path for key, path in optional.items() if path}

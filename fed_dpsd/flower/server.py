@@ -12,6 +12,7 @@ from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import as_typed, from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.server.checks import cautions, require_writable
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -48,11 +49,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
                 return
         else:
             experiment = from_run_config(run_config)
-        require_tracker(experiment.config.tracker)
-        require_device("server_device", experiment.config.server_device, number_of_gpus())
-        test_split(experiment)  # report bad data before there is a folder, or hospitals are awaited
-        if experiment.config.federation.simulation:
-            partitions(experiment)
+        _check(experiment, run_config)
         if not resumed:
             folder = new_run_folder(experiment)
     except UserError as error:
@@ -86,6 +83,24 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
     if not Path(path).is_absolute():
         raise UserError(f"resume={path} must be an absolute path, as printed at the run's end")
     return Path(path)
+
+
+def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
+    """Check what a run needs, before there is a folder, or hospitals are awaited.
+
+    Raises:
+        UserError: something is missing or cannot be read.
+    """
+    config = experiment.config
+    require_tracker(config.tracker)
+    both = config.client_device == config.server_device  # `device` sets both
+    require_device("device" if both else "server_device", config.server_device, number_of_gpus())
+    if config.federation.simulation:
+        for caution in cautions(experiment):
+            print(f"warning: {as_typed(caution, run_config)}", flush=True)
+        require_writable("cache", Path(config.cache))
+        partitions(experiment)
+    test_split(experiment)
 
 
 def _print_result(experiment: Experiment, summary: Mapping[str, Any], folder: Path) -> None:

@@ -17,8 +17,9 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides, partitions
 from fed_dpsd.models.devices import Device, gib, gpus
 from fed_dpsd.models.footprint import weight_bytes
+from fed_dpsd.server.checks import cautions, nearest, require_writable
 from fed_dpsd.simulation.placement import on_meta, place
-from fed_dpsd.simulation.ready import cautions, nearest, placed, require_writable
+from fed_dpsd.simulation.ready import placed
 from fed_dpsd.storage import app_folder, home
 
 FLOWER_MINOR = "1.41"

@@ -1,15 +1,13 @@
 """What a new run needs of its configuration and of this machine, checked before it begins."""
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from fed_dpsd.accounts.account import shortfall
-from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions
 from fed_dpsd.models.devices import gpus
+from fed_dpsd.server.checks import cautions, require_writable
 from fed_dpsd.simulation.placement import Placement, place
 from fed_dpsd.storage import app_folder
 
@@ -35,39 +33,6 @@ def ready(
         require_writable("out", Path(config.out))
     partitions(experiment)
     return placement, warnings
-
-
-def cautions(experiment: Experiment) -> list[str]:
-    """Return what to say before a run that will teach nothing, or end early; a sentence each.
-
-    Raises:
-        UserError: its budget does not even admit the first charge.
-    """
-    config = experiment.config
-    charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
-    ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
-    return [*experiment.cautions, *([ending] if ending else [])]
-
-
-def require_writable(key: str, folder: Path) -> None:
-    """Check that the folder of a key can be made or written; nothing is made.
-
-    Raises:
-        UserError: it cannot.
-    """
-    there = nearest(folder)
-    try:
-        if not there.is_dir():
-            raise NotADirectoryError
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError:
-        raise UserError(f"{key}={folder} is not writable; choose another folder") from None
-
-
-def nearest(folder: Path) -> Path:
-    """Return a folder, or what exists nearest above it."""
-    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def placed(experiment: Experiment, nodes: int) -> Placement:

@@ -231,13 +231,26 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == said
 
 
+def test_what_teaches_nothing_is_said_as_the_command_line_says_it(tmp_path, capsys):
+    flat = {"training": "plain", "budget": 5000.0, "num_clients": 900, "out": str(tmp_path)}
+    with pytest.raises(flower.RunFailed, match="num_clients=900"):
+        flower.serve(FakeGrid(1), flat, CLIENT_APP)
+    warning, error = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: budget=5000 is less than this run needs, ")
+    assert error.startswith("error: num_clients=900")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("run_config", "nodes", "expected"),
     [
         ({"num_clients": 0}, 1, "num_clients=0 must be >= 1"),
         ({"num_clients": 900}, 1, "num_clients=.* works here"),
         ({"overrides": "federation.node_timeout_seconds=0.1"}, 0, "no node connected"),
-        ({"overrides": "device=cuda"}, 1, "server_device=cuda: this machine has no usable GPU"),
+        ({"overrides": "device=cuda"}, 1, "^device=cuda: this machine has no usable GPU"),
+        ({"overrides": "server_device=cuda"}, 1, "^server_device=cuda: this machine has no usable"),
+        ({"budget": 0.5}, 1, "^budget=0.5 is less than this run needs, .*; raise it"),
+        ({"cache": "/proc/nope"}, 1, "^cache=/proc/nope is not writable; choose another folder"),
         ({"seed": "x", "rounds": 0}, 1, "^seed=x must be an integer; rounds=0 must be >= 1"),
         (
             {"experiment": "table5"},

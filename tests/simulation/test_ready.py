@@ -3,7 +3,8 @@
 import pytest
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.simulation.ready import cautions, ready
+from fed_dpsd.server.checks import cautions
+from fed_dpsd.simulation.ready import ready
 
 DP = ("training=dp_sgd", "training.steps=20")
 

@@ -16,7 +16,7 @@ from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
+from fed_dpsd.experiment import Experiment, calibrated_axis
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.export import Format, Student, export, open_student, student_of
 from fed_dpsd.server.federation import InUse
@@ -29,7 +29,7 @@ from fed_dpsd.server.words import opening
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.ready import check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
-from fed_dpsd.simulation.sweep_grid import require_one_run
+from fed_dpsd.simulation.sweep_grid import one_run
 
 Engine = Literal["local", "flower"]
 
@@ -327,8 +327,7 @@ def composed(overrides: Sequence[str]) -> Experiment:
             f"overrides={overrides!r}: give strings, an argument each, as in "
             'fed_dpsd.run("rounds=2", "seed=1")'
         )
-    require_one_run(overrides)
-    return from_overrides(overrides, Path.cwd())
+    return one_run(overrides, Path.cwd())
 
 
 def show(job: Job, console: Console) -> Run:

@@ -25,7 +25,7 @@ from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
-from fed_dpsd.overrides import read
+from fed_dpsd.overrides import Composition, read
 from fed_dpsd.plugins import Plugin, find
 from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -83,7 +83,11 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides, or the values, have problems. No data has been read.
     """
-    composition = read(overrides)
+    return of_composition(read(overrides), base)
+
+
+def of_composition(composition: Composition, base: Path | None) -> Experiment:
+    """Bind what overrides were composed to, as `from_overrides` does."""
     binder = Binder(lambda: composition.defaults, composition.sources)
     binder.problems += composition.problems
     return _bind(binder, composition.values, base, written=False)

@@ -1,28 +1,109 @@
-"""Choices and keys of conf/, read from its files; what to use in place of one that is unknown."""
+"""Choices and keys of conf/, read from its files as text, in the words of the comments beside them.
+
+Hydra composes what runs. This is quicker, and it knows which file a value comes from. A test
+compares both. For a choice or key that is unknown, there is one to use in its place.
+"""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import yaml
+from fed_dpsd.plugins import conf_folders, files_of
 
-from fed_dpsd.plugins import files_of
-from fed_dpsd.storage import conf_folder
-
-
-def groups() -> list[str]:
-    """Return the names of the groups of conf/."""
-    return sorted(path.name for path in conf_folder().iterdir() if path.is_dir())
+_KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
+_DEFAULT = re.compile(r"^  - (?:optional )?([\w/@. ]+?)(?:: (\w+))?(?: +#.*)?$", re.MULTILINE)
+_ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
+MAIN = "config"
 
 
-def choices_of(group: str) -> list[str]:
-    """Return the names of a group's files."""
-    return list(files_of(group))
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Args:
+        name: the key as it is typed, such as "training.steps".
+        value: its value, as a file has it.
+        meaning: the comments on it.
+        file: the file of conf/ that sets the value, such as "training/dp_sgd".
+    """
+
+    name: str
+    value: str
+    meaning: str
+    file: str
+
+
+def groups() -> dict[str, str]:
+    """Return the groups of conf/, each with its default choice; "null" is none."""
+    return {name: choice for name, choice in _defaults(MAIN) if choice}
+
+
+def choices(group: str) -> dict[str, str]:
+    """Return the choices of a group by name, each with a sentence on it."""
+    return {name: _comments(file)[0] for name, file in files_of(group).items()}
+
+
+def chosen(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the choice of each group, given the typed ones: files override choices of others.
+
+    What is typed comes first, then what an experiment says, then what a method says.
+    """
+    found = dict(typed)
+
+    def visit(group: str, choice: str) -> None:
+        defaults = _defaults(f"{group}/{choice}")
+        for name, value in defaults:
+            if name.startswith("override /"):
+                found.setdefault(name.removeprefix("override /"), value)
+            elif name.startswith("/"):
+                found.setdefault(name.removeprefix("/"), value)
+        for name, value in reversed(defaults):
+            if not value and name != "_self_":
+                visit(group, name.partition("@")[0])
+
+    known = groups()
+    for group in reversed(known):
+        choice = found.get(group, known[group])
+        if choice in files_of(group):
+            visit(group, choice)
+    return known | found
+
+
+def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
+    """Return each key of a run, given the typed choices of groups, in the order of the files."""
+    choice_of = chosen(typed or {})
+    found: dict[str, Key] = {}
+    for key in _of_file(MAIN, "", choice_of):
+        found[key.name] = key
+    for group, choice in choice_of.items():
+        if "@" in group or choice not in files_of(group):
+            continue
+        for key in _of_file(f"{group}/{choice}", group, choice_of):
+            known = found.get(key.name)
+            meaning = key.meaning or (known.meaning if known else "")
+            found[key.name] = Key(key.name, key.value, meaning, key.file)
+    return list(found.values())
+
+
+def alternatives(key: Key) -> list[str]:
+    """Return the values that the comments on a key name, as in "client | server"."""
+    if key.value in ("true", "false"):
+        return ["true", "false"]
+    first, *others = key.meaning.split(" | ")
+    if not others:
+        return []
+    begun = re.search(r"(?:^|[:.] )([a-z][\w-]*)(?:$| \(|: [^|]*$)", first)
+    words = [key.value, *([begun.group(1)] if begun else [])]
+    words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
+    return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
 
 
 def unknown_choice(group: str, name: str) -> str:
     """Return the problem of a choice that has no file; "" where it has one."""
-    names = choices_of(group)
+    names = list(files_of(group))
     if name in names or (group, name) == ("experiment", "null"):
         return ""
     problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
@@ -57,27 +138,18 @@ def _listed(keys: Iterable[str]) -> str:
 
 def homes(key: str) -> str:
     """Return the choices whose files have a key of their group, as a text; "" where none has."""
-    group, _, rest = key.partition(".")
-    found = [("method", c) for c in choices_of("method") if key in _keys_of("method", c)]
+    group = key.partition(".")[0]
+    found = [
+        ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
+    ]
     if group in groups():
-        found += [(group, name) for name in choices_of(group) if rest in _keys_of(group, name)]
-    names = list(dict.fromkeys(f"{group}={name}" for group, name in found))
-    *most, last = names or [""]
+        found += [
+            (group, choice)
+            for choice in files_of(group)
+            if key in {known.name for known in _of_file(f"{group}/{choice}", group, {})}
+        ]
+    *most, last = [f"{group}={name}" for group, name in dict.fromkeys(found)] or [""]
     return f"{', '.join(most)} or {last}" if most else last
-
-
-def _keys_of(group: str, name: str) -> set[str]:
-    """Return the keys of a group that one of its files sets, and those that it builds on."""
-    text = files_of(group)[name].read_text()
-    content = yaml.safe_load(text)
-    own = content.get(group, {}) if text.startswith("# @package _global_") else content
-    keys = {key for key in own if key != "defaults"}
-    for entry in content.get("defaults", ()):
-        if isinstance(entry, str) and entry != "_self_":
-            keys |= _keys_of(group, entry.partition("@")[0])
-        elif isinstance(entry, dict):  # a choice that only this file has, or one that it makes
-            keys |= {key.lstrip("/") for key in entry if key.startswith("/")}
-    return keys
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -96,3 +168,65 @@ def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             keys += flat_keys(value, f"{prefix}{key}.")
     return keys
+
+
+# --- files ---
+
+
+def _text(name: str) -> str:
+    """Return the text of a file of conf/, ours or a plug-in's."""
+    paths = (folder / f"{name}.yaml" for folder in conf_folders())
+    return next(filter(Path.exists, paths)).read_text()
+
+
+def _defaults(name: str) -> list[tuple[str, str]]:
+    """Return the entries of a file's list of defaults, each with its choice; "" for a sibling."""
+    text = _text(name)
+    listed = re.search(r"^defaults:\n((?:  .*\n)+)", text, re.MULTILINE)
+    entries = _DEFAULT.findall(listed.group(1)) if listed else []
+    return [entry for entry in entries if name != MAIN or entry[0] != "_self_"]
+
+
+def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
+    """Yield the keys of a file and of those that it builds on; a later one wins."""
+    text = _text(name)
+    if text.startswith("# @package _global_\n"):
+        package = package if "@" in package else ""
+    package = package.removeprefix("@")
+    defaults = _defaults(name) if name != MAIN else []
+    if ("_self_", "") not in defaults:
+        defaults = [*defaults, ("_self_", "")]
+    for other, choice in defaults:
+        sibling, _, place = other.partition("@")
+        if other == "_self_":
+            body = re.sub(r"\A(#.*\n)+", "", text)
+            for key, value, meaning in _keys(body):
+                yield Key(f"{package}.{key}" if package else key, value, meaning, name)
+        elif other.startswith("/"):
+            taken = choice_of.get(other.removeprefix("/"), choice)
+            yield from _of_file(f"{sibling.removeprefix('/')}/{taken}", f"@{place}", choice_of)
+        elif not choice:
+            group = name.partition("/")[0]
+            yield from _of_file(f"{group}/{sibling}", f"@{place}" if place else group, choice_of)
+
+
+def _keys(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a file's text that have a value, each with its value and its comments."""
+    parents: list[str] = []
+    comments: list[str] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("#"):
+            comments.append(line.lstrip(" #"))
+        elif match := _KEY.fullmatch(line):
+            indent, key, value, comment = match.groups()
+            parents = [*parents[: len(indent) // 2], key]
+            if value and not key.startswith("_") and parents[0] not in ("sweep", "defaults"):
+                meaning = " ".join([*comments, *([comment] if comment else [])])
+                yield ".".join(parents), value, meaning
+            comments = []
+
+
+def _comments(file: Path) -> list[str]:
+    """Return the comments that a file begins with."""
+    lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
+    return [line.removeprefix("# ") for line in lines if line.startswith("#")]

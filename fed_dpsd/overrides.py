@@ -9,7 +9,7 @@ import re
 import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import hydra
@@ -21,16 +21,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.keys import (
-    choices_of,
-    flat_keys,
-    groups,
-    homes,
-    leaves,
-    unknown_choice,
-    unknown_key,
-)
-from fed_dpsd.plugins import Plugin, conf_folders, find, named_in, searching
+from fed_dpsd.keys import flat_keys, groups, homes, leaves, unknown_choice, unknown_key
+from fed_dpsd.plugins import Plugin, conf_folders, files_of, find, named_in, searching
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
@@ -47,6 +39,7 @@ class Composition:
         problems: a line on each override that was left out.
         chosen: the overrides that choose files of conf/.
         plugins: the plug-ins whose files may be chosen too.
+        sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} is none.
     """
 
     values: dict[str, Any]
@@ -54,6 +47,7 @@ class Composition:
     problems: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     plugins: tuple[Plugin, ...] = ()
+    sweep: Any = field(default_factory=dict)
 
     @functools.cached_property
     def defaults(self) -> dict[str, Any]:
@@ -138,7 +132,7 @@ def _read(overrides: Sequence[str]) -> Composition:
     try:
         if not problems:
             values, sources = _compose([each.text for each in typed])
-            return Composition(_without(values), sources, (), tuple(chosen))
+            return _composition(values, sources, (), chosen)
     except (HydraException, OmegaConfBaseException):
         pass  # the chosen files are composed alone, to know their keys
     files = _composable(chosen, problems)
@@ -153,7 +147,18 @@ def _read(overrides: Sequence[str]) -> Composition:
         else:
             problems.append(unknown_key(each.key, tree))
     values, sources = _compose_each(files, settings, problems)
-    return Composition(_without(values), sources, tuple(problems), tuple(files))
+    return _composition(values, sources, problems, files)
+
+
+def _composition(
+    values: dict[str, Any],
+    sources: Mapping[str, str],
+    problems: Sequence[str],
+    chosen: Sequence[str],
+) -> Composition:
+    return Composition(
+        _without(values), sources, tuple(problems), tuple(chosen), sweep=values["sweep"]
+    )
 
 
 def split_overrides(text: str) -> list[str]:
@@ -331,4 +336,4 @@ def _unreadable(override: str, following: str = "") -> str:
 
 def _choices_named(word: str) -> list[str]:
     """Return the overrides that choose a file of this name."""
-    return [f"{group}={word}" for group in groups() if word in choices_of(group)]
+    return [f"{group}={word}" for group in groups() if word in files_of(group)]

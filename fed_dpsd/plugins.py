@@ -64,6 +64,15 @@ class Plugin:
             raise ConfigError([problem]) from error
 
 
+def installed() -> dict[str, Plugin]:
+    """Return all installed plug-ins by name, in order; none is imported."""
+    found = {
+        point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
+        for point in metadata.entry_points(group=GROUP)
+    }
+    return dict(sorted(found.items()))
+
+
 def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """Return the installed plug-ins of some names, each NAME or NAME==VERSION.
 
@@ -72,19 +81,14 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """
     if not names:
         return ()
-    installed = {
-        point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
-        for point in metadata.entry_points(group=GROUP)
-    }
-    plugins, problems = [], []
+    known, plugins, problems = installed(), [], []
     for text in names:
         name, _, version = text.partition("==")
-        plugin = installed.get(name)
+        plugin = known.get(name)
         if plugin is None:
-            known = ", ".join(sorted(installed)) or "none"
             problems.append(
                 f"plugins={name} is not installed; pip install the package that declares it as an "
-                f"entry point of {GROUP} (installed: {known})"
+                f"entry point of {GROUP} (installed: {', '.join(known) or 'none'})"
             )
         elif version not in ("", plugin.version):
             problems.append(

@@ -21,6 +21,7 @@ from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.flower.run_config import from_run_config
 from fed_dpsd.progress import listening
+from fed_dpsd.simulation.sweep_grid import one_run
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
 from tests.listeners import Counting
@@ -88,9 +89,7 @@ def test_every_public_name_is_there_typed_and_documented():
 def test_its_examples_say_what_happens(module, folder, monkeypatch):
     """With a student of few steps: nothing that they print hangs on it."""
     steps = ("method.student_steps=5", "method.final_student_steps=10", "threads_server=1")
-    monkeypatch.setattr(
-        api, "from_overrides", lambda typed, base: from_overrides([*steps, *typed], base)
-    )
+    monkeypatch.setattr(api, "one_run", lambda typed, base: one_run([*steps, *typed], base))
     failed, tried = doctest.testmod(module)
     assert failed == 0
     assert tried >= 3

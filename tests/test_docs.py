@@ -12,7 +12,7 @@ from PIL import Image
 
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks
-from fed_dpsd.experiment import from_overrides, set_up
+from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device, gib
 from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -21,6 +21,7 @@ from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.simulation.placement import place
+from fed_dpsd.simulation.sweep_grid import one_run
 from tests.conftest import SMALL, small_for
 
 ROOT = Path(__file__).parents[1]
@@ -140,9 +141,7 @@ def test_the_first_page_says_what_an_epsilon_does_to_a_coin_toss():
 def test_the_readmes_python_runs(tmp_path, monkeypatch):
     """With teachers and a student of few steps."""
     steps = ("training.steps=20", "method.student_steps=5", "method.final_student_steps=10")
-    monkeypatch.setattr(
-        api, "from_overrides", lambda typed, base: from_overrides([*steps, *typed], base)
-    )
+    monkeypatch.setattr(api, "one_run", lambda typed, base: one_run([*steps, *typed], base))
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     names = {}

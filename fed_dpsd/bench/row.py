@@ -22,7 +22,7 @@ import torch
 from fed_dpsd.api import Engine, new_job
 from fed_dpsd.bench.stages import PASSES, Clock, Passes, matmul_peak, timed
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, from_overrides, load_data, partitions
+from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models import torch_threads
 from fed_dpsd.overrides import choices, compose
 from fed_dpsd.server.run_folder import versions
@@ -30,7 +30,7 @@ from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.simulation.ready import check_simulated
 from fed_dpsd.simulation.superlink import run_app
-from fed_dpsd.simulation.sweep_grid import require_one_run
+from fed_dpsd.simulation.sweep_grid import one_run
 from fed_dpsd.storage import client_name, write_json
 
 APP = """[project]
@@ -89,8 +89,7 @@ def composed(row: str, overrides: Sequence[str]) -> Experiment:
     Raises:
         UserError: its configuration has a problem.
     """
-    require_one_run(overrides)
-    experiment = from_overrides(own_overrides(row, overrides), Path.cwd())
+    experiment = one_run(own_overrides(row, overrides), Path.cwd())
     check_simulated(experiment, "overrides=...")
     config = experiment.config
     if row == "fedavg" and len({config.architecture(c) for c in range(config.num_clients)}) > 1:

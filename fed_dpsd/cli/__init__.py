@@ -10,11 +10,10 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fed_dpsd import __version__
+from fed_dpsd import __version__, keys
 from fed_dpsd.cli import (
     bench,
     catalogue,
-    choices,
     completion,
     data,
     privacy,
@@ -61,7 +60,7 @@ def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Return the error of a key that was typed as an option, or the same error of any other."""
     option = error.option_name
     key = option.lstrip("-").replace("-", "_")
-    if key not in {known.name for known in choices.all_keys()} | set(choices.groups()):
+    if key not in {known.name for known in keys.all_keys()} | set(keys.groups()):
         return error
     words = " ".join(sys.argv).partition(option)[2].lstrip("= ").split() or ["VALUE"]
     return click.UsageError(f"{option}: settings are KEY=VALUE: {key}={words[0]}", error.ctx)

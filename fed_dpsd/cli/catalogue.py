@@ -1,12 +1,14 @@
 """The command `fed-dpsd list`: every choice and every key, in the words of the files of conf/."""
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 import typer
 
-import fed_dpsd.cli.choices as choices
+from fed_dpsd import keys
 from fed_dpsd.cli.completion import override
 from fed_dpsd.errors import UserError
+from fed_dpsd.plugins import Plugin, find, installed, named_in, searching
 
 GROUPS = {
     "methods": "method",
@@ -36,31 +38,58 @@ def show(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="After keys: overrides whose keys are meant. Default: those of the default run.",
+            help="After keys: overrides whose keys are meant. Default: those of the default run. "
+            "After any kind: plugins=NAME, to list that plug-in alone beside ours.",
             autocompletion=override,
         ),
     ] = None,
 ) -> None:
     """List what can be chosen, a line each, or every key with its default and meaning."""
-    if overrides and kind != "keys":
+    names, others = named_in(overrides or [])
+    if others and kind != "keys":
         raise UserError(
-            f"{overrides[0]}: only `fed-dpsd list keys` takes overrides, as in "
-            f"`fed-dpsd list keys {overrides[0]}`"
+            f"{others[0]}: only `fed-dpsd list keys` takes overrides, as in "
+            f"`fed-dpsd list keys {others[0]}`"
         )
+    named = find(names)
     if kind == "keys":
-        _show_keys(overrides or [])
+        with searching(named):
+            _show_keys(overrides or [])
         return
     for name in [kind] if kind else GROUPS:
         group = GROUPS[name]
-        listed = choices.choices(group)
+        listed = keys.choices(group) | _of_plugins(group, named or installed().values())
         width = max(map(len, listed))
         print(f"{name} ({group}=...):")
         for choice, sentence in listed.items():
             print(f"  {choice:{width}}  {sentence}")
         if name == "models":
-            known = choices.all_keys()
-            print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
-            print(f"  {next(k for k in known if k.name == 'model.teacher').meaning}")
+            _show_architectures(named)
+
+
+def _of_plugins(group: str, plugins: Iterable[Plugin]) -> dict[str, str]:
+    """Return the choices of plug-ins, each with a sentence and the plug-in that it is of.
+
+    Raises:
+        ConfigError: a file has the name of one of ours.
+    """
+    ours, found = keys.choices(group), dict[str, str]()
+    for plugin in plugins:
+        with searching([plugin]):
+            both = keys.choices(group)
+        for choice in both.keys() - ours:
+            found[choice] = f"{both[choice]} (plugins={plugin.name}, of {plugin.package})"
+    return dict(sorted(found.items()))
+
+
+def _show_architectures(plugins: Sequence[Plugin]) -> None:
+    """Print the names of networks: ours, and those of named plug-ins, which are imported for it."""
+    (ours,) = (key.meaning for key in keys.all_keys() if key.name == "model.teacher")
+    print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
+    print(f"  {ours}")
+    for plugin in plugins:
+        networks = ", ".join(getattr(plugin.load(), "CLASSIFIERS", {})) or "none"
+        print(f"  {networks} (plugins={plugin.name}, of {plugin.package})")
 
 
 def _show_keys(overrides: list[str]) -> None:
@@ -70,6 +99,6 @@ def _show_keys(overrides: list[str]) -> None:
         from fed_dpsd.overrides import compose
 
         compose(overrides)  # names what is wrong with them
-    for key in choices.all_keys(typed):
+    for key in keys.all_keys(typed):
         value = typed.get(key.name, key.value)
         print(f"{key.name}={value}{f'  # {key.meaning}' if key.meaning else ''}")

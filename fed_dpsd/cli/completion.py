@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem, add_completion_class, split_a
 from typer import _completion_shared
 from typer._completion_classes import BashComplete, ZshComplete
 
-import fed_dpsd.cli.choices as choices
+from fed_dpsd import keys
 
 # Neither shell may add a blank after `rounds=` or `privacy.`.
 BASH = """
@@ -115,22 +115,20 @@ def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
     """Return the values that are known of a group or key."""
     group = name.partition("@")[0]
-    if group in choices.groups():
-        return choices.choices(group)
+    if group in keys.groups():
+        return keys.choices(group)
     meant = "model.teacher" if name == "model.student" else name
-    named = {key.name: key for key in choices.all_keys(typed)}
-    return dict.fromkeys(choices.alternatives(named[meant]), "") if meant in named else {}
+    named = {key.name: key for key in keys.all_keys(typed)}
+    return dict.fromkeys(keys.alternatives(named[meant]), "") if meant in named else {}
 
 
 def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
     """Return groups, keys and sections of keys; of a section only if its name is written out."""
     section = begun[: begun.rfind(".") + 1]
     names = (
-        {}
-        if section
-        else {f"{group}=": f"see fed-dpsd list: {group}" for group in choices.groups()}
+        {} if section else {f"{group}=": f"see fed-dpsd list: {group}" for group in keys.groups()}
     )
-    for key in choices.all_keys(typed):
+    for key in keys.all_keys(typed):
         if key.name.startswith(section):
             first, dot, _ = key.name[len(section) :].partition(".")
             if dot:

@@ -48,9 +48,7 @@ def rehearse(
     """
     from fed_dpsd.server.words import next_steps
     from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
-    from fed_dpsd.simulation.sweep_grid import require_one_run
 
-    require_one_run(overrides or [])
     home = folder.absolute()
     if home.exists() and any(home.iterdir()):
         raise UserError(f"--folder {folder} is not empty; give a new one, or delete it")

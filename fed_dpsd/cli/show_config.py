@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-import fed_dpsd.cli.choices as choices
+from fed_dpsd import keys
+from fed_dpsd.plugins import find, searching
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
@@ -30,7 +31,9 @@ def print_config(overrides: Sequence[str]) -> None:
     """
     from fed_dpsd.api import composed
 
-    print(annotated(overrides, composed(overrides)))
+    experiment = composed(overrides)
+    with searching(find(experiment.config.plugins)):
+        print(annotated(overrides, experiment))
 
 
 def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
@@ -45,8 +48,8 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
     """
     settled = json.loads(experiment.to_json())
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    chosen, groups = choices.chosen(typed), choices.groups()
-    known = {key.name: key for key in choices.all_keys(typed)}
+    chosen, groups = keys.chosen(typed), keys.groups()
+    known = {key.name: key for key in keys.all_keys(typed)}
     lines = [
         f"# {group}={choice}: {_origin_of_choice(group, choice, typed)}"
         for group, choice in chosen.items()
@@ -98,11 +101,11 @@ def _origin_of_choice(group: str, choice: str, typed: Mapping[str, str]) -> str:
     """Say who chose a group's file."""
     if group in typed:
         return "typed"
-    if choices.groups().get(group) == choice:
+    if keys.groups().get(group) == choice:
         return "default"
     for above in ("experiment", "method"):
-        named = {above: choices.chosen(typed)[above]}
-        if named[above] != "null" and choices.chosen(named).get(group) == choice:
+        named = {above: keys.chosen(typed)[above]}
+        if named[above] != "null" and keys.chosen(named).get(group) == choice:
             return f"by {above}={named[above]}"
     return "default"
 

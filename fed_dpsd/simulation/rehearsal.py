@@ -28,6 +28,7 @@ from fed_dpsd.overrides import read
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.simulation.clients import with_patients
+from fed_dpsd.simulation.sweep_grid import require_one_run
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
 from fed_dpsd.storage import app_folder
 
@@ -65,6 +66,7 @@ def can_make_hosts() -> bool:
 
 class Rehearsal:
     """A federation of hospitals on this machine; `stop` ends everything that it started.
+        require_one_run(overrides, composition := read(overrides))
 
     Each hospital has the records that the client of its number has in a simulation, and its files
     name their patients where the data does, or where `data.records_per_patient` makes some up.

@@ -3,11 +3,13 @@
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.keys import choices_of
-from fed_dpsd.overrides import choices, declared_sweep
+from fed_dpsd.experiment import Experiment, of_composition
+from fed_dpsd.overrides import Composition, choices, declared_sweep, read
+from fed_dpsd.plugins import searching
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
@@ -63,7 +65,18 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     ]
 
 
-def require_one_run(overrides: Sequence[str]) -> None:
+def one_run(overrides: Sequence[str], base: Path) -> Experiment:
+    """Return the experiment of overrides, which are composed once, as `from_overrides` does.
+
+    Raises:
+        ConfigError: they have problems, or are a grid of several experiments.
+    """
+    composition = read(overrides)
+    require_one_run(overrides, composition)
+    return of_composition(composition, base)
+
+
+def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
     """Refuse an experiment whose file declares a grid, unless all keys of the grid are typed.
 
     Raises:
@@ -71,12 +84,11 @@ def require_one_run(overrides: Sequence[str]) -> None:
     """
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     name = typed.get("experiment", "null")
-    if name == "null" or name not in choices_of("experiment"):
-        return
-    shared, separate = _declared(name)
+    shared, separate = _grids(name, composition.sweep)
     if separate or shared.keys() - typed.keys():
         swept = [each for each in overrides if each.partition("=")[0] not in OF_ONE_RUN]
-        count = len(expand(swept))
+        with searching(composition.plugins):
+            count = len(expand(swept))
         out = ["--out", typed["out"].strip("'\"")] if "out" in typed else []
         command = f"fed-dpsd sweep {shlex.join([*swept, *out])}"
         raise ConfigError([f"experiment={name} is a grid of {_runs(count)}: {command}"])
@@ -88,7 +100,7 @@ def _runs(count: int) -> str:
 
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
     """Return the named grids of an experiment's file, with typed choices in place of theirs."""
-    shared, separate = _declared(experiment)
+    shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []
     for name, own in separate.items() or [("", Grid())]:
@@ -101,9 +113,8 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
     return grids
 
 
-def _declared(experiment: str) -> tuple[Grid, dict[str, Grid]]:
+def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
     """Return the keys that an experiment's grids share, and each separate grid, by its name."""
-    declared = declared_sweep(experiment)
     if not isinstance(declared, Mapping):
         problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
         raise ConfigError([problem])

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 import fed_dpsd as package
-from fed_dpsd.cli import choices
+from fed_dpsd import keys
 from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.storage import conf_folder
 from tests.conftest import composed
@@ -43,7 +43,7 @@ def values(tree, prefix=""):
 
 
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
-    listed = [key.name for key in choices.all_keys()]
+    listed = [key.name for key in keys.all_keys()]
     assert sorted(listed) == sorted([*values(composed()), "device"])  # which stands for two others
     _, out, _ = fed_dpsd("list", "keys")
     assert "seed=0" in out
@@ -52,13 +52,13 @@ def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
     assert "data.name=digits" in out  # what a file begins with is about the file
 
 
-EVERY_CHOICE = [(group, choice) for group in choices.groups() for choice in choices.choices(group)]
+EVERY_CHOICE = [(group, choice) for group in keys.groups() for choice in keys.choices(group)]
 
 
 @pytest.mark.parametrize(("group", "choice"), EVERY_CHOICE)
 def test_the_files_read_as_text_say_what_hydra_composes(group, choice):
     expected = values(composed(f"{group}={choice}"))
-    known = {key.name: key for key in choices.all_keys({group: choice}) if key.name != "device"}
+    known = {key.name: key for key in keys.all_keys({group: choice}) if key.name != "device"}
     assert known.keys() == expected.keys()
     for name, key in known.items():
         if "${" not in key.value:
@@ -66,16 +66,13 @@ def test_the_files_read_as_text_say_what_hydra_composes(group, choice):
 
 
 def test_what_is_typed_stands_above_what_a_file_chooses():
-    assert choices.chosen({"method": "dgd"})["answers"] == "noisy_max"
-    assert choices.chosen({"method": "dgd", "answers": "votes"})["answers"] == "votes"
+    assert keys.chosen({"method": "dgd"})["answers"] == "noisy_max"
+    assert keys.chosen({"method": "dgd", "answers": "votes"})["answers"] == "votes"
     names = {
-        key.name
-        for key in choices.all_keys({"method": "dgd", "training@method.baseline": "dp_sgd"})
+        key.name for key in keys.all_keys({"method": "dgd", "training@method.baseline": "dp_sgd"})
     }
     assert "method.baseline.max_grad_norm" in names
-    assert "method.baseline.max_grad_norm" not in {
-        k.name for k in choices.all_keys({"method": "dgd"})
-    }
+    assert "method.baseline.max_grad_norm" not in {k.name for k in keys.all_keys({"method": "dgd"})}
 
 
 def test_keys_of_chosen_groups_are_listed_with_what_is_typed(fed_dpsd):
@@ -90,8 +87,8 @@ def test_architectures_are_listed_and_all_of_them_exist(fed_dpsd):
     from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
     from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 
-    (key,) = (key for key in choices.all_keys() if key.name == "model.teacher")
-    assert set(choices.alternatives(key)) == set(CLASSIFIERS)
+    (key,) = (key for key in keys.all_keys() if key.name == "model.teacher")
+    assert set(keys.alternatives(key)) == set(CLASSIFIERS)
     _, out, _ = fed_dpsd("list", "models")
     assert "architectures (model.teacher=..., " in " ".join(out)
     plain_only = key.meaning.partition("Not with training=dp_sgd: ")[2]
@@ -101,7 +98,7 @@ def test_architectures_are_listed_and_all_of_them_exist(fed_dpsd):
 
 @pytest.mark.parametrize(("group", "choice"), EVERY_CHOICE)
 def test_a_choice_is_described_by_a_plain_sentence(group, choice):
-    sentence = choices.choices(group)[choice]
+    sentence = keys.choices(group)[choice]
     assert sentence[0].isupper()
     assert sentence.endswith(".")
     assert len(sentence) <= 98

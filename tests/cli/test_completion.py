@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fed_dpsd.cli import choices
+from fed_dpsd import keys
 from tests.cli.test_catalogue import HEAVY
 
 SCRIPT = "import sys; sys.argv[0] = 'fed-dpsd'; from fed_dpsd.cli import main; main()"
@@ -74,14 +74,14 @@ def test_bash_is_told_what_can_follow(words, expected):
 
 def test_every_group_and_section_is_offered_before_a_letter_is_typed():
     offered = bash("run", "")
-    assert {f"{group}=" for group in choices.groups()} <= set(offered)
+    assert {f"{group}=" for group in keys.groups()} <= set(offered)
     assert {"rounds=", "privacy.", "method."} <= set(offered)
     assert len(offered) < 50
 
 
 def test_zsh_is_told_a_line_on_each_choice():
     (line,) = zsh("fed-dpsd run seed=1 method=fed_")
-    assert line == f"method=fed_dpsd:{choices.choices('method')['fed_dpsd']}"
+    assert line == f"method=fed_dpsd:{keys.choices('method')['fed_dpsd']}"
     assert zsh("fed-dpsd run privacy.del") == ["privacy.delta=:1.0e-5"]
     assert zsh("fed-dpsd run data.path=x") == [""]  # files are meant
 

@@ -85,8 +85,12 @@ def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
     assert code == 0, text
     assert text.count("· ensemble") == 3
     note = "not reviewed: nothing is proven of what example==1.0 does"
-    assert text.count(f", {note}") == 2  # of each plan
-    assert text.count(", not reviewed: example==1.0") == 6  # of each run's beginning and result
+    assert text.count(f", {note}") == 8  # each run's beginning and result, each plan's notes
+    assert text.count(f"\n{note}\n") == 2  # each plan's verdict
+    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 2 * 6
+    audits = re.findall(r"proven epsilon .*", text)
+    assert audits
+    assert all(", not reviewed)" in line for line in audits)
     assert text.count("example==1.0: plug-ins run with all rights of this process") == 1
     for folder in (project / "runs").iterdir():
         assert all(note in row["notes"] for row in read_summary(folder)["privacy"]["proven"])
@@ -161,7 +165,7 @@ def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tm
                 check=False,
             )
             assert done.returncode == 0, done.stderr
-            assert "not reviewed: example==1.0" in done.stderr
+            assert "not reviewed: nothing is proven of what example==1.0 does" in done.stderr
             hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
             shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
         assert len(hashes) == 1, name

@@ -190,7 +190,7 @@ def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: 
     assert "not reviewed" not in first.mechanism
     assert second.mechanism.endswith(" (not reviewed)")
     both = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
-    mark = NOT_REVIEWED_NOTE.format("a plug-in's mechanism")
+    mark = NOT_REVIEWED_NOTE.format("a plug-in")
     assert [mark in proof.notes for proof in (*ours.values(), *both.values())] == [
         *(False for _ in ours),
         *(True for _ in both),

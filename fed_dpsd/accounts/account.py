@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dp_accounting import ComposedDpEvent, DpEvent
+from dp_accounting import DpEvent
 
 from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
@@ -17,7 +17,7 @@ from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
+from fed_dpsd.privacy.accounting import Stage, smallest_budget, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
 from fed_dpsd.protocol import Ask, Releases, Statement
 
@@ -76,6 +76,7 @@ class Account:
         most_queries: number of images that the ledger may ever hold answers to. A charge without
             images, such as a training, counts as one.
         when_records_change: whether the client goes on with a run during which its records change.
+        plugins: whether the run has plug-ins, so that its charges are marked as not reviewed.
     """
 
     def __init__(
@@ -86,14 +87,19 @@ class Account:
         run: str,
         most_queries: float = math.inf,
         when_records_change: WhenRecordsChange = "refuse",
+        plugins: bool = False,
     ) -> None:
         self.ledger, self.run = ledger, run
         self._acknowledged: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
         self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
-        charged = [stage.mechanism for stage in plan.charged]
-        self._names = {str(mechanism): mechanism.name for mechanism in charged}
+        self._plugins = plugins
+        self._names = {
+            described(stage.mechanism, marked): stage.mechanism.name
+            for stage in plan.charged
+            for marked in (False, True)  # a charge of another run that is used again
+        }
 
     def hear(self, ask: Ask, client: int) -> None:
         """Begin to answer an ask, and compare the ledger with the coordinator's record in it.
@@ -215,9 +221,6 @@ class Account:
         Its proof rests on private trainings: they are charged, and not what their teachers give.
         """
         settings = self._settings
-        relations: list[Relation] = ["add_remove"]
-        if settings.budget_relation == "replace_one":
-            relations.append("replace_one")
         charges = [*self.ledger.charges().alike(), *((charge, 1) for charge in more)]
         return settings.budget is None or all(
             within_budget(
@@ -226,7 +229,7 @@ class Account:
                 settings.delta,
                 [times for _, times in charges],
             )
-            for relation in relations
+            for relation in _bounded(settings)
         )
 
     def _affordable(
@@ -246,7 +249,7 @@ class Account:
             query_id=ask.query_id if ask else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
-            mechanism=described(mechanism),
+            mechanism=described(mechanism, self._plugins),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
             ask=ask.digest() if ask else "",
@@ -284,6 +287,17 @@ class Account:
         self.ledger.note(self._note, json.dumps(vars(joined)).encode())
 
 
+def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
+    """Return the smallest `privacy.budget` of a new ledger that pays a whole plan; `inf` if none.
+
+    It is a little more than the plan's epsilon: a budget also holds where settings change later.
+    """
+    return max(
+        smallest_budget(_costs(_paid(plan), relation), settings.delta)
+        for relation in _bounded(settings)
+    )
+
+
 def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
     """Return a sentence where a budget ends a run early; "" where it admits the whole plan.
 
@@ -292,30 +306,61 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
     Raises:
         UserError: it does not even admit the first charge; the message says what the plan needs.
     """
-    stages = plan.bases.get("training", plan.stages)
-    first = [replace(stage, asks=1) for stage in stages[:1]]
-    bounded: tuple[Relation, ...] = ("add_remove", "replace_one")
-    for relation in bounded[: 1 + (settings.budget_relation == "replace_one")]:
-        if _admits(settings, stages, relation):
-            continue
-        costs = ComposedDpEvent([_cost(stage, relation) for stage in stages])
-        needed = unchanged_epsilon(costs, settings.delta)
-        problem = (
-            f"privacy.budget={settings.budget:g} is less than this run needs, {needed:.4g} "
-            f"(record, {relation})"
-        )
-        if _admits(settings, first, relation):
-            return f"{problem}: it ends when the budget is spent"
-        remedy = "raise it, or set privacy.target_epsilon for more noise"
-        if math.isinf(needed):
-            remedy = "use training=dp_sgd, or privacy.budget=null for no cap"
-        raise UserError(f"{problem}; {remedy}")
-    return ""
+    if settings.budget is None or settings.budget >= (needed := needed_budget(settings, plan)):
+        return ""
+    problem = (
+        f"privacy.budget={settings.budget:g} is less than this run needs, {_rounded_up(needed)} "
+        f"({_bounded_text(settings)})"
+    )
+    first = [replace(stage, asks=1) for stage in _paid(plan)[:1]]
+    if all(
+        within_budget(_costs(first, relation), settings.budget, settings.delta)
+        for relation in _bounded(settings)
+    ):
+        return f"{problem}: it ends when the budget is spent"
+    remedy = "raise it, or set privacy.target_epsilon for more noise"
+    if math.isinf(needed):
+        remedy = "use training=dp_sgd, or privacy.budget=null for no cap"
+    raise UserError(f"{problem}; {remedy}")
 
 
-def _admits(settings: PrivacyConfig, stages: Sequence[Stage], relation: Relation) -> bool:
-    costs = [_cost(stage, relation) for stage in stages]
-    return settings.budget is None or within_budget(costs, settings.budget, settings.delta)
+def budget_text(settings: PrivacyConfig, needed: float) -> str:
+    """Say which `privacy.budget` pays for a whole plan, given `needed_budget`."""
+    if math.isinf(needed):
+        return "no privacy.budget admits this run"
+    short = settings.budget is not None and settings.budget < needed
+    return (
+        f"privacy.budget={_rounded_up(needed)} or more pays for all of it "
+        f"({_bounded_text(settings)})"
+        + (f", and privacy.budget={settings.budget:g} does not" if short else "")
+    )
+
+
+def _bounded_text(settings: PrivacyConfig) -> str:
+    return f"record, {' and '.join(_bounded(settings))}"
+
+
+def _rounded_up(value: float, digits: int = 4) -> str:
+    """Return a number >= 0 with so many digits, as it can be typed; never less than it is."""
+    if not 0 < value < math.inf:
+        return f"{value:g}"
+    scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+    return f"{math.ceil(value * scale) / scale:.12g}"
+
+
+def _paid(plan: Plan) -> Sequence[Stage]:
+    """Return the stages that a budget pays: private trainings, or else what leaves."""
+    return plan.bases.get("training", plan.stages)
+
+
+def _bounded(settings: PrivacyConfig) -> tuple[Relation, ...]:
+    """Return the relations that a budget bounds."""
+    both: tuple[Relation, ...] = ("add_remove", "replace_one")
+    return both if settings.budget_relation == "replace_one" else both[:1]
+
+
+def _costs(stages: Sequence[Stage], relation: Relation) -> list[DpEvent]:
+    return [_cost(stage, relation) for stage in stages]
 
 
 def _cost(charge: Entry | Stage, relation: Relation) -> DpEvent:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
-from fed_dpsd.accounts.entry import NOT_REVIEWED, Entry, spent
+from fed_dpsd.accounts.entry import MARK, Entry, spent
 from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.config import read_yaml
@@ -23,11 +23,11 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, epsilon, prove
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
     Basis,
-    Epsilon,
     Relation,
     Unit,
     quorum_of,
@@ -53,7 +53,6 @@ COUNTS_NOTE = "class counts tell about how many records of each class a client h
 UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
-NOT_REVIEWED_NOTE = "not reviewed: nothing is proven of what {} does"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
@@ -105,6 +104,11 @@ class PrivacyCard:
         if self.label:
             lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
         return tuple(lines)
+
+    @property
+    def review(self) -> str:
+        """Return the note on plug-ins, "not reviewed: ..."; "" where none took part."""
+        return next((epsilon.review for epsilon in self.proven if epsilon.review), "")
 
     def epsilon(self, unit: Unit, relation: Relation) -> Epsilon:
         """Return the proven epsilon of a unit and relation, such as "record" and "add_remove"."""
@@ -229,7 +233,14 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
-    return prove_label(experiment.training, (*notes, RUN_NOTE, TUNING_NOTE), plan.queries).to_json()
+    notes = (*notes, RUN_NOTE, TUNING_NOTE, *_plugins_note(experiment))
+    return prove_label(experiment.training, notes, plan.queries).to_json()
+
+
+def _plugins_note(experiment: Experiment) -> tuple[str, ...]:
+    """Return the note on the plug-ins whose code takes part; none where there is none."""
+    names = " and ".join(experiment.config.plugins)
+    return (NOT_REVIEWED_NOTE.format(names),) if names else ()
 
 
 def _value(bound: Bound) -> float:
@@ -273,8 +284,7 @@ def proven(
 ) -> Epsilon:
     """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
-    if config.plugins:
-        further_notes = (*further_notes, NOT_REVIEWED_NOTE.format(" and ".join(config.plugins)))
+    further_notes = (*further_notes, *_plugins_note(experiment))
     if not any(plan.bases.values()):
         return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
@@ -368,8 +378,8 @@ def account(
         notes.append(PATIENT_NOTE)
     if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):
         notes.append(SAME_PATIENT_NOTE)
-    if any(NOT_REVIEWED in entry.mechanism for entry in entries):
-        notes.append(NOT_REVIEWED_NOTE.format("a plug-in's mechanism"))
+    if any(entry.mechanism.endswith(MARK) for entry in entries):
+        notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
     proofs: dict[Basis, Epsilon] = {}
     for basis in get_args(Basis):
         bound = epsilon(spent(entries, unit, relation, basis), delta)

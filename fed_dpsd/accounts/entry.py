@@ -12,10 +12,11 @@ import dp_accounting
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import events
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Trust, Unit
 
 EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training"]
-NOT_REVIEWED = " (not reviewed)"
+MARK = f" ({NOT_REVIEWED})"
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {
     event.__name__: event
@@ -29,10 +30,14 @@ _EVENTS: dict[str, type[DpEvent]] = {
 }
 
 
-def described(mechanism: object) -> str:
-    """Return a mechanism's text in a ledger; one that is not our own is marked."""
-    own = type(mechanism).__module__.partition(".")[0] == "fed_dpsd"
-    return str(mechanism) if own else f"{mechanism}{NOT_REVIEWED}"
+def described(mechanism: object, plugins: bool = False) -> str:
+    """Return a mechanism's text in a ledger, marked where the code of a plug-in took part.
+
+    Args:
+        mechanism: the mechanism.
+        plugins: whether its run has plug-ins, which may train teachers or choose what is released.
+    """
+    return f"{mechanism}{MARK}" if plugins or not is_own(mechanism) else str(mechanism)
 
 
 @dataclass(frozen=True)

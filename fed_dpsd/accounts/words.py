@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import Epsilon, Unit, quorum_of, weakest
+from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
 
 MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 CHANGES: dict[Unit, tuple[str, str, str]] = {
@@ -21,6 +22,8 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if card.covers_nothing:
         yield f"{NOTHING_NOTE}: there is nothing to prove"
         return
+    if card.review:
+        yield card.review
     yield _of_records(experiment, card)
     if card.label:
         label = card.label

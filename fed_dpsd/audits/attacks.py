@@ -28,8 +28,9 @@ from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import torch_threads
 from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.laws import gaussian_mu
-from fed_dpsd.privacy.mechanism import Charged, Epsilon, Mechanism, Relation, trust_of
+from fed_dpsd.privacy.mechanism import Charged, Mechanism, Relation, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse

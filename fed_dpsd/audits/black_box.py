@@ -15,15 +15,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from fed_dpsd.audits import rates
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import (
-    Additive,
-    Epsilon,
-    Mechanism,
-    Relation,
-    Unit,
-    Values,
-)
+from fed_dpsd.privacy.mechanism import Additive, Mechanism, Relation, Unit, Values
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported

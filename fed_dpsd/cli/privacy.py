@@ -16,7 +16,8 @@ from fed_dpsd.errors import UserError
 
 if TYPE_CHECKING:
     from fed_dpsd.accounts.entry import Entry
-    from fed_dpsd.privacy.mechanism import Basis, Epsilon, Relation, Unit
+    from fed_dpsd.privacy.epsilon import Epsilon
+    from fed_dpsd.privacy.mechanism import Basis, Relation, Unit
 
     Proofs = Mapping[Basis, Epsilon]
     Pair = tuple[Unit, Relation]
@@ -186,9 +187,10 @@ def _spent_table(
 def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) -> Iterator[str]:
     """Yield sentences on what the numbers of `_spent_table` mean."""
     records = [of_file["record", "add_remove"] for of_file in totals.values()]
-    (claim, _), *_ = (tuple(proofs.values()) for proofs in records)
+    claims = [next(iter(proofs.values())) for proofs in records]
+    notes = dict.fromkeys(note for claim in claims for note in claim.notes)
     yield (
-        f"Epsilons at delta {delta:g}, rounded up; {', '.join(claim.notes)}. --charges lists every "
+        f"Epsilons at delta {delta:g}, rounded up; {', '.join(notes)}. --charges lists every "
         "charge, unit and relation."
     )
     unlike = {next(iter(proofs)) for proofs in records if _differ(proofs)}

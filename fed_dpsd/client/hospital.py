@@ -310,7 +310,7 @@ class Hospital:
         party = self._party(experiment, secret)
         account = Account(
             *(ledger, experiment.config.privacy, plan_of(experiment), run),
-            *(self.queries, self.when_records_change),
+            *(self.queries, self.when_records_change, bool(experiment.config.plugins)),
         )
         return Site(
             config=experiment.config,

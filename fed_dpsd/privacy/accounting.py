@@ -24,12 +24,13 @@ from dp_accounting import (
 from scipy.optimize import brentq
 
 from fed_dpsd.privacy import laws
+from fed_dpsd.privacy.epsilon import Epsilon, reviewed
 from fed_dpsd.privacy.events import (
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-from fed_dpsd.privacy.mechanism import Charged, Epsilon, Relation, Unit, trust_of, weakest
+from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, trust_of, weakest
 
 _KNOWN = (
     FinitePrecisionDpEvent,
@@ -97,7 +98,8 @@ def prove(
     trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
     queries = sum(s.asks * s.queries for s in stages) if covered is None else covered
     return Epsilon(
-        bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries, notes
+        *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
+        reviewed(notes, *(stage.mechanism for stage in stages)),
     )
 
 
@@ -191,6 +193,28 @@ def within_budget(
     order = laws.best_order(budget, changed_delta)
     divergence = sum(n * laws.renyi_divergence(leaf, order) for leaf, n in counts.items())
     return laws.renyi_to_epsilon(divergence, order, changed_delta) <= budget
+
+
+def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
+    """Return the smallest budget by which `within_budget` admits charges; `inf` if none does.
+
+    Where the settings of the charges differ, it is at most a millionth above the smallest.
+    """
+    most = unchanged_epsilon(ComposedDpEvent(list(charges)), delta)
+    if not 0 < most < math.inf:
+        return most
+    least = most * (1 - 1e-6)
+    while not within_budget(charges, most, delta):
+        least, most = most, 2 * most
+    while within_budget(charges, least, delta):
+        least, most = least / 2, least
+    while most - least > 1e-6 * most:
+        middle = (least + most) / 2
+        if within_budget(charges, middle, delta):
+            most = middle
+        else:
+            least = middle
+    return most
 
 
 def calibrate(

@@ -14,7 +14,8 @@ from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from fed_dpsd.privacy.accounting import epsilon, pure
-from fed_dpsd.privacy.mechanism import Epsilon, Trust
+from fed_dpsd.privacy.epsilon import Epsilon, reviewed
+from fed_dpsd.privacy.mechanism import Trust
 from fed_dpsd.privacy.noise import Rng
 from fed_dpsd.privacy.training import Plain
 
@@ -82,5 +83,5 @@ def prove_label(training: LabelPrivate, notes: tuple[str, ...], queries: int) ->
     bound = epsilon(event, delta) if delta else pure(event)
     return Epsilon(
         *(bound.epsilon, bound.delta, "label", "replace_one", training.trust, bound.accountant),
-        *(queries, (IMAGES_NOTE, *notes)),
+        *(queries, reviewed((IMAGES_NOTE, *notes), training)),
     )

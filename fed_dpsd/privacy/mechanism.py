@@ -1,10 +1,9 @@
-"""The contracts that privacy mechanisms keep, and the type of an epsilon.
+"""The contracts that privacy mechanisms keep.
 
 One frozen object holds the noise and the event derived from it, so they cannot drift apart.
 """
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
@@ -31,69 +30,6 @@ UNITS_AND_RELATIONS: tuple[tuple[Unit, Relation], ...] = (
     ("client", "add_remove"),
     ("client", "replace_one"),
 )
-
-
-@dataclass(frozen=True)
-class Epsilon:
-    """A proven privacy loss, which cannot be printed without its meaning.
-
-    Args:
-        value: epsilon, >= 0, `inf` where nothing is proven.
-        delta: failure probability fixed in advance, in [0, 1); 0 for a pure guarantee.
-        unit: the part of the private data that one change may touch.
-        relation: how the unit may change.
-        trust: the parties that must be honest.
-        accountant: the name of the proof.
-        queries: number of answers that it covers.
-        notes: caveats that travel with the number.
-    """
-
-    value: float
-    delta: float
-    unit: Unit | Literal["label"]
-    relation: Relation
-    trust: Trust
-    accountant: str
-    queries: int
-    notes: tuple[str, ...] = ()
-
-    def number(self, digits: int) -> str:
-        """Return the value with so many digits, rounded up, as it is an upper bound."""
-        if math.isinf(self.value):
-            return "inf"
-        places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
-        number = f"{math.ceil(self.value * 10**places - 1e-9) / 10**places:,.{places}f}"
-        return number.rstrip("0").rstrip(".") if places else number
-
-    def __str__(self) -> str:
-        return (
-            f"{self.number(5)} ({self.unit}, {self.relation}, trust {self.trust}, "
-            f"delta {self.delta:g}, {self.accountant})"
-        )
-
-    __repr__ = __str__
-
-    def __format__(self, specification: str) -> str:
-        return str(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of summary.json; infinity is the string "inf"."""
-        return {
-            "unit": self.unit,
-            "relation": self.relation,
-            "trust": self.trust,
-            "delta": self.delta,
-            "epsilon": "inf" if math.isinf(self.value) else self.value,
-            "queries": self.queries,
-            "accountant": self.accountant,
-            "notes": list(self.notes),
-        }
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> "Epsilon":
-        """Read the object that `to_json` wrote; other keys are ignored."""
-        fields = {key: row[key] for key in cls.__dataclass_fields__ if key in row}
-        return cls(value=float(row["epsilon"]), **fields | {"notes": tuple(row["notes"])})
 
 
 @dataclass(frozen=True)

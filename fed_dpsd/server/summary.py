@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import MEANINGFUL_EPSILON
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
-from fed_dpsd.privacy.mechanism import Epsilon, weakest
+from fed_dpsd.privacy.mechanism import weakest
 from fed_dpsd.storage import client_name, write_json
 
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
@@ -111,15 +112,14 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
         fraction, area = summary["accuracy"][role], summary["auroc"][role]
         part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
         parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
-    return " · ".join([*parts, privacy_text(summary["privacy"], experiment.config.plugins)])
+    return " · ".join([*parts, privacy_text(summary["privacy"])])
 
 
-def privacy_text(card: Mapping[str, Any], plugins: Sequence[str], word: str = "proven") -> str:
+def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
     """Return the published epsilon and a record's proven ones, in one line.
 
     Args:
         card: as `privacy_card` returns it.
-        plugins: the packages whose code took part, which nobody has reviewed.
         word: how the bounds are called: proven of a run, planned before one.
     """
     if all(NOTHING_NOTE in row["notes"] for row in card["proven"]):
@@ -134,7 +134,7 @@ def privacy_text(card: Mapping[str, Any], plugins: Sequence[str], word: str = "p
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
     trust = weakest((added.trust, replaced.trust))
-    unreviewed = f", not reviewed: {', '.join(plugins)}" if plugins else ""
+    review = f", {added.review}" if added.review else ""
     labels = []
     if card.get("label"):  # cards of former versions have none
         label = Epsilon.from_json(card["label"])
@@ -146,7 +146,7 @@ def privacy_text(card: Mapping[str, Any], plugins: Sequence[str], word: str = "p
         [
             f"{published} ({named})",
             f"{word} {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
-            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{unreviewed}",
+            f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
             *labels,
         ]
     )

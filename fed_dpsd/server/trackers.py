@@ -1,7 +1,7 @@
 """Trackers: a run's numbers in TensorBoard, Weights & Biases or MLflow, beside its own files.
 
 They get what rounds.jsonl and summary.json hold, and the settings without paths. An epsilon's name
-says its unit, relation and trust.
+says its unit, relation and trust, and where plug-ins took part, that nobody has reviewed them.
 """
 
 import importlib.util
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
+from fed_dpsd.privacy.epsilon import Epsilon
 
 PROJECT = "fed-dpsd"
 MOST_AT_ONCE = 100  # settings that an MLflow server takes in one request
@@ -223,6 +224,7 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     yield "privacy/epsilon_published/no_guarantee", float(card["epsilon_published"])
     for row in [*card["proven"], *([card["label"]] if card.get("label") else [])]:
         meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
+        meaning += "/not_reviewed" if Epsilon.from_json(row).review else ""
         yield f"privacy/epsilon_proven/{meaning}", float(row["epsilon"])
         yield f"privacy/delta/{meaning}", float(row["delta"])
         if "spent" in row:

@@ -42,7 +42,7 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
     if number := checkpoint.latest(folder / "checkpoint"):
         yield f"going on after round {number} of {config.rounds}"
     card = privacy_card(experiment, plan_of(experiment))
-    yield f"privacy: {privacy_text(card, config.plugins, 'planned')}"
+    yield f"privacy: {privacy_text(card, 'planned')}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -52,7 +52,10 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         records=records,
         shard_ids=indices if records.patients is None else records.patients,
         test=_test_images(config.data, config.cache),
-        account=Account(ledger, config.privacy, plan_of(experiment), run_folder.name),
+        account=Account(
+            *(ledger, config.privacy, plan_of(experiment), run_folder.name),
+            plugins=bool(config.plugins),
+        ),
         secret=noise_of(experiment, run_folder, client_name(client)),
         summing=party and Summing(party, experiment.answers, ledger, run_folder.name),
     )

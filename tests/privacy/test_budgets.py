@@ -11,6 +11,7 @@ from fed_dpsd.privacy.accounting import (
     calibrate,
     epsilon,
     prove,
+    smallest_budget,
     unchanged_epsilon,
     within_budget,
 )
@@ -51,6 +52,24 @@ def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
     assert not within_budget([whole] * 3, budget, DELTA)
     assert not within_budget([whole, other], budget, DELTA)
     assert epsilon(ComposedDpEvent([whole, other]), DELTA).epsilon < budget  # the control
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["response"], ["dp_sgd"], ["gaussian", "laplace"], ["dp_sgd", "response", "laplace"]],
+    ids="+".join,
+)
+def test_the_smallest_budget_admits_the_charges_and_a_smaller_one_does_not(names):
+    charges = [times(EVENTS[name], 10) for name in names]
+    least = smallest_budget(charges, DELTA)
+    assert within_budget(charges, least, DELTA)
+    assert not within_budget(charges, least * (1 - 1e-5), DELTA)
+    assert least > epsilon(ComposedDpEvent(charges), DELTA).epsilon
+
+
+def test_nothing_needs_no_budget_and_no_budget_admits_what_has_no_noise():
+    assert smallest_budget([], DELTA) == 0
+    assert smallest_budget([GaussianDpEvent(1.0), NonPrivateDpEvent()], DELTA) == math.inf
 
 
 def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():

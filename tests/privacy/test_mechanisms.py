@@ -8,10 +8,10 @@ import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from scipy import stats
 
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
-    Epsilon,
     ExactCounts,
     Probabilities,
     Quorum,

@@ -16,7 +16,9 @@ def test_a_budget_below_the_first_charge_is_an_error_with_the_number_that_is_nee
     with pytest.raises(UserError, match="needs, inf .*privacy.budget=null"):
         ready(small("answers=probabilities", "privacy.budget=3"), ())
     replaced = ("privacy.budget_relation=replace_one", "privacy.target_epsilon=3")
-    with pytest.raises(UserError, match=r"budget=3.5 is less .* \(record, replace_one\)"):
+    with pytest.raises(
+        UserError, match=r"budget=3.5 is less .* \(record, add_remove and replace_one\)"
+    ):
         ready(small(*DP, *replaced, "privacy.budget=3.5"), ())
     assert cautions(small(*DP, "privacy.target_epsilon=3", "privacy.budget=3")) == []
 

@@ -1,0 +1,92 @@
+"""The type of a proven epsilon, which goes nowhere without its meaning."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fed_dpsd.privacy.mechanism import Relation, Trust, Unit
+
+NOT_REVIEWED = "not reviewed"
+NOT_REVIEWED_NOTE = NOT_REVIEWED + ": nothing is proven of what {} does"
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """A proven privacy loss, which cannot be printed without its meaning.
+
+    Args:
+        value: epsilon, >= 0, `inf` where nothing is proven.
+        delta: failure probability fixed in advance, in [0, 1); 0 for a pure guarantee.
+        unit: the part of the private data that one change may touch.
+        relation: how the unit may change.
+        trust: the parties that must be honest.
+        accountant: the name of the proof.
+        queries: number of answers that it covers.
+        notes: caveats that travel with the number.
+    """
+
+    value: float
+    delta: float
+    unit: Unit | Literal["label"]
+    relation: Relation
+    trust: Trust
+    accountant: str
+    queries: int
+    notes: tuple[str, ...] = ()
+
+    def number(self, digits: int) -> str:
+        """Return the value with so many digits, rounded up, as it is an upper bound."""
+        if math.isinf(self.value):
+            return "inf"
+        places = max(0, digits - 1 - math.floor(math.log10(max(self.value, 1e-4))))
+        number = f"{math.ceil(self.value * 10**places - 1e-9) / 10**places:,.{places}f}"
+        return number.rstrip("0").rstrip(".") if places else number
+
+    @property
+    def review(self) -> str:
+        """Return the note on plug-ins, "not reviewed: ..."; "" where none took part."""
+        return next((note for note in self.notes if note.startswith(NOT_REVIEWED)), "")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.number(5)} ({self.unit}, {self.relation}, trust {self.trust}, "
+            f"delta {self.delta:g}, {self.accountant}"
+            f"{f', {NOT_REVIEWED}' if self.review else ''})"
+        )
+
+    __repr__ = __str__
+
+    def __format__(self, specification: str) -> str:
+        return str(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of summary.json; infinity is the string "inf"."""
+        return {
+            "unit": self.unit,
+            "relation": self.relation,
+            "trust": self.trust,
+            "delta": self.delta,
+            "epsilon": "inf" if math.isinf(self.value) else self.value,
+            "queries": self.queries,
+            "accountant": self.accountant,
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "Epsilon":
+        """Read the object that `to_json` wrote; other keys are ignored."""
+        fields = {key: row[key] for key in cls.__dataclass_fields__ if key in row}
+        return cls(value=float(row["epsilon"]), **fields | {"notes": tuple(row["notes"])})
+
+
+def reviewed(notes: tuple[str, ...], *mechanisms: object) -> tuple[str, ...]:
+    """Return notes, with one more where a mechanism is a plug-in's and none of them says so."""
+    if all(map(is_own, mechanisms)) or any(note.startswith(NOT_REVIEWED) for note in notes):
+        return notes
+    return (*notes, NOT_REVIEWED_NOTE.format("a plug-in"))
+
+
+def is_own(mechanism: object) -> bool:
+    """Return whether a mechanism's class is FedDPSD's own, and no plug-in's."""
+    return type(mechanism).__module__.partition(".")[0] == "fed_dpsd"

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
+from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.display import shown
@@ -26,6 +27,8 @@ from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
+from fed_dpsd.simulation.duration import Duration, expected
+from fed_dpsd.simulation.duration import words as time_text
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.ready import check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
@@ -89,11 +92,15 @@ class PlannedRun:
         experiment: the experiment that would run.
         queries_per_client: synthetic images that each client would answer.
         privacy: the published epsilon and every proven one.
+        smallest_budget: the smallest privacy.budget that pays for all of it; `inf` if none does.
+        duration: the seconds that it is expected to take here; None where nothing is known.
     """
 
     experiment: Experiment
     queries_per_client: int
     privacy: PrivacyCard
+    smallest_budget: float
+    duration: Duration | None
 
     def __str__(self) -> str:
         """Return the text that `fed-dpsd privacy plan` prints."""
@@ -108,12 +115,14 @@ class PlannedRun:
             value = getattr(mechanism, mechanism.calibrated_by)
             lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
         lines.append(f"queries per client: {self.queries_per_client:,}")
+        lines.append(f"time: {time_text(self.experiment, self.duration)}")
         if self.privacy.covers_nothing:
             return "\n".join(lines)
         stated = self.privacy.content["epsilon_stated"]
         lines.append(f"epsilon stated by the paper: {'none' if stated is None else stated}")
         lines.append(published_line(self.privacy))
         lines += [f"epsilon planned: {text}" for text in self.privacy.claims]
+        lines.append(f"budget: {budget_text(settings, self.smallest_budget)}")
         notes = dict.fromkeys(note for epsilon in self.privacy.proven for note in epsilon.notes)
         lines.append(f"notes: {', '.join(notes)}")
         if self.privacy.content["reason"]:
@@ -232,7 +241,8 @@ def plan(*overrides: str) -> PlannedRun:
     experiment = composed(overrides)
     planned = plan_of(experiment)
     card = PrivacyCard(privacy_card(experiment, planned), "planned")
-    return PlannedRun(experiment, planned.queries, card)
+    budget = needed_budget(experiment.config.privacy, planned)
+    return PlannedRun(experiment, planned.queries, card, budget, expected(experiment))
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:

@@ -1,6 +1,7 @@
 """The commands `fed-dpsd privacy`: planned costs, costs so far, and attacks on both claims."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -41,7 +42,10 @@ def plan(
     planned = api.plan(*(overrides or ()))
     if as_json:
         queries, card = planned.queries_per_client, planned.privacy.content
-        print(json.dumps({"queries_per_client": queries, "privacy": card}))
+        budget = planned.smallest_budget
+        facts = {"queries_per_client": queries, "privacy": card}
+        facts |= {"smallest_budget": "inf" if math.isinf(budget) else budget}
+        print(json.dumps(facts | {"seconds": planned.duration and vars(planned.duration)}))
         return
     Console(highlight=False).print(str(planned), markup=False, soft_wrap=True)
 

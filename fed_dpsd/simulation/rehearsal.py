@@ -16,42 +16,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
-from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.overrides import read
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.simulation.clients import with_patients
-from fed_dpsd.simulation.sweep_grid import require_one_run
+from fed_dpsd.simulation.rehearsed_sites import agreeing, write_site
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
+from fed_dpsd.simulation.sweep_grid import require_one_run
 from fed_dpsd.storage import app_folder
 
 PORT = 9192
 START_SECONDS = 90.0
 COORDINATOR = "coordinator"
 SERVER = "flwr-serverapp"
-
-# Keys of every site's file, unless `settings` has others.
-ALLOWED = {
-    "budget": 100.0,
-    "delta": 1e-5,
-    "queries": 10_000_000,
-    "threads": 1,
-    "methods": ["fed_dpsd"],
-    "training": ["dp_sgd", "plain"],
-    "answers": ["label", "gradient", "votes", "probabilities"],
-    "models": ["scattering", "cnn", "cnn_bn", "mlp"],
-    "trust": ["nobody", "threshold"],
-    "keys": [],
-    "colluding": 0,
-    "limits": {},
-}
 
 
 def can_make_hosts() -> bool:
@@ -66,7 +49,6 @@ def can_make_hosts() -> bool:
 
 class Rehearsal:
     """A federation of hospitals on this machine; `stop` ends everything that it started.
-        require_one_run(overrides, composition := read(overrides))
 
     Each hospital has the records that the client of its number has in a simulation, and its files
     name their patients where the data does, or where `data.records_per_patient` makes some up.
@@ -84,8 +66,9 @@ class Rehearsal:
     def __init__(
         self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
     ) -> None:
+        require_one_run(overrides, composition := read(overrides))
         # Patients are made up here, in the hospitals' files; a deployment knows only real ones.
-        made_up = read(overrides).values["data"]["records_per_patient"]
+        made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
             *("federation=deployment", f"out={folder / 'runs'}"),
             *(*overrides, "data.records_per_patient=null"),
@@ -101,8 +84,10 @@ class Rehearsal:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
+        facts = {**agreeing(self.experiment, overrides), **settings}
         for number, indices in enumerate(partitions(self.experiment)):
-            self._write_site(number, with_patients(train.take(indices), made_up), settings)
+            records = with_patients(train.take(indices), made_up)
+            write_site(self.site(number), records, {"client": number, **facts})
         keys = [
             public_key(exchange_key(secret_of(self.hospital(n).folder / "secret"))).hex()
             for n in self.hospitals
@@ -129,37 +114,6 @@ class Rehearsal:
         for number in self.hospitals:
             for name in ("ledger", "cache"):
                 shutil.rmtree(self.hospital(number).folder / name, ignore_errors=True)
-
-    def _write_site(self, number: int, split: Split, settings: Mapping[str, Any]) -> None:
-        num_classes = self.experiment.config.data.num_classes
-        path = self.site(number)
-        path.parent.mkdir()
-        images = (
-            split.images[:, 0] if split.images.shape[1] == 1 else split.images.transpose(0, 2, 3, 1)
-        )
-        arrays = {"image": images, "label": split.labels}
-        if split.patients is not None:
-            arrays["patient"] = split.patients
-        np.savez(path.parent / "records.npz", **arrays)
-        files = {
-            "path": "records.npz",
-            "classes": {str(label): label for label in range(num_classes)},
-            "image_column": "image",
-            "label_column": "label",
-            "patient_column": None if split.patients is None else "patient",
-            "skip_unreadable": False,
-        }
-        facts = {
-            "name": "rehearsal",
-            "client": number,
-            "num_clients": len(self.hospitals),
-            "state": "state",
-            "files": files,
-            "shape": list(split.images.shape[1:]),
-            "num_classes": num_classes,
-            **ALLOWED,
-        }
-        path.write_text(yaml.safe_dump(facts | dict(settings)))
 
     # --- hosts ---
 

@@ -1,0 +1,82 @@
+"""The hospitals of a rehearsal: their records, and files that allow what the run asks for."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.keys import chosen
+from fed_dpsd.plugins import find, searching
+
+# What every file allows, by its keys, besides what the run asks for.
+ALLOWED = {
+    "methods": ("fed_dpsd",),
+    "training": ("dp_sgd", "plain"),
+    "answers": ("label", "gradient", "votes", "probabilities"),
+    "models": ("scattering", "cnn", "cnn_bn", "mlp"),
+}
+
+
+def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of hospitals' files that have agreed on a run, its plug-ins among them.
+
+    Args:
+        experiment: the run.
+        overrides: those that it was asked for by.
+    """
+    config = experiment.config
+    with searching(find(config.plugins)):
+        names = chosen(dict(each.split("=", 1) for each in overrides if "=" in each))
+    asked = {
+        "methods": [names["method"]],
+        "training": [names["training"]],
+        "answers": [names["answers"]],
+        "models": map(config.architecture, range(config.num_clients)),
+    }
+    facts: dict[str, Any] = {
+        "name": "rehearsal",
+        "num_clients": config.num_clients,
+        "state": "state",
+        "shape": list(config.data.shape),
+        "num_classes": config.data.num_classes,
+        "budget": 100.0,
+        "delta": 1e-5,
+        "queries": 10_000_000,
+        "threads": 1,
+        "trust": ["nobody", "threshold"],
+        "keys": [],
+        "colluding": 0,
+        "limits": {},
+        **{key: list(dict.fromkeys((*ALLOWED[key], *more))) for key, more in asked.items()},
+    }
+    return facts | ({"plugins": list(config.plugins)} if config.plugins else {})
+
+
+def write_site(path: Path, records: Split, facts: Mapping[str, Any]) -> None:
+    """Write a hospital's file in a new folder, and its records beside it.
+
+    Args:
+        path: the file.
+        records: its records.
+        facts: keys of the file, except `files`; they may have that, too.
+    """
+    path.parent.mkdir()
+    grey = records.images.shape[1] == 1
+    images = records.images[:, 0] if grey else records.images.transpose(0, 2, 3, 1)
+    arrays = {"image": images, "label": records.labels}
+    if records.patients is not None:
+        arrays["patient"] = records.patients
+    np.savez(path.parent / "records.npz", **arrays)
+    files = {
+        "path": "records.npz",
+        "classes": {str(label): label for label in range(facts["num_classes"])},
+        "image_column": "image",
+        "label_column": "label",
+        "patient_column": None if records.patients is None else "patient",
+        "skip_unreadable": False,
+    }
+    path.write_text(yaml.safe_dump({"files": files, **facts}))

@@ -1,0 +1,168 @@
+"""Plug-ins at the command line: they are listed, and no number of theirs is printed as reviewed."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fed_dpsd as package
+from fed_dpsd.api import Run
+from fed_dpsd.client.hospital import open_file
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.server.trackers import numbers_of_run
+from fed_dpsd.simulation.rehearsed_sites import agreeing
+from tests.conftest import SMALL
+from tests.hospitals import site_file
+from tests.plugin import installed, write_installed
+
+MARK = "not reviewed"
+NOTE = "not reviewed: nothing is proven of what example==1.0 does"
+OWN = [each for each in SMALL if not each.startswith(("answers", "rounds"))]
+MECHANISM = ("plugins=example", "answers=laplace_probabilities", "rounds=1")
+NETWORK = ("plugins=example", "answers=label", "model.teacher=mlp_deep", "rounds=1")
+EPSILON = re.compile(r"\b(record|patient|client|label), (add_remove|replace_one)\b")
+
+
+@pytest.fixture(scope="module")
+def _example(tmp_path_factory):
+    return write_installed(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(autouse=True)
+def _installed(_example):
+    with installed(_example):
+        yield
+
+
+@pytest.mark.parametrize("settings", [MECHANISM, NETWORK], ids=["mechanism", "network"])
+def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_path, settings):
+    """Wherever one stands: in each line, or in words that begin what is printed."""
+    code, out, _ = fed_dpsd("privacy", "plan", *OWN, *settings)
+    assert (code, out[0]) == (0, NOTE)
+    for line in out:
+        assert not line.startswith("epsilon planned") or f", {MARK})" in line
+    code, (folder,), err = fed_dpsd("run", *OWN, *settings)
+    assert code == 0
+    told = [line for line in err.splitlines() if EPSILON.search(line)]
+    assert len(told) == 2  # of the beginning and of the result
+    assert all(NOTE in line for line in told)
+    run = Run(Path(folder))
+    assert all(NOTE in row["notes"] for row in run.summary["privacy"]["proven"])
+    lines = str(run.privacy).splitlines()
+    assert sum(f", {MARK})" in line for line in lines) == len(run.privacy.proven) == 6
+    assert NOTE in str(run)
+    names = [name for name, _ in numbers_of_run(run.summary) if "epsilon_proven" in name]
+    assert len(names) == 6
+    assert all(name.endswith("/not_reviewed") for name in names)
+    student = package.load_student(run.export(tmp_path / "model")) if settings is MECHANISM else 0
+    if student:
+        assert NOTE in student.facts["result"]
+        assert all(NOTE in row["notes"] for row in student.facts["privacy"]["proven"])
+
+    for more in ((), ("--charges",), ("--json",)):
+        code, out, _ = fed_dpsd("privacy", "ledger", folder, *more)
+        assert code == 0
+        assert f"{MARK}: nothing is proven of what a plug-in does" in "\n".join(out)
+    ledgers = sorted((Path(folder) / "ledger").glob("*.sqlite"))
+    _, out, _ = fed_dpsd("privacy", "ledger", str(ledgers[0]), "--json")
+    (account,) = json.loads(out[0]).values()
+    assert all(entry["mechanism"].endswith(f" ({MARK})") for entry in account["entries"])
+
+    code, _, err = fed_dpsd("report", folder, "--out", "report")
+    assert code == 0, err
+    for file in (tmp_path / "report").iterdir():
+        if file.suffix in (".md", ".html", ".csv") and EPSILON.search(file.read_text()):
+            assert MARK in file.read_text(), file
+
+
+def test_what_a_run_with_a_plugin_was_charged_is_what_was_planned(fed_dpsd):
+    """Its releases are those of a mechanism that the plan knows, though its charges are marked."""
+    _, (folder,), _ = fed_dpsd("run", *OWN, *MECHANISM)
+    card = Run(Path(folder)).summary["privacy"]
+    assert card["reason"] is None
+    for row in card["proven"]:
+        assert row["epsilon"] == row["planned"] == row["spent"]
+
+
+def test_an_audit_of_a_plugin_says_that_it_is_not_reviewed(fed_dpsd, monkeypatch):
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 2_000)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 20)
+    small = ("training=plain", *MECHANISM, "queries_per_round=16")
+    code, out, _ = fed_dpsd("privacy", "audit", *small)
+    assert code == 0
+    proven = [line for line in out if "proven epsilon" in line]
+    assert len(proven) == 2
+    assert all(f", {MARK})" in line for line in proven)
+    _, out, _ = fed_dpsd("privacy", "audit", "--json", *small)
+    assert any(note.startswith(MARK) for note in json.loads(out[0])["proven"]["notes"])
+
+
+def test_a_label_of_a_run_with_a_plugin_is_not_reviewed_either(fed_dpsd):
+    """The control: without the plug-in no line says so."""
+    settings = ("method=central", "num_clients=1", "training=lp_2st", "model=cnn")
+    _, out, _ = fed_dpsd("privacy", "plan", *settings)
+    assert MARK not in "\n".join(out)
+    _, out, _ = fed_dpsd("privacy", "plan", *settings, "plugins=example")
+    (line,) = [line for line in out if line.startswith("epsilon planned") and "label," in line]
+    assert f", {MARK})" in line
+
+
+def test_a_hospital_sees_at_its_own_screen_what_is_not_reviewed(fed_dpsd, tmp_path):
+    allowed = {"plugins": ["example"], "answers": ["laplace_probabilities"], "budget": 1e6}
+    allowed |= {"training": ["plain"], "models": ["cnn"]}
+    file = site_file(tmp_path / "hospital", **allowed)
+    settings = ("rounds=1", "queries_per_round=8", "teacher.min_steps=2", "teacher.epochs=0")
+    code, out, err = fed_dpsd("site", "check", str(file), *settings)
+    assert code == 0, err
+    numbers = [line for line in out if EPSILON.search(line) and "spent so far" not in line]
+    assert len(numbers) == 2
+    assert all(f", {MARK})" in line for line in numbers)
+
+
+# --- list ---
+
+
+def test_choices_of_plugins_are_listed_with_their_package(fed_dpsd):
+    code, out, _ = fed_dpsd("list")
+    assert code == 0
+    mark = "(plugins=example, of fed_dpsd_example)"
+    named = {line.split()[0] for line in out if line.endswith(mark)}
+    assert named == {"blend", "laplace_probabilities", "retina"}
+    assert not any("mlp_deep" in line for line in out)  # the package is not imported
+    code, out, _ = fed_dpsd("list", "models", "plugins=example")
+    assert code == 0
+    assert f"  mlp_deep {mark}" in out
+    code, out, _ = fed_dpsd("list", "keys", "plugins=example", "method=blend")
+    assert code == 0
+    assert any(line.startswith("method.share=0.5") for line in out)
+    code, out, _ = fed_dpsd("run", "plugins=example", "method=blend", "--show-config")
+    assert "  share: 0.5 # method=blend" in out
+
+
+def test_a_plugin_that_is_not_installed_cannot_be_listed(fed_dpsd):
+    code, _, err = fed_dpsd("list", "models", "plugins=retina")
+    assert code == 1
+    assert "plugins=retina is not installed" in err
+
+
+# --- rehearse ---
+
+
+@pytest.mark.parametrize("settings", [MECHANISM, NETWORK], ids=["mechanism", "network"])
+def test_hospitals_of_a_rehearsal_name_the_plugins_and_parts_of_the_run(tmp_path, settings):
+    """The control: hospitals of a rehearsal without plug-ins refuse the run."""
+    overrides = ["training=plain", "model=cnn", "num_clients=2", "rounds=1", *settings]
+    experiment = from_overrides([*overrides, "federation=deployment"], tmp_path)
+    facts = agreeing(experiment, overrides)
+    assert facts["plugins"] == ["example==1.0"]
+    file = site_file(tmp_path / "hospital")
+    site = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **facts}))
+    open_file(file).experiment(experiment.to_json(), 0)
+    ours = agreeing(from_overrides(["federation=deployment"], tmp_path), [])
+    assert "plugins" not in ours
+    file.write_text(yaml.safe_dump({"files": site["files"], "client": 0, **ours}))
+    with pytest.raises(Exception, match=r"plugins=example==1.0: this site runs no plug-in"):
+        open_file(file).experiment(experiment.to_json(), 0)

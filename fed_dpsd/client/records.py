@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.images import open_image, scaled
 from fed_dpsd.data.sources import some, walk_classes
-from fed_dpsd.data.tables import read_csv
+from fed_dpsd.data.tables import image_of, read_csv
 from fed_dpsd.errors import UserError, reason_of
 
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
@@ -257,16 +257,9 @@ def _read_parquet(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             for row in batch.to_pylist():
                 name = f"row {index}"
                 patient = _patient(path, files, name, row.get(files.patient_column))
-                image = row[files.image_column]
-                image = image.get("bytes") if isinstance(image, Mapping) else image
-                image = b"" if image is None else image
-                if isinstance(image, str):
-                    image = path.parent / image
-                if not isinstance(image, bytes | Path):
-                    raise UserError(
-                        f"{path}: {name} has {type(image).__name__} as {files.image_column}; it "
-                        "must be an encoded image's bytes, or the path of a file"
-                    )
+                image = image_of(
+                    row[files.image_column], path.parent, f"{path}: the image of {name}"
+                )
                 yield _Item(name, image, str(row[files.label_column]), patient)
                 index += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:

@@ -106,7 +106,8 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
             parts = dict(zip(sources.SPLITS, divide(records), strict=True))
             notes.append(
                 f"{source.where} has no train and test: one image in {TEST_PART} of each class is "
-                f"for testing, always the same, {len(parts['test']):,} of {len(records):,}"
+                f"for testing, always the same, {len(parts['test']):,} of {len(records):,}; "
+                "folders train and test divide it otherwise, and a coordinator needs test alone"
             )
         for name, part in parts.items():
             _save(_cached(config, name, cache), part, notes)

@@ -127,7 +127,7 @@ def class_names(path: Path, image_column: str, label_column: str | None) -> list
         table = tables.read(place, [label_column])
         if label_column not in table.column_names:
             named = {"data.image_column": image_column, "data.label_column": label_column}
-            tables.check_columns(f"data.path={path}", named, tables.read(place))
+            tables.check_columns(f"data.path={path}", named, tables.read_without_images(place))
     return tables.class_names(table.column(label_column))
 
 
@@ -201,13 +201,17 @@ def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Pa
         labels = tables.labels_of(config, where, table.column(config.label_column))
         rows = np.arange(len(labels))
     images = table.column(config.image_column)
+    names = tables.image_names(images, rows)
     patients = None
     if config.patient_column is not None:
         patients = tables.patients_of(table.column(config.patient_column))[rows]
     return Source(
         where,
-        tables.image_names(images, rows),
-        tables.images_of(images, rows, folder),
+        names,
+        (
+            tables.image_of(images[int(row)].as_py(), folder, f"{where}: {name}")
+            for row, name in zip(rows, names, strict=True)
+        ),
         labels,
         patients,
     )

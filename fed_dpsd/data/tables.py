@@ -53,6 +53,23 @@ def read(path: Path, columns: Collection[str] | None = None) -> pyarrow.Table:
         return pyarrow.parquet.read_table(path, columns=chosen)
 
 
+def read_without_images(path: Path) -> pyarrow.Table:
+    """Return a CSV or parquet file in which the columns of encoded images, if any, are empty.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if path.suffix == ".csv":
+        return read(path)
+    with _is_parquet(path):
+        schema = pyarrow.parquet.read_schema(path)
+    images = [field for field in schema if _is_encoded(field.type)]
+    table = read(path, {*schema.names} - {field.name for field in images})
+    for field in images:
+        table = table.append_column(field.name, pyarrow.nulls(len(table), field.type))
+    return table.select(schema.names)
+
+
 def image_paths(path: Path, column: str) -> list[Path]:
     """Return the image files that a table names in a column; none if it holds images, or no column.
 
@@ -80,14 +97,29 @@ def _is_parquet(path: Path) -> Iterator[None]:
         ) from None
 
 
-def images_of(
-    column: pyarrow.ChunkedArray, rows: NDArray[np.int64], folder: Path
-) -> Iterator[Path | bytes]:
-    """Yield the images of some rows: files from `folder`, bytes, or structs with `bytes`."""
-    for row in rows:
-        image = column[int(row)].as_py()
-        image = image.get("bytes") if isinstance(image, dict) else image
-        yield folder / image if isinstance(image, str) and image else image or b""
+def image_of(value: Any, folder: Path, where: str) -> Path | bytes:
+    """Return the image that a cell holds, without a look at its content.
+
+    Args:
+        value: a file's path from `folder`, an encoded image's bytes, or a mapping with `bytes`.
+        folder: the folder of the table.
+        where: the cell, for errors.
+
+    Returns:
+        A path or bytes; no bytes where the cell is empty.
+
+    Raises:
+        UserError: the cell holds anything else.
+    """
+    image = value.get("bytes") if isinstance(value, Mapping) else value
+    if isinstance(image, str) and image:
+        return folder / image
+    if image and not isinstance(image, bytes):
+        raise UserError(
+            f"{where} is of type {type(image).__name__}; it must be an encoded image's bytes, or "
+            "the path of a file"
+        )
+    return image or b""
 
 
 def image_names(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> list[str]:
@@ -116,11 +148,7 @@ def check_columns(where: str, named: Mapping[str, str], table: pyarrow.Table) ->
 def _likely(table: pyarrow.Table) -> dict[str, str]:
     """Return the columns that may hold images and labels, by the key that would name them."""
     columns = dict(zip(table.column_names, table.columns, strict=True))
-    images = [
-        name
-        for name, column in columns.items()
-        if pyarrow.types.is_struct(column.type) or pyarrow.types.is_binary(column.type)
-    ]
+    images = [name for name, column in columns.items() if _is_encoded(column.type)]
     paths = [
         name
         for name, column in columns.items()
@@ -176,6 +204,10 @@ def patients_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     names = (str(name).encode() for name in column.to_pylist())
     hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
     return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
+
+
+def _is_encoded(kind: pyarrow.DataType) -> bool:
+    return pyarrow.types.is_struct(kind) or pyarrow.types.is_binary(kind)
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:

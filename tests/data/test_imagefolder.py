@@ -129,7 +129,7 @@ def test_without_train_and_test_one_in_five_of_each_class_is_for_testing(tmp_pat
     assert train | test == set(range(44))
     (line,) = said()
     assert "has no train and test: one image in 5 of each class is for testing" in line
-    assert "always the same, 9 of 44" in line
+    assert "always the same, 9 of 44; folders train and test divide it otherwise" in line
     again = datasets.load(bound(tmp_path, "pictures", GREY), tmp_path / "other")
     assert (again.test.images == data.test.images).all()
     alone = datasets.load_test(bound(tmp_path, "pictures", GREY), tmp_path / "third")
@@ -294,6 +294,31 @@ def test_what_is_wrong_with_a_table(tmp_path, said):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(ConfigError, match="broken.parquet cannot be read as a parquet file; write"):
         bound(tmp_path, "broken.parquet")
+
+
+def test_a_missing_column_is_told_without_a_look_at_images(tmp_path, monkeypatch):
+    rows = {"label": [*"abab"], "scan": [{"bytes": b"of a gigabyte", "path": None}] * 4}
+    rows |= {"number": [1, 2, 3, 4]}
+    pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "own.parquet")
+    asked, read_table = [], pyarrow.parquet.read_table
+
+    def remembering(path, columns):
+        asked.append(columns)
+        return read_table(path, columns=columns)
+
+    monkeypatch.setattr(pyarrow.parquet, "read_table", remembering)
+    with pytest.raises(ConfigError) as raised:
+        bound(tmp_path, "own.parquet", "data.label_column=diagnosis")
+    assert "its columns are label, scan, number." in str(raised.value)
+    assert "set data.image_column=scan data.label_column=label" in str(raised.value)
+    assert asked == [[], ["label", "number"]]
+
+
+def test_a_coordinators_pictures_are_all_for_testing_in_a_folder_test(tmp_path, said):
+    shades(tmp_path / "pictures" / "test", cat=range(4), dog=range(4, 9))
+    config = bound(tmp_path, "pictures", GREY)
+    assert len(datasets.load_test(config, tmp_path / "cache")) == 9
+    assert not said()
 
 
 def test_text_labels_that_are_not_as_many_as_classes(tmp_path):

@@ -115,3 +115,10 @@ class LPMST(LabelPrivate):
     def _event(self, epsilon: float) -> DpEvent:
         any_size = TopKRandomizedResponse(self.num_classes, epsilon, threshold=0.0)
         return any_size.event("record", "replace_one")
+
+
+@dataclass(frozen=True)
+class LP2ST(LPMST):
+    """`LPMST` under the name of its file with two stages."""
+
+    name: ClassVar[str] = "lp_2st"

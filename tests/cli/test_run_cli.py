@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -15,6 +16,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
+from tests.shapes import write_shapes
 
 
 def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_path):
@@ -147,3 +149,22 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
     assert resumed == 0
     assert f"last time: {word}" in err
     assert "round 40/40" in err
+
+
+def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path):
+    """In a process of its own: elsewhere pytest takes the log, and here it must reach people."""
+    write_shapes(tmp_path / "pictures", 40, broken=2)
+    words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
+    done = subprocess.run(
+        [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "run", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
+    assert "2 of 40 images cannot be read and are left out" in done.stderr
+    assert "has no train and test: one image in 5 of each class is for testing" in done.stderr
+    (folder,) = done.stdout.splitlines()
+    assert (tmp_path / folder / "summary.json").is_file()

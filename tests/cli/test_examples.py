@@ -1,0 +1,183 @@
+"""Every example of the help texts, as it stands there; settings after it keep it short."""
+
+import io
+import re
+import shlex
+import shutil
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from click import Group
+from PIL import Image
+from typer.main import get_command
+
+from fed_dpsd import api, cli
+from tests.conftest import SMALL
+from tests.hospitals import site_file
+
+QUICK = tuple(each for each in SMALL if each.partition("=")[0] not in ("training", "answers"))
+DP = ("training.steps=5", "rounds=1", "queries_per_round=16", "method.final_student_steps=5")
+
+
+def examples(command, words=("fed-dpsd",)):
+    """Every example below a command: the words of its name, and the line."""
+    if isinstance(command, Group):
+        for name, below in command.commands.items():
+            yield from examples(below, (*words, name))
+        return
+    for line in re.findall(r"^(?:Example|Or): (.*)$", command.epilog, re.MULTILINE):
+        assert line.startswith(" ".join(words)), f"the help of {words} shows {line}"
+        yield line
+
+
+EXAMPLES = list(examples(get_command(cli.app)))
+
+
+def test_every_command_has_an_example():
+    def below(command):
+        return (
+            [each for sub in command.commands.values() for each in below(sub)]
+            if isinstance(command, Group)
+            else [command]
+        )
+
+    commands = below(get_command(cli.app))
+    assert len(commands) == 18
+    assert all("Example: " in command.epilog for command in commands)
+    assert {key for key in NEEDS if not any(e.startswith(key) for e in EXAMPLES)} == set()
+
+
+# --- what an example needs in its folder ---
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("finished") / "RUN"
+    api.run(*SMALL, "rounds=1", f"run_folder={folder}", progress=False)
+    return folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "runs" / "RUN")
+
+
+@pytest.fixture
+def model(run, fed_dpsd, tmp_path):
+    assert fed_dpsd("export", "runs/RUN", "--out", "model")[0] == 0
+    Image.new("L", (12, 9)).save(tmp_path / "IMAGE.png")
+
+
+@pytest.fixture
+def mnist(tmp_path):
+    """A folder in MNIST's layout, with forty images."""
+    rng, rows = np.random.default_rng(0), []
+    for label in [*range(10)] * 4:
+        buffer = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (28, 28), np.uint8)).save(buffer, "PNG")
+        rows.append({"image": {"bytes": buffer.getvalue(), "path": None}, "label": label})
+    for split in ("train", "test"):
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
+
+
+@pytest.fixture
+def site(tmp_path):
+    site_file(tmp_path, training=["dp_sgd"], models=["scattering"], queries=100_000)
+
+
+@pytest.fixture
+def node(site, tmp_path, monkeypatch):
+    """A hospital's files, and a stub in place of Flower's node."""
+    for name in ("ca.crt", "node_key"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("fed_dpsd.flower.supernode.serve", lambda *_: None)
+
+
+@pytest.fixture
+def swept(fed_dpsd):
+    code, _, err = fed_dpsd("sweep", "seed=0", *SMALL, "rounds=1")
+    assert code == 0, err
+
+
+@pytest.fixture
+def attacked(monkeypatch):
+    """Attacks of fewer runs."""
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 10_000)
+    monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 50)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A stub in place of the processes that are measured: their configuration is composed."""
+    from fed_dpsd.bench import row as measuring
+    from fed_dpsd.bench import rows
+    from tests.cli.test_bench_cli import content
+
+    def bench(planned, *_):
+        for each in planned:
+            measuring.composed(each.row, each.overrides)
+        return content([each.name for each in planned])
+
+    monkeypatch.setattr(rows, "bench", bench)
+
+
+@pytest.fixture
+def rehearsed(monkeypatch, tmp_path):
+    """A stub in place of hosts and processes: files of the hospitals are written, and no more."""
+    from fed_dpsd.cli import rehearse
+    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.simulation.rehearsal import Rehearsal
+
+    class Stub(Rehearsal):
+        def __enter__(self):
+            for number in self.hospitals:
+                open_file(self.site(number)).experiment(self.experiment.to_json(), 0)
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def finished(rehearsal):
+        settings = ("training.steps=5", "method.student_steps=2", *DP)
+        return api.run(*settings, f"run_folder={tmp_path}/run", progress=False)
+
+    monkeypatch.setattr("fed_dpsd.simulation.rehearsal.Rehearsal", Stub)
+    monkeypatch.setattr(rehearse, "_run", finished)
+
+
+# The beginning of an example: the fixture that it needs, and what is typed after it.
+NEEDS = {
+    "fed-dpsd run rounds=5": ("", (*SMALL, "rounds=1")),
+    "fed-dpsd run method=dpsd": ("mnist", ("data.path=.", *DP)),
+    "fed-dpsd resume": ("run", ()),
+    "fed-dpsd export": ("run", ()),
+    "fed-dpsd predict": ("model", ()),
+    "fed-dpsd list": ("", ()),
+    "fed-dpsd data": ("", ()),
+    "fed-dpsd doctor": ("", ()),
+    "fed-dpsd privacy plan": ("", ()),
+    "fed-dpsd privacy audit": ("attacked", ("rounds=1", "queries_per_round=16")),
+    "fed-dpsd privacy ledger": ("run", ()),
+    "fed-dpsd sweep seed": ("", (*QUICK, "training=plain", "rounds=1", "queries_per_round=16")),
+    "fed-dpsd sweep experiment": ("", ("method=local", "seed=0", "teacher.min_steps=5")),
+    "fed-dpsd report": ("swept", ()),
+    "fed-dpsd bench": ("measured", ()),
+    "fed-dpsd rehearse": ("rehearsed", ()),
+    "fed-dpsd site init": ("", ()),
+    "fed-dpsd site key": ("site", ()),
+    "fed-dpsd site check": ("site", ("training.steps=3",)),
+    "fed-dpsd site serve": ("node", ()),
+}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_does_what_it_says(fed_dpsd, request, example):
+    ((fixture, settings),) = [need for begin, need in NEEDS.items() if example.startswith(begin)]
+    if fixture:
+        request.getfixturevalue(fixture)
+    code, _, err = fed_dpsd(*shlex.split(example)[1:], *settings)
+    assert code == 0, err

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.experiment import Experiment, from_overrides
+from fed_dpsd.experiment import Experiment
 from fed_dpsd.overrides import split_overrides
-from fed_dpsd.simulation.sweep_grid import require_one_run
+from fed_dpsd.simulation.sweep_grid import one_run
 
 # The flat keys whose names are shorter than those of the keys that they set.
 SHORT = {
@@ -48,8 +48,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
                 f"{key} is given twice, flat and{within} in overrides; keep one of them"
             )
     try:
-        require_one_run(overrides)
-        experiment = from_overrides(overrides, None)
+        experiment = one_run(overrides, None)
     except ConfigError as error:
         problems += error.problems
     if problems:

@@ -65,7 +65,7 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     ]
 
 
-def one_run(overrides: Sequence[str], base: Path) -> Experiment:
+def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     """Return the experiment of overrides, which are composed once, as `from_overrides` does.
 
     Raises:

@@ -5,12 +5,12 @@ import shutil
 
 import pytest
 
-from fed_dpsd import keys, plugins
 from fed_dpsd import overrides as typed
+from fed_dpsd import plugins
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.overrides import compose
-from fed_dpsd.simulation.sweep_grid import Point, expand, names, require_one_run
+from fed_dpsd.simulation.sweep_grid import Point, expand, names, one_run
 from fed_dpsd.storage import conf_folder
 from tests.simulation.test_sweep import plan
 
@@ -23,7 +23,7 @@ def cells(overrides):
 def experiments(tmp_path, monkeypatch):
     """Adds experiment files to a copy of conf/."""
     conf = shutil.copytree(conf_folder(), tmp_path / "conf")
-    for module in (keys, typed, plugins):
+    for module in (typed, plugins):
         monkeypatch.setattr(module, "conf_folder", lambda: conf)
 
     def write(name, text):
@@ -170,11 +170,11 @@ def test_one_run_has_no_grid(experiments, tmp_path):
 def test_one_run_is_no_grid(experiments, typed, command):
     experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
     with pytest.raises(ConfigError) as caught:
-        require_one_run(typed.split())
+        one_run(typed.split(), None)
     assert caught.value.problems == (
         f"experiment=curve is a grid of 3 runs: fed-dpsd sweep {command}",
     )
-    require_one_run([*typed.split(), "seed=4"])
+    one_run([*typed.split(), "seed=4"], None)
 
 
 @pytest.mark.parametrize(

@@ -112,8 +112,8 @@ def _readable(path: Path | str | None) -> Iterator[None]:
 def class_names(path: Path, image_column: str, label_column: str | None) -> list[str]:
     """Return the names of the classes that a folder or a table has, in their order.
 
-    Folders are in the order of their names, and labels in that of `tables.class_names`. A table
-    without one column of labels (`label_column` is None) names no classes.
+    Folders are in the order of their names, and labels in that of `tables.class_names`, if a table
+    does not declare its classes. One without a column of labels (`label_column` is None) has none.
 
     Raises:
         UserError: there is no folder or table, it cannot be read, or it has no such column.
@@ -124,6 +124,8 @@ def class_names(path: Path, image_column: str, label_column: str | None) -> list
             return _classes(place)
         if label_column is None:
             return []
+        if declared := tables.declared_classes(place, label_column):
+            return declared
         table = tables.read(place, [label_column])
         if label_column not in table.column_names:
             named = {"data.image_column": image_column, "data.label_column": label_column}

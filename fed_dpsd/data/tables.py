@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,27 @@ def _likely(table: pyarrow.Table) -> dict[str, str]:
         fewest = min(others, key=lambda name: len(columns[name].unique()))
         likely["data.label_column"] = fewest
     return likely
+
+
+def declared_classes(path: Path, column: str) -> list[str]:
+    """Return the classes that a parquet file of the Hugging Face hub declares for a column.
+
+    Its labels are the numbers of these names. Names that read as numbers are left out, since they
+    could be taken for labels; so are those of a table that declares none.
+
+    Raises:
+        UserError: the table cannot be read.
+    """
+    if path.suffix == ".csv":
+        return []
+    with _is_parquet(path):
+        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+    try:
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][column]["names"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if texts and not any(map(str.isdecimal, names)) else []
 
 
 def class_names(labels: pyarrow.ChunkedArray) -> list[str]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import logging
 
 import numpy as np
@@ -115,6 +116,30 @@ def test_a_value_of_another_type_is_a_problem_like_others(tmp_path, override):
 def test_names_of_classes_must_be_as_many_as_classes(tmp_path):
     with pytest.raises(ConfigError, match=r"classes=\[a, a\] must be num_classes=2 different"):
         set_up(compose(["data=folder", "data.num_classes=2", "data.classes=[a,a]"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (["normal", "pneumonia"], ("normal", "pneumonia")),
+        (["3", "5"], ("0", "1")),  # they could be taken for labels
+        (None, ("0", "1")),
+        (["normal", 5], ("0", "1")),
+        ("normal", ("0", "1")),
+    ],
+)
+def test_a_parquet_file_of_the_hub_declares_its_classes(tmp_path, declared, expected):
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8)).save(buffer, "PNG")
+    table = pyarrow.table({"image": [buffer.getvalue()] * 8, "label": [1, 0] * 4})
+    info = {"features": {"label": {"names": declared, "_type": "ClassLabel"}}}
+    metadata = {"huggingface": json.dumps({"info": info} if declared else {})}
+    path = tmp_path / "pictures.parquet"
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
+    config = bound(tmp_path, path, GREY)
+    assert config.class_names == expected
+    train = datasets.load(config, tmp_path / "cache").train
+    assert sorted(train.labels.tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 # --- the split ---

@@ -19,11 +19,13 @@ from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, calibrated_axis
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.export import Format, Student, export, open_student, student_of
+from fed_dpsd.server.completed import open_completed
+from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
+from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
@@ -59,7 +61,7 @@ class Run:
         Raises:
             UserError: the run is not completed, or its method has no student of its own.
         """
-        return student_of(self.folder)
+        return student_of(open_completed(self.folder))
 
     @property
     def privacy(self) -> PrivacyCard:
@@ -67,7 +69,7 @@ class Run:
         return PrivacyCard(self.summary["privacy"])
 
     def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
-        """Write the student, with its privacy card inside, and return the file's path.
+        """Write the student, with its privacy card inside and beside it; return the file's path.
 
         Raises:
             UserError: there is no such form, the run has no student to export, or the file exists
@@ -75,7 +77,7 @@ class Run:
         """
         if form not in get_args(Format):
             raise UserError(f"form={form!r} must be {' or '.join(get_args(Format))}")
-        return export(self.folder, Path(folder).absolute(), form)
+        return export(self.folder, Path(folder).absolute(), form).path
 
     def __str__(self) -> str:
         """Return the result in one line."""
@@ -218,13 +220,13 @@ def resume(folder: Path | str, progress: bool | Progress = True) -> Run:
 
 
 def load_student(path: Path | str) -> Student:
-    """Read a student that `fed-dpsd export` wrote as safetensors.
+    """Read a student that `fed-dpsd export` wrote, as safetensors or ONNX.
 
     Args:
         path: the file.
 
     Raises:
-        UserError: it is no such file, or it is damaged.
+        UserError: it is no such file, or it is damaged; or ONNX's package is missing.
     """
     return open_student(Path(path))
 

@@ -116,9 +116,13 @@ _add(
     run.run, "run", TRY, "README.md", "fed-dpsd run rounds=5", "fed-dpsd run method=dpsd data=mnist"
 )
 _add(run.resume, "resume", TRY, "README.md", "fed-dpsd resume runs/RUN", extra=True)
-_add(student.export, "export", TRY, "README.md", "fed-dpsd export runs/RUN --out model")
 _add(
-    *(student.predict, "predict", TRY, "README.md"),
+    *(student.export, "export", TRY, "docs/artefacts.md"),
+    "fed-dpsd export runs/RUN --out model",
+    "fed-dpsd export runs/RUN --out model --format onnx",
+)
+_add(
+    *(student.predict, "predict", TRY, "docs/artefacts.md"),
     "fed-dpsd predict model/student.safetensors IMAGE.png",
 )
 _add(

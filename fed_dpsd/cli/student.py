@@ -14,29 +14,40 @@ from fed_dpsd.errors import UserError, reason_of
 AT_ONCE = 256  # images that are classified together
 
 
+Run = Annotated[
+    Path, typer.Argument(help="Folder of a completed run, which it printed last.", metavar="RUN")
+]
+
+
 def export(
-    run_folder: Annotated[
-        Path,
-        typer.Argument(help="Folder of a completed run, which it printed last.", metavar="RUN"),
-    ],
+    run_folder: Run,
     out: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("model"),
     form: Annotated[
         Literal["safetensors", "onnx"],
         typer.Option(
-            "--format", help="safetensors: for `fed-dpsd predict`; onnx: for other tools."
+            "--format", help="safetensors, or onnx for other tools; `fed-dpsd predict` reads both."
         ),
     ] = "safetensors",
 ) -> None:
-    """Write a run's student, with its privacy card inside, and print the file's path."""
+    """Write a run's student, with its privacy card, and print the file's path.
+
+    Beside it lie PRIVACY.md and privacy_card.json, README.md (a model card for the Hugging Face
+    hub) and config.json. An ONNX file is compared with torch on the run's test images first.
+    """
     from fed_dpsd.server.export import export as write_student
 
-    print(write_student(run_folder.absolute(), out.absolute(), form))
+    exported = write_student(run_folder.absolute(), out.absolute(), form)
+    if exported.compared:
+        say(exported.compared)
+    print(exported.path)
 
 
 def predict(
     model: Annotated[
         Path,
-        typer.Argument(help="File that `fed-dpsd export` wrote, .safetensors.", metavar="MODEL"),
+        typer.Argument(
+            help="File that `fed-dpsd export` wrote, .safetensors or .onnx.", metavar="MODEL"
+        ),
     ],
     paths: Annotated[
         list[Path], typer.Argument(help="Image files, and folders of them.", metavar="IMAGE...")
@@ -45,7 +56,8 @@ def predict(
         bool, typer.Option("--all", help="The probability of every class, in a column each.")
     ] = False,
     about: Annotated[
-        bool, typer.Option("--about", help="Say first what the model's run reached and cost.")
+        bool,
+        typer.Option("--about", help="Say first what the model's run reached, and its privacy."),
     ] = False,
 ) -> None:
     """Print a CSV line on each image: the file, its class and the class's probability.
@@ -57,10 +69,13 @@ def predict(
 
     from fed_dpsd.api import load_student
     from fed_dpsd.data.images import open_image, scaled
+    from fed_dpsd.server.cards import as_markdown
 
     student = load_student(model)
     if about:
         say(str(student.facts.get("result")))
+        if student.card:  # files of former versions have none
+            say(as_markdown(student.card))
     files, shape, bad = _files(paths), student.network.shape, 0
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["file", "class", "probability", *(student.classes if every_class else ())])

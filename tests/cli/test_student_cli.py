@@ -1,12 +1,18 @@
-"""`fed-dpsd export` and `predict`: from a run to a class for an image file."""
+"""`fed-dpsd export`, `predict` and `synthesize`: from a run to classes of images, and to images."""
 
 import csv
+import io
+import json
 import sys
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
+from fed_dpsd.experiment import test_split as held_out
+from fed_dpsd.server.run_folder import open_run_folder
 from tests.conftest import SMALL
 from tests.shapes import CLASSES, write_shapes
 
@@ -36,6 +42,8 @@ def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, 
     assert code == 0
     assert short == [",".join(line.split(",")[:3]) for line in printed]
     assert "proven" in told  # the run's result, with what it cost
+    assert "# Privacy card" in told
+    assert "| record | add_remove |" in told
 
 
 def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, model):
@@ -74,6 +82,41 @@ def test_a_class_has_its_name_from_the_folder_of_images_to_the_prediction(fed_dp
     assert code == 0
     assert printed[0] == "file,class,probability,circle,square,triangle"
     assert {row["class"] for row in csv.DictReader(printed)} <= set(CLASSES)
+
+
+def test_predictions_of_the_test_images_are_as_good_as_the_runs_student(fed_dpsd, tmp_path, model):
+    (run,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    test = held_out(open_run_folder(run))
+    (tmp_path / "new").mkdir()
+    for number, image in enumerate(test.images):
+        Image.fromarray(image[0]).save(tmp_path / "new" / f"{number:03}.png")
+    code, printed, _ = fed_dpsd("predict", model, "new")
+    assert code == 0
+    classes = [int(row["class"]) for row in csv.DictReader(printed)]
+    assert np.mean(classes == test.labels) == pytest.approx(
+        summary["accuracy"]["student"], abs=1e-4
+    )
+
+
+def test_a_files_classes_come_from_what_a_parquet_file_declares(fed_dpsd, tmp_path):
+    """As data sets of the Hugging Face hub do, in medmnist's case too."""
+    info = {"features": {"label": {"names": ["normal", "pneumonia"], "_type": "ClassLabel"}}}
+    for split in ("train", "test"):
+        buffer = io.BytesIO()
+        Image.new("L", (28, 28)).save(buffer, "PNG")
+        rows = {"image": [{"bytes": buffer.getvalue(), "path": None}] * 20, "label": [0, 1] * 10}
+        table = pyarrow.table(rows).replace_schema_metadata(
+            {"huggingface": json.dumps({"info": info})}
+        )
+        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
+    settings = *SMALL, "rounds=1", "data=medmnist", "data.path=.", "num_clients=1"
+    _, printed, _ = fed_dpsd("run", *settings)
+    _, printed, _ = fed_dpsd("export", printed[-1])
+    Image.new("L", (50, 60)).save(tmp_path / "x.png")
+    _, printed, _ = fed_dpsd("predict", printed[-1], "x.png", "--all")
+    assert printed[0] == "file,class,probability,normal,pneumonia"
+    assert printed[1].split(",")[1] in ("normal", "pneumonia")
 
 
 def test_onnx_without_its_packages_says_what_to_install(fed_dpsd, tmp_path, model, monkeypatch):

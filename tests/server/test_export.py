@@ -2,38 +2,24 @@
 
 import json
 import math
+import re
+import sys
 from collections import OrderedDict
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import safetensors.torch
 import torch
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import test_split as held_out
 from fed_dpsd.models import fixed_features, patches
 from fed_dpsd.models.inference import predict
-from fed_dpsd.server import checkpoint
-from fed_dpsd.server import run as runs
-from fed_dpsd.server.export import FACTS, Network, export, open_student
-from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
-
-
-@pytest.fixture
-def finished(small):
-    """Runs a small experiment; its folder, summary and test split."""
-
-    def make(*overrides):
-        experiment = small("rounds=1", *overrides)
-        folder = new_run_folder(experiment)
-        federation = LocalFederation(experiment, folder)
-        summary = runs.run(experiment, federation, folder, lambda line: None)
-        return folder, summary, held_out(experiment)
-
-    return make
-
+from fed_dpsd.server import checkpoint, onnx_file
+from fed_dpsd.server import export as exports
+from fed_dpsd.server.export import export
+from fed_dpsd.server.student import FACTS, Network, open_student
 
 FEDAVG = (
     *("method=fedavg", "training=plain", "answers=probabilities", "model.teacher=cnn_bn"),
@@ -48,7 +34,7 @@ STUDENTS = [(), ("model=scattering",), ("model.student=cnn_datalens",), RESNET34
 @pytest.mark.parametrize("overrides", STUDENTS, ids=lambda o: str(o[:1]))
 def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overrides):
     folder, summary, test = finished(*overrides)
-    path = export(folder, tmp_path / "model", "safetensors")
+    path = export(folder, tmp_path / "model", "safetensors").path
     student = open_student(path)
     scores = predict(student.model, test.images, torch.device("cpu"))
     assert (scores.argmax(1) == test.labels).mean() == summary["accuracy"]["student"]
@@ -59,7 +45,7 @@ def test_a_student_from_its_file_scores_as_in_its_run(finished, tmp_path, overri
 
 def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypatch):
     """As where rounding has clusters of patches part otherwise; the control is this processor."""
-    path = export(finished("model=patches")[0], tmp_path, "safetensors")
+    path = export(finished("model=patches")[0], tmp_path, "safetensors").path
     open_student(path)
     kernels, offsets = patches.patterns((1, 8, 8))
     monkeypatch.setattr(patches, "patterns", lambda _: (kernels.flip(0), offsets))
@@ -68,19 +54,93 @@ def test_a_processor_with_other_features_is_refused(finished, tmp_path, monkeypa
         open_student(path)
 
 
+# --- ONNX ---
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.parametrize("overrides", [(), ("model=scattering",)], ids=["cnn", "scattering"])
-def test_an_onnx_file_gives_the_same_probabilities(finished, tmp_path, overrides):
+def test_an_onnx_file_gives_the_same_probabilities_of_every_test_image(
+    finished, tmp_path, overrides
+):
     folder, summary, test = finished(*overrides)
-    own = open_student(export(folder, tmp_path, "safetensors"))
-    session = onnxruntime.InferenceSession(export(folder, tmp_path, "onnx"))
-    images = (test.images[:7] / 255).astype(np.float32)
-    (given,) = session.run(["probabilities"], {"images": images})
-    wanted = predict(own.model, test.images[:7], torch.device("cpu"))
-    np.testing.assert_allclose(given, wanted, atol=1e-5)
+    own = open_student(export(folder, tmp_path, "safetensors").path)
+    path, compared = export(folder, tmp_path, "onnx")
+    session = onnxruntime.InferenceSession(path)
+    (scores,) = session.run(["probabilities"], {"images": (test.images / 255).astype(np.float32)})
+    np.testing.assert_allclose(scores, own.predict(test.images), atol=1e-4)
+    told = re.fullmatch(
+        r"ONNX and torch differ by at most (\S+) on 360 test images of digits", compared
+    )
+    assert float(told[1]) <= 1e-4
     facts = json.loads(session.get_modelmeta().custom_metadata_map[FACTS])
     assert facts["privacy"] == summary["privacy"]
+    student = open_student(path)
+    assert student.card == own.card
+    assert student.classes == own.classes
+    assert (student.predict(test.images).argmax(1) == test.labels).mean() == (
+        summary["accuracy"]["student"]
+    )
+    card = json.loads((tmp_path / "privacy_card.json").read_text())
+    assert card["files"]["student.onnx"]["compared"] == compared
+    assert set(card["files"]) == {"student.onnx", "student.safetensors"}
+
+
+def _altered(content):
+    """An ONNX file with other weights."""
+    model = onnx.load_from_string(content)
+    weights = max(model.graph.initializer, key=lambda each: len(each.raw_data))
+    weights.raw_data = bytes(len(weights.raw_data))
+    return model.SerializeToString()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, monkeypatch):
+    folder, _, _ = finished()
+    path = export(folder, tmp_path / "good", "onnx").path
+    path.write_bytes(_altered(path.read_bytes()))
+    with pytest.raises(UserError, match="answers otherwise than the student that was exported"):
+        open_student(path)
+    convert = onnx_file.to_onnx
+    monkeypatch.setattr(onnx_file, "to_onnx", lambda *given: _altered(convert(*given)))
+    with pytest.raises(UserError, match="360 test images of digits, more than 0.0001; nothing was"):
+        export(folder, tmp_path / "bad", "onnx")
+    assert not (tmp_path / "bad").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_path, monkeypatch):
+    def gone(experiment):
+        raise UserError("the folder is gone")
+
+    monkeypatch.setattr(exports, "test_split", gone)
+    compared = export(finished()[0], tmp_path, "onnx").compared
+    assert "on 256 drawn images, as the run's own cannot be read (the folder is gone)" in compared
+
+
+@pytest.mark.parametrize("package", onnx_file.PACKAGES)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    finished, tmp_path, monkeypatch, package
+):
+    folder, _, _ = finished()
+    monkeypatch.setitem(sys.modules, package, None)
+    told = f"ONNX needs {package}, not installed here: pip install 'fed-dpsd\\[onnx\\]'"
+    with pytest.raises(UserError, match=told):
+        export(folder, tmp_path, "onnx")
+    assert not list(tmp_path.glob("*.*"))
+
+
+@pytest.mark.parametrize("content", [b"no model", b""])
+def test_a_file_that_is_no_onnx_is_refused(tmp_path, content):
+    path = tmp_path / "student.onnx"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not an exported student .onnxruntime cannot run it"):
+        open_student(path)
+
+
+# --- files ---
 
 
 def test_what_cannot_be_exported_is_said(finished, tmp_path):
@@ -96,7 +156,7 @@ def test_what_cannot_be_exported_is_said(finished, tmp_path):
 
 def test_a_file_is_never_overwritten(finished, tmp_path):
     folder, _, _ = finished()
-    path = export(folder, tmp_path, "safetensors")
+    path = export(folder, tmp_path, "safetensors").path
     content = path.read_bytes()
     with pytest.raises(UserError, match="exists already"):
         export(folder, tmp_path, "safetensors")
@@ -128,7 +188,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path, network, told):
 
 
 def test_a_damaged_student_is_refused(finished, tmp_path):
-    path = export(finished()[0], tmp_path, "safetensors")
+    path = export(finished()[0], tmp_path, "safetensors").path
     weights = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, "pt") as file:
         facts = file.metadata()
@@ -146,3 +206,39 @@ def test_weights_without_facts_are_no_student(tmp_path):
     path.write_bytes(b"not safetensors")
     with pytest.raises(UserError, match="is not a safetensors file"):
         open_student(path)
+
+
+# --- cards beside the file ---
+
+
+def test_the_classes_lie_beside_the_file_too(finished, tmp_path):
+    export(finished()[0], tmp_path, "safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["id2label"] == {str(number): str(number) for number in range(10)}
+    assert config["label2id"]["7"] == 7
+    assert config["architecture"] == "cnn"
+
+
+def test_a_folder_with_anything_else_of_the_cards_names_is_refused(finished, tmp_path):
+    folder, _, _ = finished()
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(UserError, match="README.md exists already, and is not of this student"):
+        export(folder, tmp_path, "safetensors")
+    assert not (tmp_path / "student.safetensors").exists()
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_another_runs_student_does_not_join(finished, tmp_path):
+    export(finished()[0], tmp_path / "model", "safetensors")
+    (tmp_path / "model" / "student.safetensors").unlink()
+    with pytest.raises(UserError, match="exists already, and is not of this student"):
+        export(finished("seed=1")[0], tmp_path / "model", "safetensors")
+
+
+def test_an_edited_model_card_is_kept(finished, tmp_path):
+    folder, _, _ = finished()
+    path = export(folder, tmp_path, "safetensors").path
+    (tmp_path / "README.md").write_text("edited")
+    path.unlink()
+    export(folder, tmp_path, "safetensors")
+    assert (tmp_path / "README.md").read_text() == "edited"

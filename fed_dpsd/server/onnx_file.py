@@ -1,0 +1,105 @@
+"""Students as ONNX files: written by torch, read by onnxruntime; both are extras.
+
+A file maps `images`, (B, C, S, S) float32 in [0, 1], to `probabilities`, (B, K) float32, for any B.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.models.inference import batches
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def require(packages: tuple[str, ...] = PACKAGES) -> None:
+    """Check that the packages of the extra are installed.
+
+    Raises:
+        UserError: some are missing; the message has the command that installs them.
+    """
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(
+            f"ONNX needs {' and '.join(missing)}, not installed here: pip install 'fed-dpsd[onnx]'"
+        )
+
+
+class OnnxModel:
+    """The network of an ONNX file.
+
+    Args:
+        content: the file, or what it holds.
+
+    Raises:
+        UserError: onnxruntime is not installed.
+        ValueError: it is no ONNX file that onnxruntime can run.
+    """
+
+    def __init__(self, content: Path | bytes) -> None:
+        require(("onnxruntime",))
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # errors are told here, not by the library
+        source = content if isinstance(content, bytes) else content.read_bytes()
+        try:
+            self._session = onnxruntime.InferenceSession(
+                source, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its errors have no common type below Exception
+            raise ValueError(f"onnxruntime cannot run it: {type(error).__name__}") from None
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Return the file's own metadata."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the (B, K) probabilities of (B, C, S, S) uint8 images."""
+        parts = [
+            self._session.run(["probabilities"], {"images": batch.contiguous().numpy()})[0]
+            for batch in batches(images, torch.device("cpu"))
+        ]
+        return np.concatenate(parts)
+
+
+class _Probabilities(nn.Module):
+    """A classifier whose outputs are probabilities."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Map (B, C, S, S) images in [0, 1] to (B, K) probabilities."""
+        return self.model(images).softmax(1)
+
+
+def to_onnx(model: nn.Module, shape: tuple[int, ...], metadata: Mapping[str, str]) -> bytes:
+    """Return the content of an ONNX file.
+
+    Args:
+        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits.
+        shape: (C, S, S).
+        metadata: what the file says of itself.
+    """
+    images = torch.zeros((2, *shape))
+    model(images)  # fixed features compute their constants here, so they are not traced
+    program = torch.onnx.export(
+        _Probabilities(model).eval(),
+        (images,),
+        input_names=["images"],
+        output_names=["probabilities"],
+        dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.model.metadata_props.update(metadata)
+    return program.model_proto.SerializeToString()

@@ -1,0 +1,217 @@
+"""Students: a network that a completed run, or a file that `export` wrote, holds; and its facts."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fed_dpsd import __version__
+from fed_dpsd.binder import Binder
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.methods.method import below
+from fed_dpsd.models import initialise, misfit, procedural, read_facts, read_weights
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.inference import predict
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.cards import privacy_card_of
+from fed_dpsd.server.completed import CompletedRun
+from fed_dpsd.server.onnx_file import OnnxModel
+from fed_dpsd.server.run_folder import is_run_folder
+from fed_dpsd.server.summary import result_line
+from fed_dpsd.streams import Streams
+
+FACTS = "fed_dpsd"  # key in the metadata of a file
+ROUNDING = 1e-3  # most that a probability may differ between processors
+
+
+@dataclass(frozen=True)
+class Network:
+    """The architecture and sizes of a student.
+
+    Args:
+        architecture: a key of `CLASSIFIERS`.
+        width: width of its first layer, >= 1.
+        shape: (C, S, S) of its images.
+        num_classes: number of classes, >= 2.
+    """
+
+    architecture: str
+    width: int
+    shape: tuple[int, ...]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        if self.architecture not in CLASSIFIERS:
+            known = ", ".join(CLASSIFIERS)
+            raise ValueError(f"architecture={self.architecture!r} is not one of {known}")
+        if len(self.shape) != 3 or min(self.width, *self.shape) < 1 or self.num_classes < 2:
+            raise ValueError(f"{self} has a size that no network has")
+
+    def build(self) -> Classifier:
+        """Return the network with initial weights, to be replaced."""
+        make = CLASSIFIERS[self.architecture]
+        return initialise(
+            lambda: make(self.shape, self.num_classes, self.width), torch.Generator()
+        ).eval()
+
+
+@dataclass(frozen=True)
+class Student:
+    """A student of a run, or read from a file.
+
+    Args:
+        network: its architecture and sizes.
+        model: the network, from (B, C, S, S) images in [0, 1] to (B, K) logits; or an ONNX file's.
+        facts: the facts about the run that it is from; `privacy` is that run's.
+    """
+
+    network: Network
+    model: Classifier | OnnxModel
+    facts: Mapping[str, Any]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of `predict`; their numbers if none are known."""
+        return tuple(self.facts.get("classes") or map(str, range(self.network.num_classes)))
+
+    @property
+    def card(self) -> dict[str, Any] | None:
+        """The privacy card (fed_dpsd/server/cards.py); None in files of former versions."""
+        known = self.facts.get("card")
+        return {**known, "privacy": self.facts["privacy"]} if known else None
+
+    def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
+
+        Raises:
+            UserError: the images are of another type or shape, or there are none.
+        """
+        fits = images.ndim == 4 and len(images) > 0 and images.shape[1:] == self.network.shape
+        if images.dtype != np.uint8 or not fits:
+            raise UserError(
+                f"images={images.dtype} {images.shape}: give uint8 images, values 0 to 255, of "
+                f"shape (B, {', '.join(map(str, self.network.shape))}) with B >= 1"
+            )
+        return _probabilities(self.model, images)
+
+    def __repr__(self) -> str:
+        """Return the network and the result of the run, without the weights."""
+        return f"Student({self.network}, {self.facts.get('result')!r})"
+
+
+def student_of(run: CompletedRun) -> Student:
+    """Return the student of a completed run, from its last checkpoint.
+
+    Raises:
+        UserError: the run has no student of its own.
+    """
+    config, summary = run.experiment.config, run.summary
+    arch, width = config.model.student, config.model.student_width
+    if run.experiment.method.averages:  # an average of teachers has their architecture
+        arch, width = config.architecture(0), config.model.teacher_width
+    network = Network(arch, width, config.data.shape, config.data.num_classes)
+    weights = below("student", run.state.tensors)
+    model = network.build()
+    if reason := misfit(model, weights):
+        raise UserError(
+            f"{run.folder}: method {summary['method']} has no student of its own: {reason}"
+        )
+    model.load_state_dict(weights)
+    card = privacy_card_of(run)
+    facts = {
+        "version": __version__,
+        "network": vars(network),
+        "result": result_line(run.experiment, summary),
+        "classes": config.data.class_names,
+        "check": _check(model, network).tolist(),
+        **{key: summary[key] for key in ("method", "data", "student_sha256")},
+        "privacy": card.pop("privacy"),
+        "card": card,
+    }
+    return Student(network, model, facts)
+
+
+def open_student(path: Path) -> Student:
+    """Read a student that `export` wrote, as safetensors or ONNX.
+
+    Raises:
+        UserError: it is no such file, it is damaged, or a package for ONNX is missing.
+    """
+    if problem := _no_model(path):
+        raise UserError(f"{path} {problem}")
+    binder, weights = Binder(), {}
+    try:
+        if path.suffix == ".onnx":
+            model = OnnxModel(path)
+            metadata = model.metadata
+        else:
+            weights = read_weights(path)
+            metadata = read_facts(path)
+        facts = json.loads(metadata[FACTS])
+        network = binder.bind(Network, facts["network"], "network.")
+        binder.finish()
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        reason = "it holds no network" if isinstance(error, KeyError) else error
+        raise UserError(
+            f"{path} is not an exported student ({reason}); give a file of `fed-dpsd export`"
+        ) from None
+    if path.suffix != ".onnx":
+        model = _built(network, weights, facts, path)
+    known = facts.get("check")  # files of earlier versions have none
+    if known is not None and np.abs(_check(model, network) - known).max() > ROUNDING:
+        raise UserError(f"{path}: {_reason_of_other_answers(model)}")
+    return Student(network, model, facts)
+
+
+def _built(
+    network: Network, weights: dict[str, torch.Tensor], facts: Mapping[str, Any], path: Path
+) -> Classifier:
+    """Return a network with the weights of a file."""
+    model = network.build()
+    if reason := misfit(model, weights):
+        raise UserError(f"{path}: {reason}; export the student again")
+    if checkpoint.digest_of(weights) != facts.get("student_sha256"):
+        raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
+    model.load_state_dict(weights)
+    return model
+
+
+def _no_model(path: Path) -> str:
+    """Return what a path is where it is no model's file, and what to do; "" otherwise."""
+    if is_run_folder(path):
+        return f"is a run folder; `fed-dpsd export {path}` writes its student to a file"
+    if path.is_dir():
+        files = sorted([*path.glob("*.safetensors"), *path.glob("*.onnx")])
+        return f"is a folder; give the file {files[-1] if files else 'that `export` wrote'}"
+    return "" if path.exists() else "is not there; `fed-dpsd export RUN` writes such a file"
+
+
+def _check(model: Classifier | OnnxModel, network: Network) -> NDArray[np.float32]:
+    """Return a student's (4, K) probabilities on images of random pixels.
+
+    A safetensors file holds no constants of fixed features, which a processor with other
+    instructions may compute otherwise (fed_dpsd/models/patches.py).
+    """
+    return _probabilities(model, procedural.noise(4, network.shape, Streams(0).numpy("check")))
+
+
+def _reason_of_other_answers(model: Classifier | OnnxModel) -> str:
+    """Return why a file's student answers otherwise than when it was exported, and what to do."""
+    if isinstance(model, OnnxModel):
+        return "it answers otherwise than the student that was exported; export that again"
+    return (
+        "this processor computes other fixed features than the one that trained the student; use "
+        "one of that kind, or an export with --format onnx, which holds them"
+    )
+
+
+def _probabilities(model: Classifier | OnnxModel, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the (B, K) probabilities of (B, C, S, S) uint8 images."""
+    if isinstance(model, OnnxModel):
+        return model.predict(images)
+    return predict(model, images, torch.device("cpu"))

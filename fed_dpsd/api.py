@@ -27,6 +27,7 @@ from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.simulation.duration import Duration, expected
@@ -78,6 +79,31 @@ class Run:
         if form not in get_args(Format):
             raise UserError(f"form={form!r} must be {' or '.join(get_args(Format))}")
         return export(self.folder, Path(folder).absolute(), form).path
+
+    def synthesize(
+        self,
+        number: int,
+        path: Path | str,
+        labels: bool = False,
+        source: Source | None = None,
+        seed: int = 0,
+    ) -> Path:
+        """Write synthetic images as parquet, with their privacy card; return the file's path.
+
+        Args:
+            number: how many images to draw, >= 1.
+            path: the file to write, FILE.parquet, in a folder of its own.
+            labels: whether the student labels them, in the columns `label` and `probabilities`.
+            source: "generator" for the run's generator, the default where there is one;
+                "questions" for images as the run asked them.
+            seed: the same seed gives the same file.
+
+        Raises:
+            UserError: the run is not completed or keeps no such images, or a file exists or cannot
+                be written.
+        """
+        place = Path(path).absolute()
+        return synthesize(self.folder, number, place, labels, source, seed).path
 
     def __str__(self) -> str:
         """Return the result in one line."""

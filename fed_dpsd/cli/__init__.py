@@ -126,6 +126,10 @@ _add(
     "fed-dpsd predict model/student.safetensors IMAGE.png",
 )
 _add(
+    *(student.synthesize, "synthesize", TRY, "docs/artefacts.md"),
+    "fed-dpsd synthesize runs/RUN --num 1000 --labels --out synthetic/train.parquet",
+)
+_add(
     catalogue.show,
     "list",
     KNOW,

@@ -1,4 +1,4 @@
-"""The commands `fed-dpsd export` and `fed-dpsd predict`: an exported student, and its use."""
+"""The commands `export`, `predict` and `synthesize`: what people take away from a run."""
 
 import csv
 import sys
@@ -40,6 +40,35 @@ def export(
     if exported.compared:
         say(exported.compared)
     print(exported.path)
+
+
+def synthesize(
+    run_folder: Run,
+    number: Annotated[int, typer.Option("--num", min=1, help="How many images to draw.")],
+    out: Annotated[Path, typer.Option(help="FILE.parquet to write, in a folder of its own.")],
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Let the student label them, in two more columns.")
+    ] = False,
+    source: Annotated[
+        Literal["generator", "questions"] | None,
+        typer.Option(
+            "--from",
+            help="generator: the run's, the default where there is one; questions: images as the "
+            "run asked them.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same file.")] = 0,
+) -> None:
+    """Write synthetic images of a run as parquet, with its privacy card, and print the path.
+
+    `datasets.load_dataset("parquet", data_files=FILE)` reads it, and so does data.path. PRIVACY.md,
+    privacy_card.json and README.md (a dataset card for the Hugging Face hub) lie beside it.
+    """
+    from fed_dpsd.server.synthesis import synthesize as write_images
+
+    written = write_images(run_folder.absolute(), number, out.absolute(), labels, source, seed)
+    say(written.origin)
+    print(written.path)
 
 
 def predict(

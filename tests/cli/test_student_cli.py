@@ -125,3 +125,16 @@ def test_onnx_without_its_packages_says_what_to_install(fed_dpsd, tmp_path, mode
     code, _, told = fed_dpsd("export", str(run), "--out", "other", "--format", "onnx")
     assert code == 1
     assert "pip install 'fed-dpsd[onnx]'" in told
+
+
+def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd, tmp_path, model):
+    (run,) = (tmp_path / "runs").iterdir()
+    words = "synthesize", str(run), "--num", "10", "--out", "images/train.parquet"
+    code, printed, told = fed_dpsd(*words, "--labels", "--from", "questions")
+    assert (code, printed) == (0, [str(tmp_path / "images" / "train.parquet")])
+    assert "as the run's next rounds would have asked them" in told
+    code, _, told = fed_dpsd(*words)
+    assert code == 1
+    assert "images/train.parquet exists already" in told
+    code, _, _ = fed_dpsd("synthesize", str(run), "--num", "0", "--out", "more/train.parquet")
+    assert code == 2

@@ -1,0 +1,273 @@
+"""Synthetic images of a completed run: drawn as the run drew its own, and their parquet file.
+
+Nothing private takes part: generators and students are computed from what clients released.
+"""
+
+import dataclasses
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.methods.dpsd import DPSD
+from fed_dpsd.methods.fed_dpsd import FedDPSD
+from fed_dpsd.methods.method import Method, World, below
+from fed_dpsd.models import procedural, torch_threads
+from fed_dpsd.models.inference import to_bytes
+from fed_dpsd.progress import reporting
+from fed_dpsd.server.cards import privacy_card_of, write_cards
+from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.hub_cards import dataset_card
+from fed_dpsd.server.student import Student, student_of
+from fed_dpsd.storage import write_atomically
+from fed_dpsd.streams import Streams
+
+Source = Literal["generator", "questions"]
+CARDS = ("privacy_card.json", "PRIVACY.md", "README.md")
+PURPOSE = "images after the run"  # of random streams; no method has one of that name
+ROWS_AT_ONCE = 1_000  # rows of a group of the parquet file, which readers load together
+
+
+class Synthetic(NamedTuple):
+    """A file of synthetic images, and a sentence on how they were drawn."""
+
+    path: Path
+    origin: str
+
+
+def synthesize(
+    run_folder: Path,
+    number: int,
+    path: Path,
+    labels: bool = False,
+    source: Source | None = None,
+    seed: int = 0,
+) -> Synthetic:
+    """Write a parquet file of synthetic images in the hub's layout, and its cards beside it.
+
+    Args:
+        run_folder: the folder of a completed run.
+        number: how many images to draw, >= 1.
+        path: the file to write, FILE.parquet, in a folder without other cards.
+        labels: whether the student labels them: a column `label`, and one of `probabilities`.
+        source: "generator" for images of the run's generator, "questions" for images as they were
+            asked; None for the generator where there is one.
+        seed: the same seed gives the same file.
+
+    Raises:
+        UserError: the run has not completed or keeps no such images, or a file exists or cannot be
+            written.
+    """
+    _check_place(path)
+    run = open_completed(run_folder)
+    student = student_of(run)
+    with torch_threads(run.experiment.config.threads_server):
+        images, origin = drawn(run, student, number, source, seed)
+        scores = student.predict(images) if labels else None
+    buffer = io.BytesIO()
+    table = table_of(images, scores, student.classes)
+    pyarrow.parquet.write_table(table, buffer, row_group_size=ROWS_AT_ONCE)
+    content = buffer.getvalue()
+    card = {
+        "artefact": f"{number:,} synthetic images in {path.name}",
+        **privacy_card_of(run),
+        "origin": origin,
+        "seed": seed,
+        "files": {path.name: {"sha256": hashlib.sha256(content).hexdigest()}},
+    }
+    text = dataset_card(run, path.name, number, origin, labels, card)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_cards(path.parent, card)
+        write_atomically(path.parent / "README.md", text.encode())
+        write_atomically(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); choose another") from None
+    return Synthetic(path, origin)
+
+
+def _check_place(path: Path) -> None:
+    """Check that a file can be written without replacing anything.
+
+    Raises:
+        UserError: its name is another type's, or it or one of its cards exists.
+    """
+    if path.suffix != ".parquet":
+        raise UserError(f"--out {path}: give a name that ends in .parquet")
+    for each in (path, *(path.parent / name for name in CARDS)):
+        if each.exists():
+            raise UserError(
+                f"{each} exists already; choose another folder, as the images' cards lie beside "
+                "them"
+            )
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+def drawn(
+    run: CompletedRun, student: Student, number: int, source: Source | None, seed: int
+) -> tuple[NDArray[np.uint8], str]:
+    """Draw (N, C, S, S) uint8 images of a run, and say how, in a sentence.
+
+    Raises:
+        UserError: the run keeps nothing to draw from, or fewer images than were wanted.
+    """
+    method, name = run.experiment.method, run.summary["method"]
+    config = dataclasses.replace(run.experiment.config, server_device="cpu")
+    world = World.of(config, run.experiment.training, run.experiment.answers)
+    kept = below("generator", run.state.tensors)
+    grows = isinstance(method, FedDPSD) and method.mixture(world.queries_per_round)["generated"]
+    if source is None:
+        source = "generator" if kept or grows else "questions"
+    streams = Streams(seed)
+    if source == "generator" and kept:
+        parts = _of_kept_generator(world, method.latent_size, kept, streams)
+        origin = "The run's generator drew them from new latent vectors, as its last round left it"
+        origin += "." if _is_trained(method) else "; nothing has trained it."
+    elif source == "generator" and grows:
+        parts = _of_new_generators(method, student, world, run, streams)
+        origin = _origin_of_new_generators(method)
+    elif source == "generator":
+        raise UserError(
+            f"{run.folder}: method {name} keeps no generator; use --from questions for the images "
+            "that the run asked"
+        )
+    elif isinstance(method, FedDPSD):
+        parts = _of_next_rounds(method, student, world, run, streams)
+        origin = "They are questions as the run's next rounds would have asked them."
+    else:
+        return _of_the_bank(run, number, streams), "They are among the images that the run asked."
+    return _taken(parts, number), origin
+
+
+def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]:
+    """Return the first so many images of a stream of batches."""
+    taken: list[NDArray[np.uint8]] = []
+    with reporting("images drawn", number) as task:
+        while (missing := number - sum(map(len, taken))) > 0:
+            taken.append(next(parts)[:missing])
+            task.advance(len(taken[-1]))
+    return np.concatenate(taken)
+
+
+def _of_kept_generator(
+    world: World, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield batches as large as a round's: the batch's statistics normalise an image."""
+    generator = world.make_generator(latent_size, torch.Generator())
+    generator.load_state_dict(weights)
+    generator.train()
+    rng = streams.torch(PURPOSE)
+    while True:
+        latents = torch.randn((world.queries_per_round, latent_size), generator=rng)
+        with torch.no_grad():
+            yield to_bytes(generator(latents))
+
+
+def _is_trained(method: Method) -> bool:
+    """Return whether a method that keeps a generator trains it, by its settings."""
+    steps = [getattr(method, f"{kind}_steps", None) for kind in ("generator", "pretraining")]
+    return getattr(method, "generator_learning_rate", 0) > 0 and steps not in ([0, None], [0, 0])
+
+
+def _of_new_generators(
+    method: FedDPSD, student: Student, world: World, run: CompletedRun, streams: Streams
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield a batch of each of new generators, trained as those of the run were."""
+    rng, polarity = streams.torch(PURPOSE), method.polarity_after(list(run.state.bank))
+    while True:
+        images = method.generate(student.model, world, method.images_per_generator, rng)
+        yield procedural.turned(to_bytes(images), polarity)
+
+
+def _origin_of_new_generators(method: FedDPSD) -> str:
+    trained = isinstance(method, DPSD) and method.discriminator == "teacher"
+    instead = ", in the place of the teacher, which the run does not keep" if trained else ""
+    return (
+        f"New generators drew them, {method.images_per_generator} each, after "
+        f"{method.generator_steps} steps against the student{instead}."
+    )
+
+
+def _of_next_rounds(
+    method: FedDPSD, student: Student, world: World, run: CompletedRun, streams: Streams
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the images of rounds after the last one, each round's in random order."""
+    bank = list(run.state.bank)
+    for number in itertools.count(world.rounds + 1):
+        images = method.draw(student.model, world, streams, number, bank)
+        images = procedural.turned(images, method.polarity_after(bank))
+        yield images[streams.numpy(PURPOSE, query_id=number).permutation(len(images))]
+
+
+def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
+    """Return some of the images that a run asked, in random order.
+
+    Raises:
+        UserError: it asked fewer, or none.
+    """
+    asked = [part.images for part in run.state.bank]
+    if not asked:
+        raise UserError(
+            f"{run.folder}: method {run.summary['method']} neither keeps a generator nor asks "
+            "images; choose a run of another, such as fed_dpsd"
+        )
+    images = np.concatenate(asked)
+    if number > len(images):
+        raise UserError(
+            f"--num {number}: the run asked {len(images):,} images, and its method draws no "
+            f"others; give at most {len(images)}"
+        )
+    return images[streams.numpy(PURPOSE).permutation(len(images))[:number]]
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def table_of(
+    images: NDArray[np.uint8], scores: NDArray[np.float32] | None, classes: tuple[str, ...]
+) -> pyarrow.Table:
+    """Return a table whose schema says, as the hub's do, what its columns are.
+
+    Args:
+        images: (N, C, S, S).
+        scores: (N, K) probabilities, or None for images without labels.
+        classes: the names of the K classes.
+    """
+    columns: dict[str, Any] = {"image": [{"bytes": png(image), "path": None} for image in images]}
+    types = {"image": pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})}
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    if scores is not None:
+        columns |= {"label": scores.argmax(1), "probabilities": scores.tolist()}
+        types |= {
+            "label": pyarrow.int64(),
+            "probabilities": pyarrow.list_(pyarrow.float32(), len(classes)),
+        }
+        features["label"] = {"names": list(classes), "_type": "ClassLabel"}
+        features["probabilities"] = {
+            "feature": {"dtype": "float32", "_type": "Value"},
+            "length": len(classes),
+            "_type": "Sequence",
+        }
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pyarrow.table(columns, pyarrow.schema(types.items(), metadata))
+
+
+def png(image: NDArray[np.uint8]) -> bytes:
+    """Return (C, S, S) pixels as a PNG file."""
+    pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    content = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(content, "PNG")
+    return content.getvalue()

@@ -1,0 +1,149 @@
+"""What is taken away says what it cost: the run's own numbers, and what they leave out."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import yaml
+from huggingface_hub import DatasetCard, ModelCard
+
+from fed_dpsd.accounts.card import MORE_NOTE
+from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.server import cards, hub_cards
+from fed_dpsd.server.completed import CompletedRun, open_completed
+from fed_dpsd.server.export import export
+from fed_dpsd.server.student import open_student
+from fed_dpsd.server.synthesis import synthesize
+from tests.plugin import installed, write_installed
+
+DP = ("training=dp_sgd", "training.steps=20")
+PLAIN = ("training=plain", "answers=label", "answers.epsilon_per_answer=0.01")
+CLEAR = ("training=plain", "answers=probabilities")
+
+
+def read(folder):
+    card = json.loads((folder / "privacy_card.json").read_text())
+    return card, (folder / "PRIVACY.md").read_text()
+
+
+@pytest.mark.parametrize("overrides", [DP, PLAIN, CLEAR], ids=["dp", "label", "clear"])
+@pytest.mark.parametrize("artefact", ["student", "images"])
+def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
+    finished, tmp_path, overrides, artefact
+):
+    folder, summary, _ = finished(*overrides)
+    if artefact == "student":
+        path = export(folder, tmp_path / "it", "safetensors").path
+        assert open_student(path).card["privacy"] == summary["privacy"]
+    else:
+        path = synthesize(folder, 8, tmp_path / "it" / "train.parquet").path
+    card, text = read(tmp_path / "it")
+    assert card["privacy"] == summary["privacy"]
+    assert path.name in card["files"]
+    assert path.name in text
+    for row in summary["privacy"]["proven"]:
+        claim = Epsilon.from_json(row)
+        (line,) = (
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| {claim.unit} | {claim.relation} |")
+        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert cells[2:5] == [claim.number(5), f"{claim.delta:g}", claim.trust]
+        nothing = f"{claim.unit}, {claim.relation}"
+        assert math.isinf(claim.value) == any(nothing in line for line in card["not_covered"])
+    before, published = text.split("## Published, which guarantees nothing")
+    assert "epsilon published" not in before
+    assert card["published"] in published.split("##")[0]
+    for part in (cards.POST_PROCESSING, *card["verdict"], *card["source"], *card["notes"]):
+        assert part in text
+    assert card["versions"]["run"] == json.loads((folder / "versions.json").read_text())
+    plain = any("trained without noise" in line for line in card["not_covered"])
+    assert plain == (overrides != DP)
+    assert "2 of 2 clients stated" in text
+    assert "Not reviewed" not in text
+
+
+def test_a_card_says_that_more_was_charged_than_planned(finished):
+    folder, summary, _ = finished(*DP)
+    run = open_completed(folder)
+    assert not any("More was charged" in line for line in cards.privacy_card_of(run)["source"])
+    for row in summary["privacy"]["proven"]:
+        row["notes"].append(MORE_NOTE)
+    run = CompletedRun(run.folder, run.experiment, summary, run.state)
+    card = cards.privacy_card_of(run)
+    assert "More was charged than planned" in cards.as_markdown(card)
+
+
+def test_what_a_plug_in_took_part_in_is_not_reviewed(finished, tmp_path):
+    with installed(write_installed(tmp_path / "installed")):
+        folder, _, _ = finished("plugins=example", "answers=laplace_probabilities")
+        export(folder, tmp_path / "model", "safetensors")
+        synthesize(folder, 8, tmp_path / "images" / "train.parquet")
+    for place in ("model", "images"):
+        card, text = read(tmp_path / place)
+        assert card["not_reviewed"] == ["example==1.0"]
+        assert "**Not reviewed**: example==1.0 took part" in text
+        assert "not reviewed: example==1.0" in (tmp_path / place / "README.md").read_text()
+
+
+def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
+    run = open_completed(finished(*DP)[0])
+    config = run.experiment.config
+    federation = dataclasses.replace(config.federation, simulation=False)
+    config = dataclasses.replace(config, federation=federation)
+    experiment = dataclasses.replace(run.experiment, config=config)
+    queries = {**run.summary["queries"], "answered_per_client": None}
+    deployed = dataclasses.replace(
+        run, experiment=experiment, summary={**run.summary, "queries": queries}
+    )
+    card = cards.privacy_card_of(deployed)
+    assert "the coordinator has their statements alone" in " ".join(card["source"])
+    assert "in the hospitals' own ledgers" in card["asked"]
+    assert not any("accuracies" in line for line in card["not_covered"])
+
+
+# --- cards of the hub, whose own validation needs the network: its data classes read them back ---
+
+
+def test_a_model_card_is_what_the_hub_reads(finished, tmp_path):
+    folder, summary, _ = finished(*DP)
+    export(folder, tmp_path / "model", "safetensors")
+    content = (tmp_path / "model" / "README.md").read_text()
+    card = ModelCard(content)
+    scores = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert scores["accuracy"] == summary["accuracy"]["student"]
+    assert scores["roc_auc"] == summary["auroc"]["student"]
+    result = card.data.eval_results[0]
+    assert (result.task_type, result.dataset_name) == ("image-classification", "digits")
+    assert card.data.model_name == "fed_dpsd-digits"
+    assert card.data.pipeline_tag == "image-classification"
+    assert "differential-privacy" in card.data.tags
+    block = content.split("---")[1]
+    assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(block)
+    assert all(line in content for line in read(tmp_path / "model")[0]["verdict"])
+
+
+def test_a_student_that_was_not_scored_has_no_result(finished):
+    run = open_completed(finished(*CLEAR)[0])
+    nothing = {"accuracy": {**run.summary["accuracy"], "student": None}, "auroc": {"student": None}}
+    unscored = dataclasses.replace(run, summary={**run.summary, **nothing})
+    data = ModelCard(hub_cards.model_card(unscored, "01", cards.privacy_card_of(run))).data
+    assert data.eval_results is None
+    assert "differential-privacy" not in data.tags  # nothing is proven for a record
+
+
+@pytest.mark.parametrize(
+    ("number", "size"), [(999, "n<1K"), (1_000, "1K<n<10K"), (60_000, "10K<n<100K")]
+)
+def test_a_dataset_card_is_what_the_hub_reads(finished, number, size):
+    run = open_completed(finished(*DP)[0])
+    content = hub_cards.dataset_card(
+        *(run, "train.parquet", number, "They were drawn.", True, cards.privacy_card_of(run))
+    )
+    card = DatasetCard(content)
+    assert card.data.size_categories == [size]
+    assert card.data.task_categories == ["image-classification"]
+    assert card.data.configs[0]["data_files"] == [{"split": "train", "path": "train.parquet"}]
+    assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(content.split("---")[1])

@@ -1,0 +1,159 @@
+"""Synthetic images: drawn as the run's own were, labelled by its student, read by `datasets`."""
+
+import json
+
+import datasets
+import numpy as np
+import pytest
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import set_up
+from fed_dpsd.models import procedural
+from fed_dpsd.overrides import compose
+from fed_dpsd.server.completed import open_completed
+from fed_dpsd.server.student import student_of
+from fed_dpsd.server.synthesis import drawn, synthesize
+from fed_dpsd.streams import Streams
+from tests.shapes import CLASSES, write_shapes
+
+GENERATED = ("method=paper_fed_dpsd", "answers=probabilities")
+DENSE = ("method=dense", "model.teacher=cnn_bn", "method.generator_steps=2")
+
+
+def load(path, tmp_path):
+    return datasets.load_dataset(
+        *("parquet",), data_files=str(path), split="train", cache_dir=str(tmp_path / "hub")
+    )
+
+
+def pixels_of(table):
+    return np.stack([np.asarray(image)[None] for image in table["image"]])
+
+
+def test_datasets_loads_images_and_names_of_classes(finished, tmp_path):
+    folder, _, _ = finished()
+    path = synthesize(folder, 70, tmp_path / "synthetic" / "train.parquet", labels=True).path
+    table = load(path, tmp_path)
+    assert len(table) == 70
+    assert isinstance(table.features["image"], datasets.Image)
+    assert table.features["label"].names == [str(number) for number in range(10)]
+    student = student_of(open_completed(folder))
+    scores = student.predict(pixels_of(table))  # the labels are those of the pixels that are stored
+    assert table["label"][:] == scores.argmax(1).tolist()
+    np.testing.assert_allclose(table["probabilities"][:], scores, atol=1e-6)
+    whole = datasets.load_dataset(str(path.parent), cache_dir=str(tmp_path / "hub"))
+    assert len(whole["train"]) == 70  # README.md says which file is what
+    assert whole["train"].features == table.features
+
+
+def test_without_labels_there_are_images_alone(finished, tmp_path):
+    path = synthesize(finished()[0], 5, tmp_path / "it" / "train.parquet").path
+    assert load(path, tmp_path).column_names == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "source"),
+    [((), "generator"), ((), "questions"), (GENERATED, "generator"), (DENSE, "questions")],
+    ids=["new generators", "next rounds", "kept generator", "bank"],
+)
+def test_the_same_seed_gives_the_same_file(finished, tmp_path, overrides, source):
+    folder, _, _ = finished(*overrides)
+    contents = [
+        synthesize(folder, 9, tmp_path / name / "a.parquet", True, source, seed).path.read_bytes()
+        for name, seed in (("one", 0), ("two", 0), ("three", 1))
+    ]
+    assert contents[0] == contents[1] != contents[2]
+
+
+def images_of(folder, number, source=None, seed=0):
+    run = open_completed(folder)
+    return (*drawn(run, student_of(run), number, source, seed), run)
+
+
+def test_generators_are_trained_on_the_student_as_those_of_the_run(finished):
+    folder, _, _ = finished("method.images_per_generator=8", "method.generator_steps=3")
+    images, origin, _ = images_of(folder, 20)
+    assert images.shape == (20, 1, 8, 8)
+    assert origin == "New generators drew them, 8 each, after 3 steps against the student."
+    assert len(np.unique(images, axis=0)) == 20
+
+
+def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
+    folder, _, _ = finished(*GENERATED)
+    images, origin, run = images_of(folder, 100)
+    assert origin.startswith("The run's generator drew them from new latent vectors")
+    assert len(np.unique(images, axis=0)) == 100
+    asked = {image.tobytes() for part in run.state.bank for image in part.images}
+    assert not asked & {image.tobytes() for image in images}
+
+
+def test_questions_are_those_of_rounds_to_come(finished):
+    folder, _, _ = finished("method.noise_fraction=0", "method.lines_fraction=0.75")
+    images, origin, run = images_of(folder, 64, "questions", seed=0)
+    assert origin == "They are questions as the run's next rounds would have asked them."
+    asked = {image.tobytes() for part in run.state.bank for image in part.images}
+    assert len({image.tobytes() for image in images} - asked) == 64
+    # The run's own procedure drew them: without generators it needs no student.
+    folder, _, _ = finished(
+        *("method.noise_fraction=1", "method.areas_fraction=0", "method.lines_fraction=0")
+    )
+    images, origin, run = images_of(folder, 64, seed=5)
+    assert "next rounds" in origin  # there is no generator
+    (expected,) = procedural.draw(
+        {"noise": 64, "areas": 0, "lines": 0, "leaves": 0}, (1, 8, 8), Streams(5), 2
+    )[:1]
+    expected = procedural.turned(expected, "both")
+    assert sorted(map(bytes, images)) == sorted(map(bytes, expected))
+
+
+def test_methods_that_throw_generators_away_have_the_images_that_they_asked(finished):
+    folder, _, _ = finished(*DENSE)
+    images, origin, run = images_of(folder, 64)
+    assert origin == "They are among the images that the run asked."
+    (part,) = run.state.bank
+    assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
+    with pytest.raises(UserError, match="--num 65: the run asked 64 images, and its method draws"):
+        images_of(folder, 65)
+    with pytest.raises(UserError, match="method dense keeps no generator; use --from questions"):
+        images_of(folder, 5, "generator")
+
+
+def test_a_method_without_images_says_so(finished):
+    folder, _, _ = finished("method=fedavg", "answers=probabilities", "teacher.same_start=true")
+    with pytest.raises(UserError, match="method fedavg neither keeps a generator nor asks images"):
+        images_of(folder, 5)
+
+
+def test_the_teachers_place_is_taken_by_the_student(finished):
+    folder, _, _ = finished("method=dpsd", "method.discriminator=teacher", "num_clients=1")
+    _, origin, _ = images_of(folder, 5)
+    assert "against the student, in the place of the teacher, which the run does not keep" in origin
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "README.md", "PRIVACY.md", "privacy_card.json"])
+def test_nothing_is_overwritten(finished, tmp_path, name):
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} exists already; choose another folder"):
+        synthesize(tmp_path, 5, tmp_path / "it" / "train.parquet")
+
+
+def test_the_file_is_parquet(tmp_path):
+    with pytest.raises(UserError, match="images.csv: give a name that ends in .parquet"):
+        synthesize(tmp_path, 5, tmp_path / "images.csv")
+
+
+def test_names_of_classes_travel_from_pictures_to_a_run_on_synthetic_ones(finished, tmp_path):
+    write_shapes(tmp_path / "pictures", 30)
+    folder, _, _ = finished("data=imagefolder", f"data.path={tmp_path}/pictures", "partition=iid")
+    path = synthesize(folder, 40, tmp_path / "it" / "train.parquet", labels=True).path
+    assert load(path, tmp_path).features["label"].names == list(CLASSES)
+    config = set_up(compose(["data=imagefolder", f"data.path={path}"]), tmp_path).config.data
+    assert config.classes == CLASSES
+
+
+def test_a_card_says_how_the_images_were_drawn(finished, tmp_path):
+    path, origin = synthesize(finished()[0], 5, tmp_path / "it" / "train.parquet", seed=4)
+    card = json.loads((path.parent / "privacy_card.json").read_text())
+    assert (card["origin"], card["seed"]) == (origin, 4)
+    assert origin in (path.parent / "README.md").read_text()

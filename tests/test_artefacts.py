@@ -1,0 +1,70 @@
+"""docs/artefacts.md: its commands, in their order, and its Python, as they stand there."""
+
+import csv
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fed_dpsd import cli
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.experiment import test_split as held_out
+from fed_dpsd.server.completed import open_completed
+from tests.conftest import SMALL
+
+PAGE = (Path(__file__).parents[1] / "docs" / "artefacts.md").read_text()
+COMMANDS = re.findall(r"^fed-dpsd .*$", PAGE, re.MULTILINE)
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Run a command line in a folder of its own; returns the lines of stdout, and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(line):
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        printed = capsys.readouterr()
+        assert not done.value.code, printed.err
+        return printed.out.splitlines(), printed.err
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_pages_commands_lead_from_a_run_to_what_is_taken_away(command, tmp_path, capsys):
+    words = [line.split()[1] for line in COMMANDS]
+    assert words == ["run", *["export"] * 2, *["predict"] * 2, *["synthesize"] * 2]
+    run, *others = COMMANDS
+    command(f"{run} {shlex.join(SMALL)}")
+    summary = open_completed(tmp_path / "first").summary
+    test = held_out(from_overrides(["data=digits"], tmp_path))
+    (tmp_path / "new").mkdir()
+    for number, image in enumerate(test.images):
+        Image.fromarray(image[0]).save(tmp_path / "new" / f"{number:03}.png")
+    for line in others:
+        printed, told = command(line)
+        if "onnx" in line and "export" in line:
+            assert "ONNX and torch differ by at most" in told
+        if "predict" in line:
+            classes = [row["class"] for row in csv.DictReader(printed)]
+            right = np.mean(
+                [int(c) == label for c, label in zip(classes, test.labels, strict=True)]
+            )
+            assert right == pytest.approx(summary["accuracy"]["student"], abs=1e-4)
+        else:
+            assert Path(printed[-1]).is_file()
+    for block in PYTHON:
+        exec(compile(block, "artefacts.md", "exec"), {})
+    assert "(8, 8)" in capsys.readouterr().out
+    assert (tmp_path / "synthetic" / "PRIVACY.md").is_file()
+    cells = "".join(re.findall(r"^\| ([^|]+) \|", PAGE, re.MULTILINE))
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert files == set(re.findall(r"`(\w+\.\w+)`", cells))

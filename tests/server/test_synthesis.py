@@ -114,7 +114,9 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
     with pytest.raises(UserError, match="--num 65: the run asked 64 images, and its method draws"):
         images_of(folder, 65)
-    with pytest.raises(UserError, match="method dense keeps no generator; use --from questions"):
+    with pytest.raises(
+        UserError, match="run of method dense keeps no generator; use --from questions"
+    ):
         images_of(folder, 5, "generator")
 
 

@@ -26,7 +26,13 @@ from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
 from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
 from fed_dpsd.server.student import Student, open_student, student_of
-from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
+from fed_dpsd.server.summary import (
+    read_summary,
+    result_line,
+    round_facts,
+    round_text,
+    write_failure,
+)
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
@@ -339,17 +345,24 @@ def local_job(experiment: Experiment, folder: Path) -> Job:
 
 @contextlib.contextmanager
 def shown_progress(experiment: Experiment, console: Console) -> Iterator[Progress]:
-    """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere."""
+    """Show rounds as they end, and work within them: bars on a terminal, plain lines elsewhere.
+
+    Below the bars stand accuracy, agreement with the answers, and the budget that is spent.
+    """
     steps = getattr(experiment.method, "student_steps", 0)
     more = getattr(experiment.method, "final_student_steps", steps) - steps  # in the last round
-    trained: list[float] = []
+    trained, lines = list[float](), list[Mapping[str, Any]]()
+    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)), "planned")
+    planned = card.epsilon("record", "add_remove")
 
     with shown(console), reporting("rounds", experiment.config.rounds, text="preparing") as rounds:
 
         def show(line: Mapping[str, Any]) -> None:
             trained.append(line.get("student_seconds", 0.0))
             after = more / steps * statistics.median(trained) if steps else 0.0
-            rounds.reach(line["round"], line["seconds"], round_text(line), after)
+            lines.append(line)
+            facts = round_facts(lines, planned)
+            rounds.reach(line["round"], line["seconds"], round_text(line), after, facts)
 
         yield show
 

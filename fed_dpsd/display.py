@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from fed_dpsd.progress import Listener, Task, listened, listening
 
@@ -36,7 +37,7 @@ def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iter
 
 
 class Bars(Listener):
-    """A bar for each piece of work, the outermost at the top."""
+    """A bar for each piece of work, the outermost at the top; below, how a run stands."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
@@ -48,15 +49,19 @@ class Bars(Listener):
         if task.text and task.done:
             self._console.print(task.text, markup=False, soft_wrap=True)
 
-    def __rich__(self) -> Table:
-        """Return the bars of this moment."""
-        table = Table.grid(padding=(0, 1))
+    def __rich__(self) -> Group:
+        """Return the bars of this moment, and below them how the work stands that says so."""
+        table, below = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
+        below.add_column(style="dim", no_wrap=True)
         for task in self.under_way.copy():
             if (seconds := task.seconds) >= QUICK_SECONDS:
                 bar = ProgressBar(task.total, task.done, width=20)
                 elapsed = str(datetime.timedelta(seconds=int(seconds)))
-                table.add_row(str(task), bar, elapsed, time_left(task))
-        return table
+                told = task.count if task.facts else str(task)
+                table.add_row(told, bar, elapsed, time_left(task))
+                for name, text in task.facts.items():
+                    below.add_row(f"  {name}", Text(text))
+        return Group(table, below) if below.row_count else Group(table)
 
 
 class Lines(Listener):

@@ -6,7 +6,7 @@ A loop reports to the listener of its context. By default nobody listens, as at 
 import bisect
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -69,6 +69,7 @@ class Task:
         self, name: str, total: int, done: int, recent: float, text: str, listener: "Listener"
     ) -> None:
         self.name, self.total, self.done, self.text = name, total, done, text
+        self.facts: Mapping[str, str] = {}
         self._recent, self._listener = recent, listener
         self._started = self._changed = listener.clock()
         self._samples, self._after = [(0.0, done)], 0.0
@@ -77,7 +78,14 @@ class Task:
         """Report that `parts` more are done."""
         self.reach(self.done + parts, self.seconds)
 
-    def reach(self, done: int, seconds: float, text: str = "", after: float = 0.0) -> None:
+    def reach(
+        self,
+        done: int,
+        seconds: float,
+        text: str = "",
+        after: float = 0.0,
+        facts: Mapping[str, str] | None = None,
+    ) -> None:
         """Report that `done` parts are done.
 
         Args:
@@ -85,7 +93,9 @@ class Task:
             seconds: time that they took.
             text: what to show instead of the number; "" leaves the last text.
             after: as for `seconds_left`.
+            facts: how the work stands, a row each, for a display that shows rows in place of text.
         """
+        self.facts = facts or self.facts
         crowded = len(self._samples) > 1 and seconds - self._samples[-2][0] < APART_SECONDS
         self._samples[len(self._samples) - crowded :] = [(seconds, done)]
         self.done, self.text, self._after = done, text or self.text, after
@@ -108,7 +118,12 @@ class Task:
 
     def __str__(self) -> str:
         """Return the text, or the number of parts that are done."""
-        return self.text or f"{self.done:,} of {self.total:,} {self.name}"
+        return self.text or self.count
+
+    @property
+    def count(self) -> str:
+        """Return the number of parts that are done, of all."""
+        return f"{self.done:,} of {self.total:,} {self.name}"
 
 
 class Listener:

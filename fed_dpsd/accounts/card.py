@@ -12,11 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
-
 from fed_dpsd.accounts.entry import MARK, Entry, spent
 from fed_dpsd.accounts.reading import ledgers_in
-from fed_dpsd.accounts.tally import TIMES_PLANNED
+from fed_dpsd.accounts.spending import bound, covers
 from fed_dpsd.config import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
@@ -173,7 +171,7 @@ def privacy_card(
         records: number of records of the largest client, where that is public; None otherwise.
     """
     settings, answers = experiment.config.privacy, experiment.answers
-    uncovered = not _covers(plan, charged)
+    uncovered = not covers(plan, charged)
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
         claims = []
@@ -247,15 +245,6 @@ def _value(bound: Bound) -> float:
     return bound.epsilon
 
 
-def _covers(plan: Plan, charged: Releases) -> bool:
-    """Return whether the plan knows the mechanism of each charge, and can account for them all."""
-    planned = plan.releases
-    return all(
-        name in planned and count <= TIMES_PLANNED * planned[name]
-        for name, count in charged.items()
-    )
-
-
 def _charged(
     plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation, basis: Basis
 ) -> Bound:
@@ -263,14 +252,11 @@ def _charged(
 
     The bound is 0 where nothing was charged besides, since the plan has a bound of its own.
     """
-    if not _covers(plan, charged):
+    if not covers(plan, charged):
         return Bound(math.inf, delta, "none")
     if not +(Counter(charged) - plan.releases):
         return Bound(0.0, delta, "none")
-    events = {s.mechanism.name: s.mechanism.event(unit, relation) for s in plan.bases[basis]}
-    counts = plan.releases | Counter(charged)
-    parts = [SelfComposedDpEvent(event, counts[name]) for name, event in events.items()]
-    return epsilon(ComposedDpEvent(parts), delta)
+    return bound(plan, plan.releases | Counter(charged), delta, unit, relation, basis)
 
 
 def proven(

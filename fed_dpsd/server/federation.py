@@ -22,7 +22,17 @@ from fed_dpsd.methods.method import World
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.privacy.packing import unpack
-from fed_dpsd.protocol import NOTHING, OF_WEIGHTS, Answer, Ask, Refusal, SumStep, Total, misfit
+from fed_dpsd.protocol import (
+    NOTHING,
+    OF_WEIGHTS,
+    Answer,
+    Ask,
+    Refusal,
+    Releases,
+    SumStep,
+    Total,
+    misfit,
+)
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.storage import npz_of, write_atomically
@@ -104,6 +114,11 @@ class HostedFederation(ABC):
     def settle(self, ask: Ask) -> Ask:
         """Return the ask to send and to learn from: this one, or the one sent in its place."""
         return self._asks.settle(ask)
+
+    @property
+    def charges(self) -> dict[int, Releases]:
+        """Return what the run has cost each client so far, by its own statement."""
+        return self._tally.heard
 
     def prune(self, rounds: int) -> None:
         """Forget the asks that cannot be sent again, once this many rounds are saved."""

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+BINS = 10  # parts of a reliability diagram
+
 
 def accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
     """Return the fraction of images whose most probable class is the true one.
@@ -57,6 +59,49 @@ def confusion(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) ->
     predicted = torch.from_numpy(probabilities[finite].argmax(1))
     truth = torch.from_numpy(labels[finite])
     return multiclass_confusion_matrix(predicted, truth, probabilities.shape[1]).tolist()
+
+
+def calibration(
+    probabilities: NDArray[np.floating], labels: NDArray[np.int64]
+) -> dict[str, float | list[float] | list[int]]:
+    """Compare how sure a classifier is with how often it is right (Guo et al., arXiv 1706.04599).
+
+    Args:
+        probabilities: (N, K), N >= 1; a row that is not finite is sure of nothing, and wrong.
+        labels: (N,) true classes, 0..K-1.
+
+    Returns:
+        `count`, mean `confidence` and `accuracy` of the images in each of BINS equal parts of
+        (0, 1] by the largest probability, 0 for an empty part; and `error`, the expected
+        calibration error in [0, 1]: the mean distance of the two, by the images.
+    """
+    finite = np.isfinite(probabilities).all(1)
+    sure = np.where(finite, np.where(finite[:, None], probabilities, 0).max(1), 0)
+    right = finite & (probabilities.argmax(1) == labels)
+    part = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    count = np.bincount(part, minlength=BINS)
+    confidence, accurate = (
+        np.bincount(part, values, BINS) / np.maximum(count, 1) for values in (sure, right)
+    )
+    error = float((count * np.abs(confidence - accurate)).sum() / len(labels))
+    rounded = {"confidence": confidence, "accuracy": accurate}
+    parts = {name: [round(float(v), 4) for v in values] for name, values in rounded.items()}
+    return {"error": round(error, 6), "count": count.tolist(), **parts}
+
+
+def agreement(predictions: NDArray[np.floating], answers: NDArray[np.floating]) -> float | None:
+    """Return the fraction of images for which both name the same class.
+
+    Args:
+        predictions: (B, K) probabilities of a student.
+        answers: (B, K) soft labels.
+
+    Returns:
+        The fraction in [0, 1]; None where there are no predictions.
+    """
+    if predictions.shape != answers.shape or not answers.size:
+        return None
+    return float((predictions.argmax(1) == answers.argmax(1)).mean())
 
 
 METRICS = {"accuracy": accuracy, "auroc": auroc}

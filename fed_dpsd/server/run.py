@@ -4,7 +4,8 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.spending import by_ranges, spent_so_far
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
-from fed_dpsd.methods.method import Round, State, World, below
+from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below
 from fed_dpsd.models.inference import Images
+from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
-from fed_dpsd.server.metrics import METRICS, confusion
+from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion
 from fed_dpsd.server.run_folder import open_log, save_samples
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, add_privacy, blank_summary
 from fed_dpsd.server.trackers import Tracking
@@ -95,6 +99,7 @@ def _run(
     before = time.perf_counter()
     scores = functools.partial(_student_scores, test and (Images(test.images), test.labels))
     line: dict[str, Any] = {}
+    plan = plan_of(experiment)
     if resume is not None:
         line = lines[-1]
         _record_round(summary, resume, line)
@@ -111,6 +116,7 @@ def _run(
         own = scores(finished.student if scored else None)
         line = _round_line(finished, world, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
+        line |= _costs(plan, federation.charges, config.privacy.delta)
         with log.open("a") as file:  # comes before the checkpoint, which makes the line count
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -124,11 +130,23 @@ def _run(
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
+def _costs(plan: Plan, charges: Mapping[int, Releases], delta: float) -> dict[str, Any]:
+    """Return what the run has cost its clients so far, and the epsilon of the one that spent most.
+
+    `charged` has the releases by mechanism of clients with the same, by ranges of their numbers.
+    `spent` is an epsilon of (record, add_remove) with its meaning.
+    """
+    most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
+    spent = spent_so_far(plan, most, delta, "record", "add_remove").to_json()
+    meaning = ("unit", "relation", "trust", "delta", "epsilon")
+    return {"charged": by_ranges(charges), "spent": {key: spent[key] for key in meaning}}
+
+
 def _student_scores(
     test: tuple[Images, NDArray[np.int64]] | None, student: nn.Module | None
 ) -> dict[str, Any]:
-    """Return the student's scores and confusion on the test split; None if either is missing."""
-    metrics = METRICS | {"confusion": confusion}
+    """Return the student's scores on the test split; None if either is missing."""
+    metrics = METRICS | {"confusion": confusion, "calibration": calibration}
     if test is None or student is None:
         return {f"student_{name}": None for name in metrics}
     images, labels = test
@@ -142,8 +160,14 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
         summary[name]["student"] = line[f"student_{name}"]
     for name in ANSWERS:
         summary["queries"][name] = line[name]
-    summary["confusion"] = line.get("student_confusion")  # logs of earlier versions have none
+    for name in ("confusion", "calibration"):  # logs of earlier versions have none
+        summary[name] = line.get(f"student_{name}")
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
+
+
+def _agreement(bank: Sequence[Bank]) -> float | None:
+    """Return how far student and answers agreed on the last asked images, before it learned."""
+    return agreement(bank[-1].predictions, bank[-1].labels) if bank else None
 
 
 def _round_line(
@@ -163,6 +187,7 @@ def _round_line(
         "round": finished.state.round,
         "rounds": world.rounds,
         **scores,
+        "agreement": _agreement(finished.state.bank),
         **finished.metrics,
         "round_queries": queries - last.get("answered_queries", 0),
         "round_seconds": round(seconds - last.get("seconds", 0.0), 3),

@@ -21,6 +21,7 @@ from fed_dpsd.storage import client_name, write_json
 
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
+BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and how many it shows
 
 
 def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
         },
         "auroc": {"student": None, "ensemble": None, "weighted_ensemble": None, "clients": None},
         "confusion": None,
+        "calibration": None,
         "queries": {
             "answered_per_client": 0,
             **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
@@ -154,10 +156,49 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
 
 def round_text(line: Mapping[str, Any]) -> str:
     """Return a line of rounds.jsonl as text for people; queries and seconds are the round's own."""
-    student = line["student_accuracy"]
-    score = "not scored" if student is None else f"{100 * student:.1f} %"
     refused = f" · {len(line['refused'])} clients refused" if line["refused"] else ""
+    agreed = line.get("agreement")
+    agreement = "" if agreed is None else f"agreement {100 * agreed:.1f} % · "
+    spent = f"{_spent(line)} · " if "spent" in line else ""
     return (
-        f"round {line['round']}/{line['rounds']} · student {score} · "
+        f"round {line['round']}/{line['rounds']} · student {_student(line)} · {agreement}{spent}"
         f"{line['round_queries']:,} queries · {line['round_seconds']:.1f} s{refused}"
     )
+
+
+def round_facts(lines: Sequence[Mapping[str, Any]], planned: Epsilon) -> dict[str, str]:
+    """Return how a run stands after some rounds, by name: a text for each row of a live display.
+
+    Args:
+        lines: the lines of rounds.jsonl that were written so far, at least one.
+        planned: the epsilon (record, add_remove) of the whole run.
+    """
+    last = lines[-1]
+    facts = {"student": f"{_student(last)}  {_sparks(lines, 'student_accuracy')}"}
+    if last.get("agreement") is not None:
+        facts["agreement"] = f"{100 * last['agreement']:.1f} %  {_sparks(lines, 'agreement')}"
+    if "spent" in last:
+        facts["budget"] = f"{_spent(last)}, of {planned.number(3)} planned"
+    refused = f", {len(last['refused'])} clients refused" if last["refused"] else ""
+    facts["images"] = f"{last['answered_queries']:,} answered{refused}"
+    return {name: text.rstrip() for name, text in facts.items()}
+
+
+def _student(line: Mapping[str, Any]) -> str:
+    accuracy = line["student_accuracy"]
+    return "not scored" if accuracy is None else f"{100 * accuracy:.1f} %"
+
+
+def _spent(line: Mapping[str, Any]) -> str:
+    """Return the epsilon that the client which spent most has spent, with unit and relation."""
+    row = line["spent"]
+    meaning = row["delta"], row["unit"], row["relation"], row["trust"]
+    number = Epsilon(float(row["epsilon"]), *meaning, "", 0).number(3)
+    return f"epsilon {number} spent ({row['unit']}, {row['relation']})"
+
+
+def _sparks(lines: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return the last values of a key, from 0 to 1, as small bars; "" for fewer than two."""
+    known = [line[key] for line in lines if line.get(key) is not None][-SPARKS:]
+    bars = (BARS[min(len(BARS) - 1, int(value * len(BARS)))] for value in known)
+    return "".join(bars) if len(known) > 1 else ""

@@ -45,7 +45,8 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="Tables of sweeps, sweeps' folders, or run folders.", metavar="PATH..."
+            help="Run folders, sweeps' folders or tables, or a rehearsal's folder.",
+            metavar="PATH...",
         ),
     ],
     out: Annotated[
@@ -56,16 +57,20 @@ def report(
         typer.Option(help="Name of a setting, with which the others are compared, seed by seed."),
     ] = None,
 ) -> None:
-    """Write tables of means over seeds, figures, and one page of both, and print their paths.
+    """Write a page, tables and figures, and print their paths; the page (HTML) is the last.
 
-    Figures show accuracy against the proven epsilon, against queries, against seconds and against
-    partition.alpha, and which classes are confused, wherever the tables hold what they need.
+    The page of one run, or of a deployment, says what came out, what is protected, and how both
+    came about. That of a sweep compares settings by means over seeds. It is one file that needs no
+    network. Figures, which are files too, show accuracy against the proven epsilon, queries,
+    seconds and partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.simulation.reported import table_of
+    from fed_dpsd.simulation.reported import facts_of, tables_of
 
-    tables = [table_of(path.absolute(), out and out.absolute()) for path in paths]
-    for path in pages.write(tables, (out or tables[0].parent).absolute(), against):
+    places = [path.absolute() for path in paths]
+    tables = tables_of(places, out and out.absolute())
+    run = facts_of(places)
+    for path in pages.write(tables, (out or tables[0].parent).absolute(), against, run):
         print(path)
 
 

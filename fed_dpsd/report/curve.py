@@ -32,11 +32,9 @@ def draw(settings: Sequence[Setting]) -> Figure | None:
 
     Methods without any proven epsilon are left out, and so are settings with epsilon 0.
     """
-    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
-    if len({s.epsilon(CLAIM) for s in finite}) < 2:
+    known = comparable(settings)
+    if not known:
         return None
-    methods = {setting.values.get("method") for setting in finite}
-    known = [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
     groups = by_data(known, alphas=True)
     figure = Figure(figsize=(WIDTH, 6 * len(groups)), layout="constrained")
     panels = figure.subplots(len(groups), squeeze=False)[:, 0]
@@ -45,22 +43,48 @@ def draw(settings: Sequence[Setting]) -> Figure | None:
     return figure
 
 
+def comparable(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings of methods with a proven epsilon, if there are several epsilons."""
+    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
+    if len({s.epsilon(CLAIM) for s in finite}) < 2:
+        return []
+    methods = {setting.values.get("method") for setting in finite}
+    return [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
+
+
+def by_kind(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """Group settings by method, mechanism and number of teachers, under a name for people."""
+    methods = {setting.values.get("method", "") for setting in settings}
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        method, mechanism, teachers = _kind(setting)
+        groups.setdefault(_named(method, mechanism, teachers, len(methods) > 1), []).append(setting)
+    return groups
+
+
+def _kind(setting: Setting) -> tuple[str, str, int]:
+    values = setting.values
+    mechanism = FORMER.get(values["mechanism"], values["mechanism"])
+    return values.get("method", ""), mechanism, int(values["teachers_per_client"])
+
+
+def _named(method: str, mechanism: str, teachers: int, several: bool) -> str:
+    name = "in the clear" if mechanism == "probabilities" else mechanism
+    name = f"{method}, {name}" if several else name
+    return f"{name}, {teachers} teacher{'s' * (teachers > 1)} per client"
+
+
 def _panel(axes: Axes, title: str, settings: Sequence[Setting]) -> None:
     counts = sorted({int(setting.values["teachers_per_client"]) for setting in settings})
     methods = list(dict.fromkeys(setting.values.get("method", "") for setting in settings))
     series: dict[tuple[str, str, int], list[Setting]] = {}
     for setting in settings:
-        values = setting.values
-        mechanism = FORMER.get(values["mechanism"], values["mechanism"])
-        kind = values.get("method", ""), mechanism, int(values["teachers_per_client"])
-        series.setdefault(kind, []).append(setting)
+        series.setdefault(_kind(setting), []).append(setting)
     for (method, mechanism, teachers), group in series.items():
         number = counts.index(teachers) + methods.index(method) * len(counts)
         line_style, marker = STYLES[number % len(STYLES)]
         style = {"color": COLOURS.get(mechanism, OTHER_COLOUR), "linestyle": line_style}
-        name = "in the clear" if mechanism == "probabilities" else mechanism
-        name = f"{method}, {name}" if len(methods) > 1 else name
-        label = f"{name}, {teachers} teacher{'s' * (teachers > 1)} per client"
+        label = _named(method, mechanism, teachers, len(methods) > 1)
         proven = [s for s in group if s.epsilon(CLAIM) < math.inf]
         if proven:
             _line(axes, sorted(proven, key=lambda s: s.epsilon(CLAIM)), style, marker, label)

@@ -3,19 +3,23 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fed_dpsd.report import alpha, confusion, curve, dots, html, paired, progress
+from fed_dpsd.report import alpha, confusion, curve, dots, paired, progress, run_page, sweep_page
+from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
-from fed_dpsd.report.table import write_page, write_summary
+from fed_dpsd.report.table import FIRST_LINE, replace_own, write_page, write_summary
 
 
-def write(tables: Sequence[Path], folder: Path, against: str | None = None) -> Iterator[Path]:
+def write(
+    tables: Sequence[Path], folder: Path, against: str | None = None, run: Facts | None = None
+) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
     Args:
         tables: tables of `fed-dpsd sweep`; files beside them are read where they exist.
         folder: folder to write to.
         against: name of a setting from which the others' paired differences are shown.
+        run: the one run that the table is of, whose page it then is; None for a sweep.
 
     Raises:
         UserError: a file cannot be read or written, the report did not write the existing file, or
@@ -34,9 +38,10 @@ def write(tables: Sequence[Path], folder: Path, against: str | None = None) -> I
     }
     yield write_page(settings, folder / f"{stem}.md", differences)
     yield write_summary(settings, folder / f"{stem}_summary.csv")
-    drawn = []
     for name, figure in figures.items():
         if figure:
-            drawn.append(save(figure, folder / f"{name}.png"))
-            yield drawn[-1]
-    yield html.write(settings, drawn, folder / f"{stem}.html", differences)
+            yield save(figure, folder / f"{name}.png")
+    page = (
+        run_page.page(run) if run else sweep_page.page(stem, settings, rounds, pairs, differences)
+    )
+    yield replace_own(folder / f"{stem}.html", page, FIRST_LINE)

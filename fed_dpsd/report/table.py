@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.report import paired
+from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import (
     ACCURACIES,
     CAVEATS,
@@ -50,7 +51,7 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
         row = [setting.values.get(key, "") for key in columns]
         row += [_spread(*setting.score(score)) for score in scores]
         row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
-        row += [_bound(setting.epsilon(claim)) for claim in CLAIMS]
+        row += [rounded_up(setting.epsilon(claim), 5) for claim in CLAIMS]
         row += [setting.all_of("delta"), setting.all_of("trust")]
         row += [texts[number] for texts in labels.values()]
         lines.append([*row, reasons[number]] if why else row)
@@ -141,12 +142,18 @@ def _scores(settings: Sequence[Setting]) -> list[str]:
     return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
 
 
-def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """Return each setting's costs by title, without costs that no setting has."""
-    costs = {
-        title: [_cost(setting.spread(*summed, scale=scale)[0], digits) for setting in settings]
+def costs_of(setting: Setting) -> dict[str, str]:
+    """Return a setting's mean costs by title; "" for what no run of it knows."""
+    return {
+        title: _cost(setting.spread(*summed, scale=scale)[0], digits)
         for title, summed, scale, digits in COSTS
     }
+
+
+def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """Return each setting's costs by title, without costs that no setting has."""
+    each = [costs_of(setting) for setting in settings]
+    costs = {title: [own[title] for own in each] for title, *_ in COSTS}
     return {title: texts for title, texts in costs.items() if any(texts)}
 
 
@@ -155,7 +162,9 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
     known = [[float(run[LABEL]) for run in s.runs if run.get(LABEL)] for s in settings]
     if not any(known):
         return {}
-    titles = {"epsilon of labels alone, replace_one": [_bound(max(e)) if e else "" for e in known]}
+    titles = {
+        "epsilon of labels alone, replace_one": [rounded_up(max(e), 5) if e else "" for e in known]
+    }
     legend = zip(("its delta", "its trust"), LABEL_LEGEND, strict=True)
     return titles | {title: [s.all_of(column) for s in settings] for title, column in legend}
 
@@ -168,15 +177,6 @@ def _spread(mean: float, deviation: float) -> str:
     if math.isnan(mean):
         return ""
     return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
-
-
-def _bound(epsilon: float) -> str:
-    """Round up to five digits, since epsilon is an upper bound."""
-    if math.isinf(epsilon):
-        return "inf"
-    digits = max(0, 4 - math.floor(math.log10(max(epsilon, 1e-4))))
-    number = f"{math.ceil(epsilon * 10**digits - 1e-9) / 10**digits:,.{digits}f}"
-    return number.rstrip("0").rstrip(".") if digits else number
 
 
 def write_page(

@@ -1,39 +1,78 @@
-"""Paths that `fed-dpsd report` is given, and the tables that they stand for."""
+"""Paths that `fed-dpsd report` is given: the tables that they stand for, and the facts of a run."""
 
 import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
+from fed_dpsd.accounts.reading import ledgers_in, read
+from fed_dpsd.accounts.spending import clients_in, spent_so_far
+from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.errors import UserError
-from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.keys import leaves
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.report.facts import Facts
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.sweep import TABLE, Cell, write_tables
 
-REPORTED = "a table of `fed-dpsd sweep`, or the folder that a sweep or a run has written"
+REPORTED = (
+    "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
+)
+REHEARSED = "run"  # the run folder in that of a rehearsal
 
 
-def table_of(path: Path, out: Path | None = None) -> Path:
-    """Return the table that a path stands for: itself, a sweep's, or a run's, which is written.
+def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
+    """Return the tables that paths stand for: themselves, sweeps', and runs', which are written.
 
     Args:
-        path: a table, the folder of a sweep, or a run folder.
-        out: the folder that a run's table is written to; None for the run folder.
+        paths: tables, folders of sweeps or of rehearsals, or run folders.
+        out: the folder that runs' rows are written to, as one table; None for each run's own.
 
     Raises:
-        UserError: there is no table, the run has not completed, or its table cannot be written.
+        UserError: a path holds neither, a run has not completed, or a table cannot be written.
     """
+    written: dict[Path, list[Cell]] = {}
+    tables = []
+    for path in map(run_in, paths):
+        table = _table_at(path)
+        if is_run_folder(path):
+            table = (out or path) / TABLE
+            written.setdefault(table, []).append(_cell(path))
+        tables.append(table)
+    for table, cells in written.items():
+        try:
+            table.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{table} cannot be written ({error.strerror}); choose --out") from None
+        write_tables(table, cells)
+    return list(dict.fromkeys(tables))
+
+
+def run_in(path: Path) -> Path:
+    """Return the run folder of a rehearsal's folder, and any other path as it is."""
+    inside = path / REHEARSED
+    return inside if is_run_folder(inside) and not is_run_folder(path) else path
+
+
+def _table_at(path: Path) -> Path:
+    """Return the table that a path is or holds; for a run folder, its own."""
     if path.is_file():
         return path
     if not path.exists():
         raise UserError(f"{path} is not there; give {REPORTED}")
-    if is_run_folder(path):
-        return _table_of_run(path, (out or path) / TABLE)
-    if not (path / TABLE).is_file():
+    if not is_run_folder(path) and not (path / TABLE).is_file():
         raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
     return path / TABLE
 
 
-def _table_of_run(folder: Path, table: Path) -> Path:
-    """Write the table of one run, as a sweep with one cell has it."""
+def _cell(folder: Path) -> Cell:
+    """Return a completed run as a sweep with one cell has it."""
     experiment, summary = open_run_folder(folder), read_summary(folder)
     if summary.get("status") != "completed":
         error = summary.get("error") or "it was stopped, or is still under way"
@@ -42,9 +81,87 @@ def _table_of_run(folder: Path, table: Path) -> Path:
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
-    try:
-        table.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{table} cannot be written ({error.strerror}); choose --out") from None
-    write_tables(table, [Cell(folder.name, folder.name, "", {}, experiment)])
-    return table
+    return Cell(folder.name, folder.name, "", {}, experiment)
+
+
+# --- the facts of one run ---
+
+
+def facts_of(paths: Sequence[Path]) -> Facts | None:
+    """Return the facts of the one completed run that `paths` name; None for anything else."""
+    if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
+        return None
+    experiment, summary = open_run_folder(folder), read_summary(folder)
+    rounds, plan, card = read_log(folder), plan_of(experiment), PrivacyCard(summary["privacy"])
+    delta, charges = experiment.config.privacy.delta, _json(folder / "charges.json")
+    stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
+    return Facts(
+        name=folder.name,
+        summary=summary,
+        rounds=rounds,
+        versions=_json(folder / "versions.json"),
+        settings=_settings(experiment),
+        classes=experiment.config.data.class_names,
+        simulated=experiment.config.federation.simulation,
+        verdict=tuple(verdict(experiment, card)),
+        trained=how_trained(experiment),
+        answered=how_answered(experiment, card),
+        published=published_line(card),
+        command=command_of(experiment),
+        spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],
+        costs={n: _epsilon(plan, releases, delta) for n, releases in stated.items()},
+        samples=_samples(folder),
+        asks=_lines(folder / "asks.jsonl"),
+        charges=charges,
+        ledgers=_ledgers(experiment, folder, paths[0]),
+    )
+
+
+def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -> dict[int, float]:
+    """Return each client's epsilon (record, add_remove), from a line's charges by ranges."""
+    return {
+        client: value
+        for ranges, releases in charged.items()
+        for value in (_epsilon(plan, releases, delta),)
+        for client in clients_in(ranges)
+    }
+
+
+def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float) -> float:
+    return spent_so_far(plan, releases, delta, "record", "add_remove").value
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that name no place."""
+    values = leaves(json.loads(experiment.to_json()))
+    return {
+        key: value
+        for key, value in values
+        if not key.endswith("_target_") and not (isinstance(value, str) and os.sep in value)
+    }
+
+
+def _samples(folder: Path) -> dict[int, Path]:
+    paths = (folder / "samples").glob("round_*.png")
+    return {int(path.stem.removeprefix("round_")): path for path in paths}
+
+
+def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
+    """Return what the ledgers of a rehearsal's hospitals hold, in words."""
+    if experiment.config.federation.simulation or place == folder:
+        return {}
+    delta, told = experiment.config.privacy.delta, {}
+    for number in range(experiment.config.num_clients):
+        for path in ledgers_in(place / f"hospital{number}" / "state" / "ledger").values():
+            entries = read(path)
+            (proof, *_) = account(entries, delta, "record", "add_remove").values()
+            told[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
+    return told
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,75 @@
+"""The facts of one run that its page tells, as its folder holds them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run, for its page.
+
+    Args:
+        name: the name of the run folder.
+        summary: the content of summary.json.
+        rounds: the lines of rounds.jsonl.
+        versions: the content of versions.json.
+        settings: every setting that names no place, with its value.
+        classes: the names of the classes, in order.
+        simulated: whether clients are simulated ones; otherwise they are hospitals.
+        verdict: sentences on what is proven, of a record first.
+        trained: how the teachers were trained, in words.
+        answered: how they answered, in words.
+        published: a sentence on the epsilon of the papers' formulas.
+        command: the command that repeats the run, "" where none is known.
+        spent: for each round, the epsilon of (record, add_remove) that it and those before have
+            cost each client, by its number; () in runs of earlier versions.
+        costs: the same of each client at the end, by its number.
+        samples: pictures of synthetic images, by round.
+        asks: the lines of asks.jsonl, which Flower servers write.
+        charges: the content of charges.json.
+        ledgers: for each hospital whose own ledger could be read, as in a rehearsal, its charges
+            in words.
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+    rounds: Sequence[Mapping[str, Any]]
+    versions: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    classes: Sequence[str]
+    simulated: bool
+    verdict: Sequence[str]
+    trained: str
+    answered: str
+    published: str
+    command: str
+    spent: Sequence[Mapping[int, float]] = ()
+    costs: Mapping[int, float] = field(default_factory=dict)
+    samples: Mapping[int, Path] = field(default_factory=dict)
+    asks: Sequence[Mapping[str, Any]] = ()
+    charges: Mapping[str, Any] = field(default_factory=dict)
+    ledgers: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> str:
+        """Return what a client is called here."""
+        return "client" if self.simulated else "hospital"
+
+    @property
+    def card(self) -> Mapping[str, Any]:
+        """Return the privacy card."""
+        card: Mapping[str, Any] = self.summary["privacy"]
+        return card
+
+    def row(self, unit: str, relation: str) -> Mapping[str, Any]:
+        """Return the card's row of a unit and a relation."""
+        return next(
+            row for row in self.card["proven"] if (row["unit"], row["relation"]) == (unit, relation)
+        )
+
+    @property
+    def releases_nothing(self) -> bool:
+        """Return whether nothing leaves a client."""
+        return all("nothing is released" in row["notes"] for row in self.card["proven"])

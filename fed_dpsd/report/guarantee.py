@@ -1,0 +1,166 @@
+"""The privacy statement of a run's page: what is proven, in plain words, and what is left out."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.markup import Content, Html, element, html, listed, paragraphs, table, terms
+from fed_dpsd.report.numbers import percent, rounded_up
+
+MEANINGFUL = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
+CHANGES = {
+    ("record", "add_remove"): "a record is added or removed",
+    ("record", "replace_one"): "a record is replaced",
+    ("patient", "add_remove"): "all records of a patient at a client are added or removed",
+    ("patient", "replace_one"): "all records of a patient at a client are replaced",
+    ("client", "add_remove"): "all records of a client are added or removed",
+    ("client", "replace_one"): "all records of a client are replaced",
+}
+TRUST = {
+    "nobody": "nobody",
+    "threshold": "enough of the clients",
+    "server": "the coordinator",
+}
+# Short notes of the card, as sentences; others are sentences already.
+NOTES = {
+    "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: whoever "
+    "knows the seed can take it off. So this run's own files carry no guarantee.",
+    "per run": "Each number is for this one run. What other runs ask of the same data adds up.",
+    "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
+}
+FALSE_ALARMS = 0.01
+
+
+def short(row: Mapping[str, Any], digits: int = 3) -> str:
+    """Return an epsilon with its whole meaning, in a clause."""
+    return (
+        f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
+        f"trust {row['trust']}, delta {row['delta']:g})"
+    )
+
+
+def sure_at_most(row: Mapping[str, Any]) -> float:
+    """Return how sure an even guess may become after a look at everything, a fraction."""
+    return 1 / (1 + math.exp(-float(row["epsilon"])))
+
+
+def statement(facts: Facts) -> Iterator[Html]:
+    """Yield the section: the verdict, what it means, the numbers, and what is left out."""
+    card = facts.card
+    yield listed(f"{said[:1].upper()}{said[1:]}." for said in facts.verdict)
+    if facts.releases_nothing:
+        return
+    for note in _notes(card):
+        if note.startswith("not reviewed"):
+            yield element("div", paragraphs(f"{note[:1].upper()}{note[1:]}."), class_="note")
+    yield paragraphs(*meaning(facts.row("record", "add_remove")))
+    yield terms(
+        [("How teachers are trained", facts.trained), ("How they answer", facts.answered)],
+        class_="facts",
+    )
+    yield element("h3", "Every proven epsilon")
+    yield _claims(card)
+    if label := card.get("label"):
+        yield paragraphs(
+            f"Of labels alone: {short(label)}. It protects no image, and it is no record's epsilon."
+        )
+    yield element("h3", "The published number stands apart")
+    yield element("div", paragraphs(_published(facts)), class_="apart")
+    yield element("h3", "What is not covered")
+    yield listed(not_covered(facts))
+
+
+def meaning(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the epsilon of an added or removed record allows an attacker, in numbers."""
+    epsilon, delta = float(row["epsilon"]), float(row["delta"])
+    if epsilon > MEANINGFUL:
+        many = "no finite epsilon is proven" if math.isinf(epsilon) else "epsilon is that large"
+        yield (
+            f"In plain words: {many}, so from what left the clients somebody may become sure that "
+            "a given record was among the data. Nothing here protects a single record."
+        )
+        return
+    found = min(math.exp(epsilon) * FALSE_ALARMS + delta, 1.0)
+    yield (
+        "In plain words: somebody who sees all that left the clients and holds it for an even "
+        "chance (50 %) that a given record was among the data can be at most "
+        f"{percent(sure_at_most(row))} sure afterwards. An attack that accuses "
+        f"{percent(FALSE_ALARMS, 0)} of the records that were not there finds at most "
+        f"{percent(found)} of those that were. Both are for one record "
+        f"added or removed; {TRUST[row['trust']]} must be trusted, and the first may fail with a "
+        f"chance of {delta:g} (delta). Attacks that are known mostly do worse."
+    )
+
+
+def _claims(card: Mapping[str, Any]) -> Html:
+    header = ["what changes at a client", "epsilon of the whole plan", "spent"]
+    header += ["who must be trusted", "delta", "proof"]
+    rows = []
+    for row in card["proven"]:
+        finite, beside = math.isfinite(float(row["epsilon"])), row.get("beside")
+        proof = row["accountant"] + (f", by the {row['basis']}" if "basis" in row else "")
+        if beside and math.isfinite(float(beside["epsilon"])):
+            other = rounded_up(float(beside["epsilon"]), 5)
+            proof += f"; by the {beside['basis']} {other}, trust {beside['trust']}"
+        spent = rounded_up(float(row["spent"]), 5) if "spent" in row else "see the hospitals"
+        rows.append(
+            [
+                CHANGES[row["unit"], row["relation"]],
+                *(rounded_up(float(row["epsilon"]), 5), spent),
+                *(TRUST[row["trust"]], f"{row['delta']:g}", proof if finite else "none"),
+            ]
+        )
+    return table(
+        "Bounds of this run. They cover what the plan may charge the client that is asked most; "
+        "inf: nothing is proven. Spent: the most that the run has charged a client. A record is a "
+        "picture with its label.",
+        header,
+        rows,
+    )
+
+
+def _published(facts: Facts) -> str:
+    said = facts.published
+    return (
+        f"{said[:1].upper()}{said[1:]}. That is the number by which papers name such a run. Where "
+        "it differs from the proven ones, only the proven ones say what can be learned of a record."
+    )
+
+
+def not_covered(facts: Facts) -> Iterator[Content]:
+    """Yield what the epsilons leave out, a sentence each."""
+    if facts.card["reason"]:
+        yield f"Why an epsilon is inf: {facts.card['reason']}."
+    for note in _notes(facts.card):
+        if not note.startswith("not reviewed"):
+            yield NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
+    scores = facts.summary["accuracy"]
+    if scores["evaluated_on"] and not scores["covered_by_epsilon"]:
+        yield (
+            "Accuracies of teachers and ensembles were measured without noise, as a simulation "
+            "can. No epsilon covers them."
+        )
+    if math.isinf(float(facts.row("client", "add_remove")["epsilon"])):
+        yield "Nothing is proven for a whole client: its taking part, and facts on all of its data."
+
+
+def _notes(card: Mapping[str, Any]) -> list[str]:
+    """Return the caveats of the finite epsilons, or of all where none is finite."""
+    rows = [*card["proven"], *([card["label"]] if card.get("label") else [])]
+    rows = [row for row in rows if math.isfinite(float(row["epsilon"]))] or rows
+    return list(dict.fromkeys(note for row in rows for note in row["notes"]))
+
+
+def tile(facts: Facts) -> tuple[Content, Content]:
+    """Return the few words on privacy beside the first numbers."""
+    if facts.releases_nothing:
+        return "privacy", html([element("strong", "nothing leaves"), "no client releases anything"])
+    row, plugin = facts.row("record", "add_remove"), ""
+    if any(note.startswith("not reviewed") for note in _notes(facts.card)):
+        plugin = ", not reviewed"
+    said = f"trust {row['trust']}, delta {row['delta']:g}{plugin}"
+    if float(row["epsilon"]) > MEANINGFUL:
+        said += ": no meaningful protection"
+    number = element("strong", rounded_up(float(row["epsilon"])))
+    return "epsilon proven for a record, added or removed", html([number, said])

@@ -1,0 +1,102 @@
+"""HTML as text that is escaped once: elements, tables that reflow on a phone, folded details."""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+VOID = {"img", "meta", "br"}
+
+
+class Html(str):
+    """Text that is HTML already, so that it is not escaped again."""
+
+    __slots__ = ()
+
+
+Content = str | Iterable[str]
+
+
+def html(content: Content) -> Html:
+    """Return content as HTML: plain text is escaped, and its backticks become code elements."""
+    if isinstance(content, Html):
+        return content
+    if isinstance(content, str):
+        return Html(re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(content)))
+    return Html("".join(map(html, content)))
+
+
+def element(tag: str, *children: Content, **attributes: Any) -> Html:
+    """Return an element; `class_` stands for class, an underscore inside a name for a hyphen.
+
+    An attribute of None or False is left out, and one of True has no value.
+    """
+    given = []
+    for name, value in attributes.items():
+        if value is None or value is False:
+            continue
+        name = name.rstrip("_").replace("_", "-")
+        given.append(f" {name}" if value is True else f' {name}="{escape(str(value))}"')
+    start = f"<{tag}{''.join(given)}>"
+    return Html(start if tag in VOID else f"{start}{html(children)}</{tag}>")
+
+
+def paragraphs(*texts: Content) -> Html:
+    """Return a paragraph for each text that says something."""
+    return html(element("p", text) for text in texts if text)
+
+
+def listed(texts: Iterable[Content], **attributes: Any) -> Html:
+    """Return an unordered list."""
+    return element("ul", (element("li", text) for text in texts), **attributes)
+
+
+def terms(pairs: Iterable[tuple[Content, Content]], **attributes: Any) -> Html:
+    """Return a list of terms, each with what is said of it."""
+    rows = (element("div", element("dt", term), element("dd", said)) for term, said in pairs)
+    return element("dl", rows, **attributes)
+
+
+def folded(title: Content, *content: Content) -> Html:
+    """Return details that open on demand, and on paper."""
+    return element("details", element("summary", title), content)
+
+
+def table(
+    caption: Content,
+    header: Sequence[Content],
+    rows: Iterable[Sequence[Content]],
+    wide: bool = False,
+) -> Html:
+    """Return a table whose first column names the row.
+
+    On a narrow screen each row becomes a card with the column's title beside every cell. A `wide`
+    one, such as a matrix, scrolls in a region of its own instead.
+
+    Args:
+        caption: what the table shows.
+        header: the columns' titles.
+        rows: cells, as many as there are titles.
+        wide: whether the rows make sense only below each other.
+    """
+    titles = [re.sub(r"<[^>]*>", "", html(title)) for title in header]
+    heads = (element("th", title, scope="col", role="columnheader") for title in header)
+    lines = [element("tr", heads, role="row")]
+    body = []
+    for first, *others in rows:
+        cells = [element("th", first, scope="row", role="rowheader")]
+        for title, cell in zip(titles[1:], others, strict=True):
+            cells.append(element("td", element("span", cell), role="cell", data_label=Html(title)))
+        body.append(element("tr", cells, role="row"))
+    whole = element(
+        "table",
+        element("caption", caption),
+        element("thead", lines, role="rowgroup"),
+        element("tbody", body, role="rowgroup"),
+        role="table",
+        class_="wide" if wide else "cards",
+    )
+    if not wide:
+        return whole
+    label = re.sub(r"<[^>]*>", "", html(caption))
+    return element("div", whole, class_="scroll", tabindex=0, role="region", aria_label=Html(label))

@@ -1,0 +1,60 @@
+"""Numbers as people read them: percentages with intervals, bounds rounded up, bytes, seconds."""
+
+import math
+
+Z = 1.959964  # of a 95 % interval
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent; "unknown" for None."""
+    return "unknown" if fraction is None else f"{100 * fraction:.{digits}f} %"
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a fraction, (0, 1) of nothing."""
+    if not total:
+        return 0.0, 1.0
+    rate, square = right / total, Z * Z / total
+    centre = rate + square / 2
+    reach = Z * math.sqrt(rate * (1 - rate) / total + square / total / 4)
+    return max(0.0, (centre - reach) / (1 + square)), min(1.0, (centre + reach) / (1 + square))
+
+
+def with_interval(right: int, total: int) -> str:
+    """Return a fraction in percent with its interval: "93.6 % (90.6 to 95.7)"; "-" of nothing."""
+    if not total:
+        return "-"
+    low, high = wilson(right, total)
+    return f"{percent(right / total)} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """Return an upper bound with so many digits; "inf" for infinity."""
+    if math.isinf(value):
+        return "inf"
+    places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))
+    text = f"{math.ceil(value * 10**places - 1e-9) / 10**places:,.{places}f}"
+    return text.rstrip("0").rstrip(".") if places else text
+
+
+def size(count: float) -> str:
+    """Return a number of bytes: "3.4 MB"."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a time: "12.3 s", "5 min 20 s", "2 h 5 min"."""
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 90:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 client", "1,000 clients"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,7 @@
+// What is folded is shown on paper, too: browsers without ::details-content print only what is open.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  folded.forEach(each => { each.open = true });
+});
+addEventListener("afterprint", () => { folded.forEach(each => { each.open = false }) });

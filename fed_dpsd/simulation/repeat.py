@@ -1,0 +1,92 @@
+"""The command that repeats a run, found from its configuration alone."""
+
+import functools
+import json
+import os
+import shlex
+from typing import Any
+
+from fed_dpsd.errors import shown
+from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
+from fed_dpsd.keys import choices_of, leaves
+from fed_dpsd.overrides import read
+
+PLACES = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
+DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
+
+
+def command_of(experiment: Experiment) -> str:
+    """Return the command that stands for an experiment, with FOLDER or FILE for its paths.
+
+    It is `fed-dpsd run`, or the `flwr run` of a deployment, whose app is in the folder APP. It
+    names the files of conf/ that are not the default ones, and the keys that differ from them.
+    It is "" where no such command gives the same settings.
+    """
+    values = json.loads(experiment.to_json())
+    typed = _choices(experiment, values)
+    if any(
+        choice.partition("=")[2] not in choices_of(choice.partition("=")[0]) for choice in typed
+    ):
+        return ""
+    if experiment.config.plugins:
+        typed.append(f"plugins={shown(list(experiment.config.plugins))}")
+    composition = read(typed)
+    if composition.problems:
+        return ""
+    unset = leaves(json.loads(from_overrides([], None).to_json()))  # keys that no file has, too
+    known, own = dict(unset) | dict(leaves(composition.values)), dict(leaves(values))
+    calibrated = _calibrated(experiment)
+    for key, value in own.items():
+        source = composition.sources.get(key)
+        same = own[source] == value if source in own else known.get(key) == value
+        if same or key in PLACES or key == calibrated:
+            continue
+        group, _, _ = key.rpartition(".")
+        if key not in known and group in known:  # a group of keys where the file has null
+            key, value = group, functools.reduce(dict.__getitem__, group.split("."), values)
+        if key not in known or key.endswith("_target_"):
+            return ""
+        typed.append(f"{key}={_typed(value)}")
+    typed = list(dict.fromkeys(typed))
+    if experiment.config.federation.simulation:
+        return shlex.join(["fed-dpsd", "run", *typed])
+    overrides = " ".join(word.replace('"', "'") for word in typed)
+    return shlex.join([*DEPLOYED, f'overrides="{overrides}"'])
+
+
+def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
+    """Return the choices of files that a run knows by name, without the default ones."""
+    method = f"method={experiment.method_name}"
+    typed = (
+        [method] if read([]).values["method"]["_target_"] != values["method"]["_target_"] else []
+    )
+    default = read(typed).values
+    for group, name, mark in (
+        ("federation", _federation(experiment), "simulation"),
+        ("data", experiment.config.data.name, "name"),
+        ("partition", values["partition"].get("name"), "name"),
+        ("training", experiment.training.name, "_target_"),
+        ("answers", experiment.answers.name, "_target_"),
+    ):
+        if default[group].get(mark) != values[group].get(mark):
+            typed.append(f"{group}={name}")
+    return typed
+
+
+def _federation(experiment: Experiment) -> str:
+    return "simulation" if experiment.config.federation.simulation else "deployment"
+
+
+def _calibrated(experiment: Experiment) -> str:
+    """Return the key whose value follows privacy.target_epsilon; "" where none does."""
+    if experiment.config.privacy.target_epsilon is None:
+        return ""
+    axis = calibrated_axis(experiment)
+    return f"{axis}.{getattr(experiment, axis).calibrated_by}"
+
+
+def _typed(value: Any) -> str:
+    """Return a value as it is typed; a path of this machine is a word for it."""
+    if isinstance(value, str) and os.sep in value:
+        return "FILE" if os.path.splitext(value)[1] else "FOLDER"
+    return shown(value)

@@ -12,12 +12,11 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, calibrated_axis
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.export import Format, export
@@ -36,8 +35,6 @@ from fed_dpsd.server.summary import (
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
-from fed_dpsd.simulation.duration import Duration, expected
-from fed_dpsd.simulation.duration import words as time_text
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.ready import check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
@@ -114,54 +111,6 @@ class Run:
     def __str__(self) -> str:
         """Return the result in one line."""
         return result_line(open_run_folder(self.folder), self.summary)
-
-    __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """The cost of a run to a client, before anything is read or spent.
-
-    Args:
-        experiment: the experiment that would run.
-        queries_per_client: synthetic images that each client would answer.
-        privacy: the published epsilon and every proven one.
-        smallest_budget: the smallest privacy.budget that pays for all of it; `inf` if none does.
-        duration: the seconds that it is expected to take here; None where nothing is known.
-    """
-
-    experiment: Experiment
-    queries_per_client: int
-    privacy: PrivacyCard
-    smallest_budget: float
-    duration: Duration | None
-
-    def __str__(self) -> str:
-        """Return the text that `fed-dpsd privacy plan` prints."""
-        settings, axis = self.experiment.config.privacy, calibrated_axis(self.experiment)
-        lines = [*verdict(self.experiment, self.privacy), ""]
-        lines.append(f"training: {how_trained(self.experiment)}")
-        lines.append(f"answers: {how_answered(self.experiment, self.privacy)}")
-        if settings.target_epsilon is not None:
-            mechanism = getattr(self.experiment, axis)
-            unit = getattr(mechanism, "unit", "record")
-            target = f"privacy.target_epsilon={settings.target_epsilon:g} ({unit}, add_remove)"
-            value = getattr(mechanism, mechanism.calibrated_by)
-            lines.append(f"calibrated to {target}: {axis}.{mechanism.calibrated_by}={value:.6g}")
-        lines.append(f"queries per client: {self.queries_per_client:,}")
-        lines.append(f"time: {time_text(self.experiment, self.duration)}")
-        if self.privacy.covers_nothing:
-            return "\n".join(lines)
-        stated = self.privacy.content["epsilon_stated"]
-        lines.append(f"epsilon stated by the paper: {'none' if stated is None else stated}")
-        lines.append(published_line(self.privacy))
-        lines += [f"epsilon planned: {text}" for text in self.privacy.claims]
-        lines.append(f"budget: {budget_text(settings, self.smallest_budget)}")
-        notes = dict.fromkeys(note for epsilon in self.privacy.proven for note in epsilon.notes)
-        lines.append(f"notes: {', '.join(notes)}")
-        if self.privacy.content["reason"]:
-            lines.append(f"reason: {self.privacy.content['reason']}")
-        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -272,11 +221,7 @@ def plan(*overrides: str) -> PlannedRun:
     Raises:
         UserError: an override is wrong.
     """
-    experiment = composed(overrides)
-    planned = plan_of(experiment)
-    card = PrivacyCard(privacy_card(experiment, planned), "planned")
-    budget = needed_budget(experiment.config.privacy, planned)
-    return PlannedRun(experiment, planned.queries, card, budget, expected(experiment))
+    return planned_run(composed(overrides))
 
 
 def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | None = None) -> Job:

@@ -23,6 +23,7 @@ LADDER = (
     {"flower"},
     {"audits"},
     {"display"},
+    {"planned"},
     {"api"},
     {"bench"},
     {"cli"},

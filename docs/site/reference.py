@@ -11,10 +11,11 @@ from fed_dpsd.cli import app, choices
 
 ROOT = Path(__file__).parents[2]
 API = {
-    "fed_dpsd.api": ["run", "resume", "plan", "load_student", "Run", "PlannedRun"],
-    "fed_dpsd.server.export": ["Student"],
+    "fed_dpsd.api": ["run", "resume", "plan", "load_student", "Run"],
+    "fed_dpsd.planned": ["PlannedRun"],
+    "fed_dpsd.server.student": ["Student"],
     "fed_dpsd.accounts.card": ["PrivacyCard"],
-    "fed_dpsd.privacy.mechanism": ["Epsilon"],
+    "fed_dpsd.privacy.epsilon": ["Epsilon"],
     "fed_dpsd.errors": ["UserError", "ConfigError"],
 }
 CONTRACTS = [

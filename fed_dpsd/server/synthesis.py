@@ -141,8 +141,8 @@ def drawn(
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
-            f"{run.folder}: this run of method {name} keeps no generator; use --from questions, for "
-            "images as it asked them"
+            f"{run.folder}: this run of method {name} keeps no generator; use --from questions, "
+            "for images as it asked them"
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, world, run, streams)

@@ -3,6 +3,7 @@
 `python -m tests.test_packaging` writes their contents into docs/packaging.md.
 """
 
+import hashlib
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
+from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from fed_dpsd import __version__
 from fed_dpsd.errors import ConfigError
@@ -100,8 +101,10 @@ def build(kind, folder):
     from hatchling.builders.wheel import WheelBuilder
 
     if kind == "bundle":
-        path = folder / "bundle.fab"
-        path.write_bytes(build_fab_from_disk(ROOT))
+        content = build_fab_from_disk(ROOT)
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+        path = folder / get_fab_filename(project, hashlib.sha256(content).hexdigest())
+        path.write_bytes(content)
         return path
     builder = WheelBuilder if kind == "wheel" else SdistBuilder
     return Path(next(builder(str(ROOT)).build(directory=str(folder), versions=["standard"])))

@@ -23,7 +23,7 @@ slow: ## Flower simulations, kills, wheels: about ten minutes
 	pytest -m slow
 
 docs: ## The documentation site, in build/site; a warning is an error
-	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build
 
 bundle: ## Build the Flower bundle
 	flwr build

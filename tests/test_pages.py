@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,7 +19,7 @@ from fed_dpsd import cli
 from fed_dpsd.simulation.sweep_grid import expand
 from tests import pages
 from tests.conftest import composed
-from tests.shapes import write_shapes
+from tests.shapes import CLASSES, picture, write_shapes
 
 # Pages with a test of their own, which is to name them.
 ELSEWHERE = {
@@ -60,15 +61,17 @@ def given(tmp_path, monkeypatch):
         for number, file in enumerate(files)
     ]
     (tmp_path / "pictures.csv").write_text("\n".join(["file,kind,patient", *lines, ""]))
-    write_shapes(tmp_path / "new", 6, seed=1)
+    (tmp_path / "new").mkdir()
+    for name in CLASSES:
+        picture(name, np.random.default_rng(1)).save(tmp_path / "new" / f"{name}.png")
     (tmp_path / "FOLDER").mkdir()
     for split, chosen in (("train", files[::2]), ("test", files[1::2])):
         rows = []
         for file in chosen:
             small = tmp_path / "small.png"
             Image.open(file).convert("RGB").resize((32, 32)).save(small)
-            picture = {"bytes": small.read_bytes(), "path": None}
-            rows.append({"image": picture, "label": file.parent.name})
+            image = {"bytes": small.read_bytes(), "path": None}
+            rows.append({"image": image, "label": file.parent.name})
         table = pyarrow.Table.from_pylist(rows)
         pyarrow.parquet.write_table(table, tmp_path / "FOLDER" / f"{split}.parquet")
     return tmp_path
@@ -134,14 +137,13 @@ def test_the_pages_of_results_say_that_no_test_runs_them():
 
 
 @pytest.mark.parametrize("name", [n for n in RESULTS if pages.commands(pages.text_of(n))])
-def test_the_commands_of_results_compose(name, given):
-    """No data is read; of a grid, its first cell and its last."""
+def test_the_commands_of_results_compose(name):
+    """No data is read; of a grid, its first cell."""
     for command in pages.commands(pages.text_of(name)):
         verb, *settings = command.words[1:]
         if verb not in ("run", "sweep"):
             continue
         settings = [word for word in settings if re.match(r"[\w.@]+=", word)]
         settings = ["seed=0" if word == "seed=S" else word for word in settings]
-        cells = expand(settings)
-        for cell in {id(cell): cell for cell in (cells[0], cells[-1])}.values():
-            composed(*(f"{key}={value}" for key, value in cell.overrides.items()))
+        cell = expand(settings)[0]
+        composed(*(f"{key}={value}" for key, value in cell.overrides.items()))

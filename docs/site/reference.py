@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from typer.main import get_command
 
-from fed_dpsd.cli import app, choices
+from fed_dpsd import keys as conf
+from fed_dpsd.cli import app
 
 ROOT = Path(__file__).parents[2]
 API = {
@@ -60,17 +61,17 @@ def _configuration() -> str:
         "Each key is typed as `KEY=VALUE` behind a command. The tables are those of "
         "`fed-dpsd list` and `fed-dpsd list keys`: the values and the comments in conf/.",
         "## Keys of every run",
-        _keys(key for key in choices.all_keys() if key.file == choices.MAIN),
+        _keys(key for key in conf.all_keys() if key.file == "config"),
     ]
-    for group, default in choices.groups().items():
+    for group, default in conf.groups().items():
         chosen = "" if default == "null" else f" The default is `{default}`."
         parts.append(f"## {group}\n\nOne is chosen by `{group}=NAME`.{chosen}")
-        listed = choices.choices(group)
+        listed = conf.choices(group)
         parts.append(_table(("name", ""), ((f"`{n}`", _cell(text)) for n, text in listed.items())))
         if group == "experiment":  # these set keys of the other groups
             continue
         for name in listed:
-            own = [k for k in choices.all_keys({group: name}) if k.file.startswith(f"{group}/")]
+            own = [k for k in conf.all_keys({group: name}) if k.file.startswith(f"{group}/")]
             if own:
                 parts.append(f"### {group}={name}\n\n{_keys(own)}")
     project = (ROOT / "pyproject.toml").read_text().partition("[tool.flwr.app.config]")[2]
@@ -86,7 +87,7 @@ def _configuration() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _keys(keys: Iterable[choices.Key]) -> str:
+def _keys(keys: Iterable[conf.Key]) -> str:
     rows = ((f"`{key.name}`", f"`{key.value}`", _cell(key.meaning)) for key in keys)
     return _table(("key", "default", "meaning"), rows)
 

@@ -1,4 +1,4 @@
-"""Docs that stay true: names import, README's commands run, numbers in the docs are computed."""
+"""Docs that stay true: names import, commands of README and docs/commands.md run, numbers in the docs are computed."""
 
 import importlib
 import math
@@ -27,7 +27,8 @@ from tests.conftest import SMALL, small_for
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 NAMES = re.findall(r"`(fed_dpsd\.[\w.]+)`", (ROOT / "docs" / "paper_map.md").read_text())
-COMMANDS = re.findall(r"^fed-dpsd .*$", README, re.MULTILINE)
+PAGES = [README, (ROOT / "docs" / "commands.md").read_text()]
+COMMANDS = [line for text in PAGES for line in re.findall(r"^fed-dpsd .*$", text, re.MULTILINE)]
 
 
 def _is_module(path):
@@ -76,7 +77,7 @@ def call(tmp_path, monkeypatch, capsys):
     "command",
     [c for c in COMMANDS if not {"--engine", "rehearse", "bench"} & set(c.split())],
 )
-def test_the_readmes_commands_run(command, call, monkeypatch):
+def test_the_commands_of_readme_and_of_the_page_of_commands_run(command, call, monkeypatch):
     """At a small size; RUN is a run folder.
 
     Those that start Flower run in test_superlink, test_rehearsal and test_rows.

@@ -30,7 +30,7 @@ GRADIENTS = [
 ]
 # The files that quote, and a text for each quotation; {PAPER[name]} stands for a number.
 QUOTATIONS = {
-    "README.md": ["model=cnn answers=gradient rounds={DPSD[T]}"],
+    "docs/commands.md": ["model=cnn answers=gradient rounds={DPSD[T]}"],
     "conf/answers/gradient.yaml": GRADIENTS,
     "conf/answers/gradient_reading.yaml": GRADIENTS,
     "conf/data/celeba_gender.yaml": ["k of the paper: {DPSD[k_celeba_gender]} (answers.k)."],

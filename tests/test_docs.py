@@ -1,4 +1,4 @@
-"""Docs that stay true: names import, commands of README and docs/commands.md run, numbers in the docs are computed."""
+"""Docs that stay true: names import, commands run, numbers in the docs are computed."""
 
 import importlib
 import math

@@ -70,7 +70,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. README.md shows every command at work.",
+    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. docs/commands.md shows every command at work.",
 )
 
 
@@ -113,9 +113,14 @@ def _add(
 
 
 _add(
-    run.run, "run", TRY, "README.md", "fed-dpsd run rounds=5", "fed-dpsd run method=dpsd data=mnist"
+    run.run,
+    "run",
+    TRY,
+    "docs/commands.md",
+    "fed-dpsd run rounds=5",
+    "fed-dpsd run method=dpsd data=mnist",
 )
-_add(run.resume, "resume", TRY, "README.md", "fed-dpsd resume runs/RUN", extra=True)
+_add(run.resume, "resume", TRY, "docs/commands.md", "fed-dpsd resume runs/RUN", extra=True)
 _add(
     *(student.export, "export", TRY, "docs/artefacts.md"),
     "fed-dpsd export runs/RUN --out model",

@@ -70,7 +70,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. docs/commands.md shows every command at work.",
+    epilog=f"{EXIT_CODES}\n\nBegin with: fed-dpsd run. docs/commands.md has every command.",
 )
 
 

@@ -15,7 +15,7 @@ from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import json_of, write_atomically

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
 from fed_dpsd.accounts.card import MORE_NOTE
-from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards, hub_cards
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export

@@ -19,6 +19,7 @@ REASON = "reason"  # why an epsilon is inf; tables of earlier versions lack it
 LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
 LEGEND = ("delta", "trust", "commit", "machine")
 CAVEATS = "caveats"  # notes on the epsilons; tables of earlier versions lack them
+NOT_REVIEWED = "not reviewed"  # how the note on plug-ins begins
 # Results of a run; every other column is part of its setting.
 RESULTS = {
     *("key", "seed", "vote", *SCORES, *CLAIMS, *LEGEND, REASON, CAVEATS),
@@ -47,6 +48,12 @@ class Setting:
 
     values: Mapping[str, str]
     runs: Sequence[Mapping[str, str]]
+
+    @property
+    def review(self) -> str:
+        """Return "not reviewed" where the code of a plug-in took part in a run; "" otherwise."""
+        noted = any(NOT_REVIEWED in run.get(CAVEATS, "") for run in self.runs)
+        return NOT_REVIEWED if noted else ""
 
     def score(self, column: str) -> tuple[float, float]:
         """Return mean and sample standard deviation, in percent; NaN for too few values."""

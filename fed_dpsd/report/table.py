@@ -51,7 +51,8 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
         row = [setting.values.get(key, "") for key in columns]
         row += [_spread(*setting.score(score)) for score in scores]
         row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
-        row += [rounded_up(setting.epsilon(claim), 5) for claim in CLAIMS]
+        review = f" ({setting.review})" if setting.review else ""
+        row += [rounded_up(setting.epsilon(claim), 5) + review for claim in CLAIMS]
         row += [setting.all_of("delta"), setting.all_of("trust")]
         row += [texts[number] for texts in labels.values()]
         lines.append([*row, reasons[number]] if why else row)
@@ -116,7 +117,9 @@ def summary(settings: Sequence[Setting]) -> str:
                 row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
         row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
         shown = (*((LABEL, *LABEL_LEGEND) if _labels(settings) else ()), *LEGEND, REASON)
-        lines.append(row | {column: setting.all_of(column) for column in shown})
+        row |= {column: setting.all_of(column) for column in shown}
+        reviews = any(other.review for other in settings)
+        lines.append(row | ({"review": setting.review} if reviews else {}))
     text = io.StringIO()
     writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
     writer.writeheader()

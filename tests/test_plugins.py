@@ -20,6 +20,7 @@ from fed_dpsd.plugins import find, named_in
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
+from fed_dpsd.simulation.sweep_grid import one_run
 from tests.client.test_site import ask, make, records  # noqa: F401
 from tests.hospitals import CLIENT_APP, Hospitals, site_file
 from tests.ledgers import entries_of
@@ -92,6 +93,16 @@ def test_a_file_by_the_name_of_ours_is_an_error(example):
     path.write_text("name: mine")
     with pytest.raises(ConfigError, match="plugins=example: its conf/data/mnist.yaml has the name"):
         compose(["plugins=example"])
+
+
+def test_a_grid_of_a_plugin_is_no_single_run(example, tmp_path):
+    folder = example / "fed_dpsd_example" / "conf" / "experiment"
+    folder.mkdir()
+    (folder / "retinas.yaml").write_text("# @package _global_\nsweep: {seed: '0,1'}\n")
+    typed = ["plugins=example", "experiment=retinas"]
+    with pytest.raises(ConfigError, match="experiment=retinas is a grid of 2 runs: fed-dpsd sweep"):
+        one_run(typed, tmp_path)
+    assert one_run([*typed, "seed=1"], tmp_path).config.seed == 1
 
 
 def test_a_network_by_the_name_of_ours_is_an_error(example, tmp_path):

@@ -66,7 +66,6 @@ def test_runs_of_other_settings_and_unfinished_ones_say_nothing(tmp_path, overri
     assert expected(experiment(tmp_path)) is None
 
 
-@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "rounds.jsonl"])
 def test_a_method_that_ends_after_one_round_has_its_seconds(tmp_path):
     folder = finish(tmp_path)
     (folder / "rounds.jsonl").write_text('{"round_seconds": 7.0}\n')
@@ -75,6 +74,7 @@ def test_a_method_that_ends_after_one_round_has_its_seconds(tmp_path):
     assert expected(experiment(tmp_path, "rounds=9")) is None
 
 
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "rounds.jsonl"])
 def test_a_damaged_folder_is_passed_over(tmp_path, name):
     folder = finish(tmp_path)
     assert expected(experiment(tmp_path)) is not None

@@ -151,6 +151,15 @@ def test_each_of_several_experiments_brings_its_own_grid(experiments):
     ]
 
 
+def test_an_experiment_is_composed_once(tmp_path, monkeypatch):
+    compose, composed = typed._compose, []
+    monkeypatch.setattr(typed, "_compose", lambda each: [composed.append(each), compose(each)][1])
+    assert one_run(["experiment=mnist", "rounds=2"], tmp_path).config.rounds == 2
+    assert composed == [["experiment=mnist", "rounds=2"]]
+    with pytest.raises(ConfigError, match="experiment=ci is a grid of"):
+        one_run(["experiment=ci"], tmp_path)
+
+
 def test_one_run_has_no_grid(experiments, tmp_path):
     experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
     raw = compose(["experiment=curve"])

@@ -162,6 +162,7 @@ def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row for each client: a record's epsilons, and larger units' that mean much."""
+    from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
     from fed_dpsd.server.summary import MEANINGFUL_EPSILON
 
@@ -184,7 +185,8 @@ def _spent_table(
         own = [spent[file][pair] for pair in shown]
         queries = sum(entry.queries for entry in entries)
         cells = (f"{len(entries):,}", f"{queries:,}", *(epsilon.number(4) for epsilon in own))
-        table.add_row(file.stem, *cells, weakest(epsilon.trust for epsilon in own))
+        review = f" ({NOT_REVIEWED})" if any(epsilon.review for epsilon in own) else ""
+        table.add_row(file.stem + review, *cells, weakest(epsilon.trust for epsilon in own))
     return table
 
 

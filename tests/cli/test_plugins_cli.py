@@ -65,6 +65,9 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
         code, out, _ = fed_dpsd("privacy", "ledger", folder, *more)
         assert code == 0
         assert f"{MARK}: nothing is proven of what a plug-in does" in "\n".join(out)
+        clients = [line for line in out if re.match(r"client_\d+ ", line)]
+        assert len(clients) == (0 if more == ("--json",) else 2)
+        assert all(f" ({MARK}) " in line for line in clients)
     ledgers = sorted((Path(folder) / "ledger").glob("*.sqlite"))
     _, out, _ = fed_dpsd("privacy", "ledger", str(ledgers[0]), "--json")
     (account,) = json.loads(out[0]).values()

@@ -1,4 +1,4 @@
-"""Accuracy, AUROC and confusion against scikit-learn, and where they are not defined."""
+"""Scores against scikit-learn and torchmetrics, and where they are not defined."""
 
 import warnings
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
-from fed_dpsd.server.metrics import accuracy, auroc, confusion
+from fed_dpsd.server.metrics import BINS, accuracy, agreement, auroc, calibration, confusion
 
 
 def cases(num_classes, dtype=np.float32, decimals=None, size=400):
@@ -115,3 +115,41 @@ def test_a_row_that_is_not_finite_counts_for_no_class(value):
     broken[:5, 0] = value
     assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
     assert not np.any(confusion(np.full_like(probabilities, value), labels))
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_the_calibration_error_is_that_of_torchmetrics(num_classes):
+    from torch import from_numpy
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    probabilities, labels = cases(num_classes)
+    known = (from_numpy(probabilities), from_numpy(labels), num_classes, BINS)
+    found = calibration(probabilities, labels)
+    assert found["error"] == pytest.approx(float(multiclass_calibration_error(*known)), abs=1e-5)
+    assert sum(found["count"]) == len(labels)
+    right = np.dot(found["count"], found["accuracy"]) / len(labels)
+    assert right == pytest.approx(accuracy(probabilities, labels), abs=1e-4)
+
+
+def test_who_is_as_sure_as_right_has_no_calibration_error_and_a_boaster_has():
+    sure = np.tile([0.75, 0.25], (400, 1))
+    labels = np.repeat([0, 1], [300, 100])
+    assert calibration(sure, labels)["error"] == 0
+    boasting = np.tile([1.0, 0.0], (400, 1))
+    assert calibration(boasting, labels)["error"] == 0.25
+    assert calibration(boasting, labels)["count"][-1] == 400
+
+
+def test_what_is_not_finite_is_sure_of_nothing_and_wrong():
+    probabilities = np.array([[np.nan, 1.0], [0.2, 0.8]])
+    found = calibration(probabilities, np.array([1, 1]))
+    assert (found["count"][0], found["accuracy"][0], found["confidence"][0]) == (1, 0, 0)
+    assert found["error"] == pytest.approx(0.1)
+
+
+def test_agreement_counts_equal_classes_and_needs_predictions():
+    student = np.array([[0.6, 0.4], [0.6, 0.4], [0.1, 0.9], [0.1, 0.9]])
+    answers = np.array([[1.0, 0.0], [0.0, 1.0], [0.4, 0.6], [0.0, 1.0]])
+    assert agreement(student, answers) == 0.75
+    assert agreement(np.zeros((4, 0)), answers) is None
+    assert agreement(student[:0], answers[:0]) is None

@@ -1,13 +1,17 @@
-"""What `fed-dpsd report` is given: tables, folders of sweeps, and runs, completed or not."""
+"""What `fed-dpsd report` is given: tables, folders of sweeps, and runs; what it knows of a run."""
 
 import csv
 import json
+import shlex
 
 import pytest
 
 from fed_dpsd import api
 from fed_dpsd.errors import UserError
-from fed_dpsd.simulation.reported import table_of
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.simulation.repeat import command_of
+from fed_dpsd.simulation.reported import facts_of, tables_of
+from fed_dpsd.simulation.sweep import cell_key
 from tests.conftest import SMALL
 
 
@@ -18,22 +22,92 @@ def run(tmp_path):
 
 
 def test_a_run_is_a_table_of_one_row(run, tmp_path):
-    path = table_of(run, tmp_path / "report")
+    (path,) = tables_of([run], tmp_path / "report")
     assert path == tmp_path / "report" / "results.csv"
     (row,) = csv.DictReader(path.open(newline=""))
     summary = json.loads((run / "summary.json").read_text())
     assert float(row["student"]) == summary["accuracy"]["student"]
     assert (row["key"], row["seed"], row["data"]) == (run.name, "0", "digits")
-    assert table_of(run) == run / "results.csv"
-    assert table_of(run) == run / "results.csv"  # again, over its own
-    assert table_of(tmp_path / "report") == path  # as the folder of a sweep
-    assert table_of(path) == path
+    assert tables_of([run]) == [run / "results.csv"]
+    assert tables_of([run]) == [run / "results.csv"]  # again, over its own
+    assert tables_of([tmp_path / "report"]) == [path]  # as the folder of a sweep
+    assert tables_of([path, path]) == [path]
+
+
+def test_several_runs_are_one_table_in_the_folder_that_is_named(run, tmp_path):
+    other = api.run(*SMALL, "rounds=1", "seed=1", f"out={tmp_path}/runs", progress=False).folder
+    (path,) = tables_of([run, other], tmp_path / "report")
+    assert [row["seed"] for row in csv.DictReader(path.open(newline=""))] == ["0", "1"]
+    assert tables_of([run, other]) == [run / "results.csv", other / "results.csv"]
+    assert facts_of([run, other]) is None
+    assert facts_of([path]) is None
 
 
 def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UserError, match="cannot be written .*; choose --out"):
-        table_of(run, tmp_path / "file")
+        tables_of([run], tmp_path / "file")
     (run / "summary.json").unlink()
     with pytest.raises(UserError, match="has not completed: it was stopped, or is still under way"):
-        table_of(run)
+        tables_of([run])
+
+
+# --- the facts of a run ---
+
+
+def test_the_facts_are_those_of_the_folder(run):
+    facts = facts_of([run])
+    summary = json.loads((run / "summary.json").read_text())
+    assert (facts.name, facts.summary) == (run.name, summary)
+    assert sorted(facts.samples) == [1]
+    assert facts.settings["queries_per_round"] == 64
+    assert not any("/" in str(value) for value in facts.settings.values())
+    assert facts.verdict[0].startswith("nothing meaningful is left at 640")
+    assert facts.published.startswith("epsilon published (no guarantee): 10")
+
+
+def test_what_each_client_has_spent_at_the_end_is_what_the_card_says(run):
+    facts = facts_of([run])
+    (row,) = (r for r in facts.card["proven"] if (r["unit"], r["relation"]) == RECORD)
+    assert facts.spent[-1] == {0: row["spent"], 1: row["spent"]}
+    assert facts.costs == facts.spent[-1]
+
+
+RECORD = ("record", "add_remove")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("rounds=6", "queries_per_round=64", "out=elsewhere"),
+        ("training=plain", "answers=votes", "teachers_per_client=20", "seed=3"),
+        ("method=central", "training=lp_2st"),
+        ("method=dense", "training=plain", "model.teacher=cnn_bn", "device=cpu"),
+        ("privacy.target_epsilon=1",),
+        ("training=plain", "privacy.target_epsilon=1", "privacy.budget=3"),
+        ("partition=iid", "model.teachers=[cnn,lenet,mlp]", "teacher.seed=4"),
+        ("experiment=paper_dpsd",),
+        ("method=dgd_plus", "data=mnist", "data.path=FOLDER"),
+        (
+            *("training=plain", "answers=votes", "answers.noise_at=distributed"),
+            "answers.quorum={threshold: 4, colluding: 1}",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_command_of_a_run_has_the_same_settings(overrides, tmp_path):
+    (tmp_path / "FOLDER").mkdir()
+    experiment = from_overrides(overrides, tmp_path)
+    words = shlex.split(command_of(experiment))
+    assert words[:2] == ["fed-dpsd", "run"]
+    assert cell_key(from_overrides(words[2:], tmp_path)) == cell_key(experiment)
+    assert len(words) <= 2 + 14
+    assert str(tmp_path) not in " ".join(words)
+
+
+def test_the_command_of_a_deployment_is_flowers(tmp_path):
+    experiment = from_overrides(("federation=deployment", "num_clients=3", "rounds=4"), tmp_path)
+    *words, given = shlex.split(command_of(experiment))
+    assert words == ["flwr", "run", "APP", "federation", "--stream", "--run-config"]
+    assert given == 'overrides="federation=deployment num_clients=3 rounds=4"'

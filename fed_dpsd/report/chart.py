@@ -22,6 +22,7 @@ SHAPES = (
     "M0,4.8L4.6,-3.6H-4.6z",
 )
 MOST_MARKS = 30  # points of a line that are marked each
+MOST_LETTERS = 44  # of an axis's labels, with the blanks between them
 
 Point = tuple[float, float]
 
@@ -32,7 +33,7 @@ class Series:
 
     Args:
         name: what the legend calls it.
-        points: (x, y); an x of infinity stands at the right, beyond the axis.
+        points: (x, y); an x above the axis's most stands at the right, beyond it.
         reach: for each point, how far its error bar reaches up and down, NaN for none; () for none.
         joined: whether a line joins the points.
         level: whether the series is one height for all x, drawn as a grey line.
@@ -56,6 +57,7 @@ class Axis:
         low: the least value shown; None follows the points.
         high: the largest value shown; None follows the points.
         logarithmic: whether equal steps are equal factors.
+        most: larger values, which say no more than this one, are drawn together beyond the axis.
         whole: whether values between whole numbers mean nothing.
     """
 
@@ -63,11 +65,16 @@ class Axis:
     low: float | None = None
     high: float | None = None
     logarithmic: bool = False
+    most: float = math.inf
     whole: bool = False
+
+    def beyond(self, value: float) -> bool:
+        """Return whether a value is drawn beyond the axis."""
+        return value > self.most or math.isinf(value)
 
     def over(self, values: Sequence[float]) -> tuple[float, float]:
         """Return the least and the largest value to show."""
-        finite = [value for value in values if math.isfinite(value)]
+        finite = [value for value in values if not self.beyond(value)]
         low = self.low if self.low is not None else min(finite, default=0.0)
         high = self.high if self.high is not None else max(finite, default=1.0)
         if self.logarithmic:
@@ -96,19 +103,21 @@ def _step(least: float) -> float:
 
 
 def _decades(low: float, high: float) -> list[float]:
+    """Return 1, 2, 5 in each power of ten, or fewer where their labels would not fit."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found = [10.0**e for e in exponents if low <= 10.0**e <= high]
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [f * 10.0**e for e in exponents for f in factors if low <= f * 10.0**e <= high]
-        if len(found) <= 8:
-            return found
-    return found[:: len(found) // 8 + 1]
+        some = [f * 10.0**e for e in exponents for f in factors if low <= f * 10.0**e <= high]
+        if sum(len(number(tick)) + 2 for tick in some) <= MOST_LETTERS:
+            return some
+    return found[:: len(found) // 6 + 1]
 
 
 def number(value: float) -> str:
     """Write a number shortly: 1,000, 0.25, 3."""
     if math.isinf(value):
         return "inf"
-    return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
 
 
 def chart(
@@ -136,7 +145,7 @@ def chart(
     drawn = [each for each in series if each.points]
     own = [each for each in drawn if not (each.level or each.plain)]
     styles = {id(each): style for style, each in enumerate(own)}
-    beyond = any(math.isinf(px) for s in drawn if not s.level for px, _ in s.points)
+    beyond = any(x.beyond(px) for s in drawn if not s.level for px, _ in s.points)
     x_values = [px for s in drawn if not s.level for px, _ in s.points]
     y_values = [py + reach for s in drawn for (_, py), r in _reaches(s) for reach in (-r, r)]
     place_x = _scale(x, x.over(x_values), LEFT, WIDTH - RIGHT - 44 * beyond)
@@ -159,7 +168,7 @@ def chart(
     legend = listed((_entry(each, styles.get(id(each))) for each in drawn), class_="legend")
     told = [each for each in drawn if not (each.plain and each.joined)]
     numbers = numbers or _numbers(title, x, y, told, decimals)
-    beside = folded(f"Numbers: {title}", numbers)
+    beside = folded(f"Numbers: {title}", numbers, paper=False)
     return element("figure", element("figcaption", title), picture, legend, beside, id=name)
 
 
@@ -172,12 +181,12 @@ def _reaches(series: Series) -> Iterator[tuple[Point, float]]:
 def _scale(
     axis: Axis, ends: tuple[float, float], first: float, last: float
 ) -> Callable[[float], float]:
-    """Return the function from a value of an axis to its place; infinity is beyond the end."""
+    """Return the function from a value of an axis to its place, which may be beyond the end."""
     measure = math.log if axis.logarithmic else float
     low, high = map(measure, ends)
 
     def place(value: float) -> float:
-        if math.isinf(value):
+        if axis.beyond(value):
             return last + 26
         fraction = (measure(value) - low) / (high - low)
         return first + min(1.0, max(0.0, fraction)) * (last - first)
@@ -204,7 +213,8 @@ def _grid(
         yield element("path", d=f"M{place_x(tick):.1f},{bottom}v5", class_="axis")
         yield _text(place_x(tick), bottom + 18, number(tick), "middle", "soft")
     if beyond:
-        yield _text(place_x(math.inf), bottom + 18, "inf", "middle", "soft")
+        name = "inf" if math.isinf(x.most) else f"> {number(x.most)}"
+        yield _text(place_x(math.inf), bottom + 18, name, "middle", "soft")
         edge = place_x(math.inf) - 22
         yield element(
             "path", d=f"M{edge:.1f},{TOP}V{bottom}", class_="grid", stroke_dasharray="3 3"
@@ -243,8 +253,9 @@ def _drawn(
     y: Axis,
 ) -> Iterator[Html]:
     """Yield the line of a series, its error bars, and its markers, whose titles say the numbers."""
-    places = [(place_x(px), place_y(py)) for px, py in series.points]
-    finite = [p for p, (px, _) in zip(places, series.points, strict=True) if math.isfinite(px)]
+    aside = 7 * (style % 5 - 2)  # beyond the axis, series stand beside each other
+    places = [(place_x(px) + aside * x.beyond(px), place_y(py)) for px, py in series.points]
+    finite = [p for p, (px, _) in zip(places, series.points, strict=True) if not x.beyond(px)]
     marks: list[Html] = []
     if series.joined and len(finite) > 1:
         d = "M" + "L".join(f"{px:.1f},{py:.1f}" for px, py in finite)

@@ -10,6 +10,7 @@ from fed_dpsd.report.numbers import percent, with_interval
 
 MOST_CLASSES = 20  # of a matrix that can be read
 PAIRS = 10  # most frequent confusions that are listed
+MOST_LETTERS = 40  # of all class names, as columns of a matrix on paper
 MOST_SHADE = 0.55  # beyond it, numbers would be hard to read
 
 Counts = Sequence[Sequence[int]]
@@ -65,8 +66,13 @@ def _by_class(names: Sequence[str], counts: Counts) -> Html:
 
 
 def _matrix(names: Sequence[str], counts: Counts) -> Html:
-    """Return the matrix as a table, in which darker cells are larger parts of their row."""
-    rows = []
+    """Return the matrix as a table, in which darker cells are larger parts of their row.
+
+    Columns have numbers where names would make it too wide for a page.
+    """
+    rows, short = [], sum(map(len, names)) <= MOST_LETTERS
+    heads = list(names) if short else [str(k) for k in range(len(names))]
+    sides = list(names) if short else [f"{k}: {name}" for k, name in enumerate(names)]
     for k, name in enumerate(names):
         total = sum(counts[k]) or 1
         cells = [
@@ -79,16 +85,16 @@ def _matrix(names: Sequence[str], counts: Counts) -> Html:
             )
             for c, count in enumerate(counts[k])
         ]
-        rows.append(element("tr", element("th", name, scope="row"), cells))
+        rows.append(element("tr", element("th", sides[k], scope="row"), cells))
     said = (
         "Test images by true class (rows) and named class (columns); the darker, the larger the "
         "part of the row. The diagonal, in frames, is right."
     )
-    heads = [element("th", name, scope="col") for name in ("true", *names)]
+    titles = [element("th", name, scope="col") for name in ("true class", *heads)]
     whole = element(
         "table",
         element("caption", said),
-        element("thead", element("tr", heads)),
+        element("thead", element("tr", titles)),
         element("tbody", rows),
         class_="wide",
     )

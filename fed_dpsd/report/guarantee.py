@@ -27,6 +27,10 @@ NOTES = {
     "seeded noise": "The noise is seeded, as in every simulation unless noise=secure: whoever "
     "knows the seed can take it off. So this run's own files carry no guarantee.",
     "per run": "Each number is for this one run. What other runs ask of the same data adds up.",
+    "a patient known at one client only": "Numbers for a patient are for one who is known at one "
+    "client only.",
+    "replaced under the same id, so in the same shard": "A record that is replaced keeps its id, "
+    "so that it stays with the same teacher.",
     "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
 }
 FALSE_ALARMS = 0.01
@@ -60,7 +64,7 @@ def statement(facts: Facts) -> Iterator[Html]:
         class_="facts",
     )
     yield element("h3", "Every proven epsilon")
-    yield _claims(card)
+    yield from _claims(card)
     if label := card.get("label"):
         yield paragraphs(
             f"Of labels alone: {short(label)}. It protects no image, and it is no record's epsilon."
@@ -93,31 +97,31 @@ def meaning(row: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _claims(card: Mapping[str, Any]) -> Html:
-    header = ["what changes at a client", "epsilon of the whole plan", "spent"]
-    header += ["who must be trusted", "delta", "proof"]
+def _claims(card: Mapping[str, Any]) -> Iterator[Html]:
+    """Yield the table of the finite epsilons, and a sentence on what nothing is proven of."""
+    finite = [row for row in card["proven"] if math.isfinite(float(row["epsilon"]))]
+    spent = all("spent" in row for row in finite)
     rows = []
-    for row in card["proven"]:
-        finite, beside = math.isfinite(float(row["epsilon"])), row.get("beside")
+    for row in finite:
         proof = row["accountant"] + (f", by the {row['basis']}" if "basis" in row else "")
+        beside = row.get("beside")
         if beside and math.isfinite(float(beside["epsilon"])):
             other = rounded_up(float(beside["epsilon"]), 5)
             proof += f"; by the {beside['basis']} {other}, trust {beside['trust']}"
-        spent = rounded_up(float(row["spent"]), 5) if "spent" in row else "see the hospitals"
-        rows.append(
-            [
-                CHANGES[row["unit"], row["relation"]],
-                *(rounded_up(float(row["epsilon"]), 5), spent),
-                *(TRUST[row["trust"]], f"{row['delta']:g}", proof if finite else "none"),
-            ]
-        )
-    return table(
-        "Bounds of this run. They cover what the plan may charge the client that is asked most; "
-        "inf: nothing is proven. Spent: the most that the run has charged a client. A record is a "
-        "picture with its label.",
-        header,
-        rows,
-    )
+        number = rounded_up(float(row["epsilon"]), 5)
+        used = [rounded_up(float(row["spent"]), 5)] if spent else []
+        trust = TRUST[row["trust"]]
+        change = CHANGES[row["unit"], row["relation"]]
+        rows.append([change, number, *used, trust, f"{row['delta']:g}", proof])
+    if rows:
+        said = "Bounds of this run. They cover what the plan may charge the client that is asked "
+        said += "most." + " Spent: the most that the run has charged a client." * spent
+        header = ["what changes at a client", "epsilon of the whole plan", *(["spent"] * spent)]
+        header += ["who must be trusted", "delta", "proof"]
+        yield table(f"{said} A record is a picture with its label.", header, rows)
+    if others := [row for row in card["proven"] if row not in finite]:
+        named = "; ".join(CHANGES[row["unit"], row["relation"]] for row in others)
+        yield paragraphs(f"Nothing is proven, so epsilon is inf, where {named}.")
 
 
 def _published(facts: Facts) -> str:

@@ -58,7 +58,7 @@ def _totals(facts: Facts) -> Html:
         f"{row['delta']:g}, proven of the releases that the hospital stated.",
         [
             *("hospital", "asks answered", "releases stated, by mechanism"),
-            *("epsilon spent, (record, add_remove)", "its own ledger", "remarks"),
+            *("epsilon spent (record, add_remove)", "its ledger, over its life", "remarks"),
         ],
         rows,
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape, unescape
 from typing import Any
 
 VOID = {"img", "meta", "br"}
@@ -18,12 +18,21 @@ Content = str | Iterable[str]
 
 
 def html(content: Content) -> Html:
-    """Return content as HTML: plain text is escaped, and its backticks become code elements."""
+    """Return content as HTML: plain text is escaped, and its backticks become code elements.
+
+    A number such as 1e-05 stays on one line.
+    """
     if isinstance(content, Html):
         return content
     if isinstance(content, str):
-        return Html(re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(content)))
+        text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', escape(content))
+        return Html(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
     return Html("".join(map(html, content)))
+
+
+def plain(content: Content) -> str:
+    """Return the text of content, without its elements."""
+    return unescape(re.sub(r"<[^>]*>", "", html(content)))
 
 
 def element(tag: str, *children: Content, **attributes: Any) -> Html:
@@ -57,9 +66,10 @@ def terms(pairs: Iterable[tuple[Content, Content]], **attributes: Any) -> Html:
     return element("dl", rows, **attributes)
 
 
-def folded(title: Content, *content: Content) -> Html:
-    """Return details that open on demand, and on paper."""
-    return element("details", element("summary", title), content)
+def folded(title: Content, *content: Content, paper: bool = True) -> Html:
+    """Return details that open on demand; on paper they are open, or with `paper` off left out."""
+    kind = None if paper else "screen"
+    return element("details", element("summary", title), content, class_=kind)
 
 
 def table(
@@ -79,14 +89,14 @@ def table(
         rows: cells, as many as there are titles.
         wide: whether the rows make sense only below each other.
     """
-    titles = [re.sub(r"<[^>]*>", "", html(title)) for title in header]
+    titles = list(map(plain, header))
     heads = (element("th", title, scope="col", role="columnheader") for title in header)
     lines = [element("tr", heads, role="row")]
     body = []
     for first, *others in rows:
         cells = [element("th", first, scope="row", role="rowheader")]
         for title, cell in zip(titles[1:], others, strict=True):
-            cells.append(element("td", element("span", cell), role="cell", data_label=Html(title)))
+            cells.append(element("td", element("span", cell), role="cell", data_label=title))
         body.append(element("tr", cells, role="row"))
     whole = element(
         "table",
@@ -98,5 +108,5 @@ def table(
     )
     if not wide:
         return whole
-    label = re.sub(r"<[^>]*>", "", html(caption))
-    return element("div", whole, class_="scroll", tabindex=0, role="region", aria_label=Html(label))
+    label = plain(caption)
+    return element("div", whole, class_="scroll", tabindex=0, role="region", aria_label=label)

@@ -107,12 +107,11 @@ def _tiles(facts: Facts) -> Html:
     tiles: list[tuple[Content, Content]] = []
     if counts := right_and_all(facts):
         share, _, interval = with_interval(*counts).partition(" (")
-        said = f"95 % interval {interval.rstrip(')')}; not covered by epsilon"
-        if scores["covered_by_epsilon"]:
-            said = f"95 % interval {interval.rstrip(')')}"
+        said = f"95 % interval {interval.rstrip(')')}"
         tiles.append(("accuracy of the student", html([element("strong", share), said])))
     if scores["ensemble"] is not None:
-        said = "all teachers together, which no client could see alone"
+        said = "all teachers together, measured without noise"
+        said += "" if scores["covered_by_epsilon"] else ": not covered by epsilon"
         tile = html([element("strong", percent(scores["ensemble"])), said])
         tiles.append(("accuracy of the ensemble", tile))
     tiles.append(guarantee.tile(facts))

@@ -12,14 +12,26 @@ from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
 
 MOST_ROWS = 60  # settings in a chart of rows
 MOST_LINES = 8  # settings in a chart of lines
-ACCURACY = Axis("accuracy on the test images, %", 0, 100)
-EPSILON = Axis("proven epsilon of a run (record, add_remove)", logarithmic=True)
+LARGEST_EPSILON = 100.0  # larger ones say as little as this one
+EPSILON = Axis(
+    "proven epsilon of a run (record, add_remove)", logarithmic=True, most=LARGEST_EPSILON
+)
 
 
 def main(settings: Sequence[Setting]) -> Iterator[Html]:
     """Yield the chart that compares the settings: over epsilon, or else a row for each."""
-    curves = list(_over_epsilon(settings))
-    yield from curves or _in_rows(settings)
+    if curves := list(_over_epsilon(settings)):
+        yield element("div", curves, class_="charts")
+    else:
+        yield from _in_rows(settings)
+
+
+def _accuracy(series: Sequence[Series]) -> Axis:
+    """Return the axis of accuracies, which begins above zero where all of them are high."""
+    least = min((y for each in series for _, y in each.points), default=0.0)
+    low = 10 * math.floor((least - 5) / 10) if least > 50 else 0
+    title = "accuracy on the test images, %"
+    return Axis(f"{title} (from {low} %)" if low else title, low, 100)
 
 
 def _over_epsilon(settings: Sequence[Setting]) -> Iterator[Html]:
@@ -35,25 +47,28 @@ def _over_epsilon(settings: Sequence[Setting]) -> Iterator[Html]:
             for name, own in curve.by_kind(group).items()
         ]
         series = [_sorted(each) for each in series]
+        axis = _accuracy(series)
         papers = published(group[0].values["data"])
         if papers:
-            points = sorted((point.epsilon, point.accuracy) for point in papers)
+            own = [(point.epsilon, point.accuracy) for point in papers]
+            points = sorted(point for point in own if point[1] >= (axis.low or 0))
             name = "published by papers at the epsilon they state: not proven"
             series.append(Series(name, points, joined=False, plain=True))
         chance = 100 / int(group[0].values["num_classes"])
-        series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], level=True))
+        if not axis.low:
+            series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], level=True))
         yield chart(
             f"epsilon-{number}",
             f"Accuracy of students against the proven epsilon: {title}",
-            "Means over seeds, with one standard deviation. At the right, under inf: nothing is "
-            "proven. "
+            "Means over seeds, with one standard deviation. At the right: epsilon is larger, or "
+            "infinite, so that nothing meaningful is proven. "
             + "; ".join(
                 f"{each.name}: {each.points[0][1]:.1f} to {each.points[-1][1]:.1f} %"
                 for each in series
                 if not (each.level or each.plain)
             ),
             EPSILON,
-            ACCURACY,
+            axis,
             series,
         )
 
@@ -123,7 +138,9 @@ def over_rounds(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]
             if any(each.points for each in series):
                 heading = f"Accuracy over {axis.title}: {title}"
                 said = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-                drawn.append(chart(f"{name}-{number}", heading, said, axis, ACCURACY, series))
+                drawn.append(
+                    chart(f"{name}-{number}", heading, said, axis, _accuracy(series), series)
+                )
         yield element("div", drawn, class_="charts")
 
 
@@ -153,7 +170,7 @@ def over_alpha(settings: Sequence[Setting]) -> Iterator[Html]:
         axis = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
         heading = f"Accuracy against alpha: {title}"
         said = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-        yield chart(f"alpha-{number}", heading, said, axis, ACCURACY, series)
+        yield chart(f"alpha-{number}", heading, said, axis, _accuracy(series), series)
 
 
 def by_class(settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]) -> Iterator[Html]:

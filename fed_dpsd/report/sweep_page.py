@@ -97,8 +97,8 @@ def _claim(setting: Setting) -> str:
     if math.isinf(epsilon):
         return "nothing proven of a record"
     return (
-        f"epsilon {rounded_up(epsilon)} for record, add_remove, trust "
-        f"{setting.all_of('trust')}, delta {setting.all_of('delta')}{_unreviewed(setting)}"
+        f"epsilon {rounded_up(epsilon)} (record, add_remove, trust {setting.all_of('trust')}, "
+        f"delta {setting.all_of('delta')}{_unreviewed(setting)})"
     )
 
 
@@ -110,7 +110,7 @@ def _score(setting: Setting, score: str = "student") -> str:
     mean, deviation = setting.score(score)
     if math.isnan(mean):
         return "-"
-    return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
+    return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f}\u00a0±\u00a0{deviation:.1f}"
 
 
 # --- tables ---
@@ -189,7 +189,9 @@ def _details(settings: Sequence[Setting]) -> Iterator[Html]:
         if caveats := setting.all_of(CAVEATS):
             facts.append(("caveats", caveats))
         facts.append(("seeds", ", ".join(run["seed"] for run in setting.runs)))
-        yield folded(f"{name}: {_score(setting)} %", terms(facts, class_="facts"))
+        known = not math.isnan(setting.score("student")[0])
+        title = f"{name}: {_score(setting)} %" if known else f"{name}: no student"
+        yield folded(title, terms(facts, class_="facts"))
 
 
 def _meaning(settings: Sequence[Setting]) -> Iterator[Html]:
@@ -198,7 +200,8 @@ def _meaning(settings: Sequence[Setting]) -> Iterator[Html]:
         "A proven epsilon bounds what anybody can learn of one record from all that left the "
         "clients in a run: at 1 an even guess becomes at most 73 % sure, at 3 at most 95 %, at 10 "
         "practically certain. Published numbers are those of the papers' formulas, and guarantee "
-        "nothing. Accuracies are not covered by any epsilon.",
+        "nothing. Accuracies of teachers and ensembles were measured without noise, and no epsilon "
+        "covers them unless the training was private.",
     )
 
 

@@ -1,0 +1,165 @@
+"""The pages in a real browser: at three widths, in the dark, on paper, by keyboard, and by axe."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fed_dpsd.report import confusion, progress, run_page, sweep_page
+from fed_dpsd.report.settings import beside, read
+from tests.report.runs import SUMMARY, deployment, run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
+]
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PAGES = ("run", "many classes", "deployment", "sweep")
+PAPER = 695  # CSS pixels between the margins of A4
+UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true })"
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CUT = """[...document.querySelectorAll('main *')]
+    .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
+    .map(each => each.outerHTML.slice(0, 200))"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def axe():
+    """The source of axe-core, which the package brings."""
+    package = pytest.importorskip("axe_playwright_python")
+    return (Path(package.__file__).parent / "axe.min.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    counts = np.random.default_rng(0).integers(0, 2_000, (20, 20)).tolist()
+    many = run(
+        folder,
+        summary=SUMMARY | {"confusion": counts, "num_clients": 60},
+        classes=tuple(f"Moderately differentiated carcinoma {n}" for n in range(20)),
+        spent=[{c: 0.1 * c * n for c in range(60)} for n in range(1, 6)],
+        command="fed-dpsd run " + "method.a_long_key=" * 20,
+    )
+    table = RESULTS / "table5_cifar10.csv"
+    rounds = beside([table], "rounds", progress.COLUMNS)
+    pairs = beside([table], "confusion", confusion.COLUMNS)
+    texts = (
+        *(run_page.page(run(folder)), run_page.page(many), run_page.page(deployment(folder))),
+        sweep_page.page("table5_cifar10", read([table])[6:11], rounds, pairs),
+    )
+    for name, text in zip(PAGES, texts, strict=True):
+        (folder / f"{name}.html").write_text(text)
+    return folder
+
+
+@pytest.fixture
+def opened(browser, files):
+    """Opens a page, and at the end finds no message on its console, and no request but its own."""
+    contexts, said, asked = [], [], []
+
+    def open_page(name, width=1440, **settings):
+        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((files / f"{name}.html").as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not said
+    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
+    assert sum(url.startswith("file:") for url in asked) == len(contexts)
+
+
+@pytest.mark.parametrize("width", [360, 800, 1440])
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_screen(opened, name, width):
+    page = opened(name, width)
+    assert page.evaluate(WIDER) == 0
+    page.evaluate(UNFOLD)
+    assert page.evaluate(WIDER) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [*((name, "light") for name in PAGES), ("run", "dark")],
+)
+def test_axe_finds_nothing_serious(opened, axe, name, scheme):
+    page = opened(name, 360 if scheme == "light" else 1440, color_scheme=scheme)
+    page.evaluate(UNFOLD)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    told = [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found]
+    assert not [each for each in told if each[1] in ("serious", "critical")]
+
+
+def test_axe_would_find_what_is_wrong(opened, axe):
+    """The control: pale text and a picture without words."""
+    page = opened("run")
+    page.evaluate("document.body.style.color = '#ccc'; document.images[0].removeAttribute('alt')")
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    assert {"color-contrast", "image-alt"} <= {each["id"] for each in found}
+
+
+def test_the_dark_page_is_dark_and_paper_is_white(opened):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    page = opened("run", color_scheme="dark")
+    assert sum(map(int, page.evaluate(colour)[4:-1].split(","))) < 100
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_on_paper_nothing_is_cut_and_nothing_stays_folded(opened, name, tmp_path):
+    page = opened(name, PAPER)
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert not page.evaluate("document.querySelectorAll('details:not([open])').length")
+    assert not page.evaluate(CUT)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not page.evaluate("document.querySelectorAll('details[open]').length")
+    page.pdf(path=tmp_path / "page.pdf", format="A4", prefer_css_page_size=True)
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_first_key_leads_past_the_links_to_the_result(opened):
+    page = opened("run", 360)
+    page.keyboard.press("Tab")
+    link = "document.activeElement.getBoundingClientRect().left"
+    assert page.evaluate("document.activeElement.hash") == "#main"
+    assert page.evaluate(link) >= 0
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+def test_a_matrix_can_be_scrolled_by_keyboard_on_a_phone(opened):
+    page = opened("many classes", 360)
+    page.evaluate(UNFOLD)
+    place = "[...document.querySelectorAll('.scroll')].find(e => e.scrollWidth > e.clientWidth)"
+    assert page.evaluate(f"{place}.tabIndex") == 0
+    page.evaluate(f"{place}.focus()")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"{place}.scrollLeft > 0", timeout=5_000)
+
+
+def test_pages_stay_small(files):
+    sizes = {path.stem: path.stat().st_size for path in files.glob("*.html")}
+    assert set(sizes) == set(PAGES)
+    assert max(sizes.values()) < 1_000_000

@@ -1,0 +1,237 @@
+"""The page of a run and of a deployment: its structure, and what it says of its numbers."""
+
+import copy
+import dataclasses
+import math
+import re
+
+import pytest
+
+from fed_dpsd.report import rounds
+from fed_dpsd.report.run_page import page
+from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
+
+
+def with_card(facts, **changes):
+    summary = facts.summary | {"privacy": facts.card | changes}
+    return dataclasses.replace(facts, summary=summary)
+
+
+def epsilon_of_all(card, value, **more):
+    return [row | {"epsilon": value} | more for row in card["proven"]]
+
+
+@pytest.mark.parametrize("make", [run, deployment])
+def test_a_page_is_one_file_that_can_be_read_by_ear_and_by_keyboard(make, tmp_path):
+    check_structure(page(make(tmp_path)))
+
+
+def test_the_result_comes_first_with_its_interval_and_what_it_costs(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    lead = shown.text_of("p", class_="lead")
+    assert "75.0 % of 40 test images (95 % interval 59.8 to 85.8 %)" in lead
+    assert "epsilon 2.99 (record, add_remove, trust nobody, delta 1e-05)" in lead
+    assert "95.2 % certainty" in lead
+    main = next(number for number, e in enumerate(shown.elements) if e["tag"] == "main")
+    assert shown.elements[main + 1]["class"] == "lead"
+
+
+def test_no_epsilon_stands_without_its_unit_and_relation(tmp_path):
+    """Every number after the word has them near it, or is in a table that says them."""
+    facts = run(tmp_path)
+    for element in check_structure(page(facts)).elements:
+        if element["tag"] not in ("p", "li", "dd", "figcaption", "summary"):
+            continue
+        for match in re.finditer(r"[Ee]psilon (\d[\d.,]*)", element["text"]):
+            after = element["text"][match.start() : match.start() + 90]
+            assert re.search(r"record|patient|client|label", after), element["text"]
+
+
+def test_published_and_proven_numbers_stand_apart(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    apart = shown.text_of("div", class_="apart")
+    assert "Epsilon published (no guarantee): 10." in apart
+    rows = shown.rows("Bounds of this run")
+    assert [row["epsilon of the whole plan"] for row in rows] == ["2.988", "6.5828"]
+    assert [row["spent"] for row in rows] == ["2.988", "6.5828"]
+    assert {row["who must be trusted"] for row in rows} == {"nobody"}
+    assert "epsilon is inf, where all records of a patient at a client are added" in page(
+        run(tmp_path)
+    )
+
+
+def test_the_plain_words_are_what_the_definition_gives(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    (said,) = [e["text"] for e in shown.all("p") if e["text"].startswith("In plain words")]
+    sure, found = (float(n) for n in re.findall(r"at most ([\d.]+) %", said))
+    epsilon = float(CARD["proven"][0]["epsilon"])
+    assert sure == pytest.approx(100 * math.exp(epsilon) / (1 + math.exp(epsilon)), abs=0.06)
+    assert found == pytest.approx(100 * (math.exp(epsilon) * 0.01 + 1e-5), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "lead"),
+    [
+        (512.0, "epsilon 512 (record, add_remove, trust nobody, delta 1e-05), which protects no"),
+        ("inf", "Nothing is proven of the privacy of a record."),
+    ],
+)
+def test_what_protects_nothing_says_so(tmp_path, epsilon, lead):
+    facts = with_card(run(tmp_path), proven=epsilon_of_all(CARD, epsilon))
+    shown = check_structure(page(facts))
+    assert lead in shown.text_of("p", class_="lead")
+    assert "Nothing here protects a single record" in page(facts)
+    assert "no meaningful protection" in shown.text_of("dl", class_="tiles")
+    assert "certainty" not in shown.text_of("p", class_="lead")
+
+
+def test_a_run_that_releases_nothing_claims_nothing(tmp_path):
+    proven = epsilon_of_all(CARD, 0.0, notes=["nothing is released"])
+    facts = with_card(run(tmp_path, verdict=("nothing is released",)), proven=proven)
+    shown = check_structure(page(facts))
+    assert "Nothing left the clients." in shown.text_of("p", class_="lead")
+    assert "nothing leaves" in shown.text_of("dl", class_="tiles")
+    assert not shown.all("div", class_="apart")
+
+
+def test_a_plug_ins_epsilon_is_not_reviewed_wherever_it_stands_first(tmp_path):
+    note = "not reviewed: nothing is proven of what a_package does"
+    facts = with_card(run(tmp_path), proven=epsilon_of_all(CARD, 3.0, notes=[note]))
+    shown = check_structure(page(facts))
+    assert "not reviewed" in shown.text_of("dl", class_="tiles")
+    assert any("Not reviewed" in each["text"] for each in shown.all("div", class_="note"))
+
+
+def test_seeded_noise_is_told_at_once_and_only_where_it_is(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    assert "carry no guarantee" in shown.all("div", class_="note")[0]["text"]
+    assert not check_structure(page(deployment(tmp_path))).all("div", class_="note")
+
+
+def test_a_class_has_its_sensitivity_precision_and_worst_confusion(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    healthy, ill = shown.rows("Each class")
+    assert healthy["sensitivity"] == "90.0 % (69.9 to 97.2)"
+    assert healthy["precision"] == "69.2 % (50.0 to 83.5)"  # 18 of 26
+    assert (ill["class"], ill["most often taken for (images)"]) == ("ill <1>", "healthy (8)")
+    assert [row["healthy"] for row in shown.rows("Test images by true class")] == ["18", "8"]
+    long = run(tmp_path, classes=("a" * 30, "b" * 30))
+    first, _ = check_structure(page(long)).rows("Test images by true class")
+    assert (first["true class"], first["0"]) == (f"0: {'a' * 30}", "18")
+
+
+def test_calibration_is_told_in_words_and_numbers(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    assert "Expected calibration error: 12.5 %" in page(run(tmp_path))
+    first, second = shown.rows("Test images by how sure")
+    assert list(first.values()) == ["55.0 %", "40.0 %", "10"]
+    assert second["images"] == "30"
+    old = run(tmp_path, summary=copy.deepcopy(SUMMARY) | {"calibration": None})
+    assert "Calibration" not in page(old)
+
+
+def test_curves_have_their_numbers_beside_them(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    assert [row["student"] for row in shown.rows("Accuracy of the student")] == [
+        *("15.0", "30.0", "45.0", "60.0", "75.0")
+    ]
+    spent = shown.rows("Epsilon spent by each client")
+    assert spent[-1]["clients 0, 1"] == "2.500"
+    assert spent[-1]["client 2"] == "1.250"
+    told = [each["text"] for each in shown.all("desc")]
+    assert any("has spent epsilon 2.5 (record, add_remove) after round 5" in text for text in told)
+
+
+def test_of_many_clients_that_differ_the_most_the_median_and_the_least_are_drawn(tmp_path):
+    spent = [{c: 0.1 * c * n for c in range(20)} for n in range(1, 6)]
+    shown = check_structure(page(run(tmp_path, spent=spent)))
+    last = shown.rows("Epsilon spent by each client")[-1]
+    assert (last["most"], last["median"], last["least"]) == ("9.500", "4.750", "0.000")
+
+
+def test_logs_of_earlier_versions_have_fewer_curves(tmp_path):
+    facts = run(tmp_path)
+    old = [{k: v for k, v in line.items() if k != "agreement"} for line in facts.rounds]
+    shown = check_structure(page(dataclasses.replace(facts, rounds=old, spent=[{}] * 5, costs={})))
+    captions = [each["text"] for each in shown.all("figcaption")]
+    assert "Accuracy of the student" in captions
+    assert not any("greement" in text or "pent" in text for text in captions)
+
+
+def test_the_pictures_are_the_first_rows_scaled_down(tmp_path):
+    from io import BytesIO
+
+    from PIL import Image
+
+    shown = check_structure(page(run(tmp_path)))
+    assert [each["alt"] for each in shown.all("img")] == [
+        *("Synthetic images of round 1", "Synthetic images of round 5")
+    ]
+    path = tmp_path / "large.png"
+    Image.new("RGB", (2 + 8 * 226, 2 + 8 * 226), "red").save(path)
+    small = Image.open(BytesIO(rounds.first_of(path)))
+    assert (small.width, small.height) == (384, 144)
+    Image.new("RGB", (2 + 8 * 10, 2 + 8 * 10), "grey").save(path)
+    grey = Image.open(BytesIO(rounds.first_of(path)))
+    assert (grey.size, grey.mode) == ((82, 32), "L")
+
+
+def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path):
+    first, second, third = check_structure(page(run(tmp_path))).rows("Each client")
+    assert list(first.values()) == ["client 0", "50.0 %", "0.700", "2.5", "0"]
+    assert (second["refused rounds"], third["own teachers' accuracy"]) == ("1", "unknown")
+
+
+def test_traffic_is_in_all_for_each_client_and_for_each_image(tmp_path):
+    asked, answered = check_structure(page(run(tmp_path))).rows("Payload")
+    assert list(asked.values()) == ["asked, server to clients", "3.0 MB", "1.0 MB", "1.6 kB"]
+    assert list(answered.values())[1:] == ["1.9 kB", "640 B", "1 B"]
+
+
+def test_the_command_and_every_setting_are_there(tmp_path):
+    shown = check_structure(page(run(tmp_path)))
+    assert shown.text_of("pre") == "fed-dpsd run rounds=5 'model.teachers=[cnn, mlp]'"
+    assert "All 4 settings" in [each["text"] for each in shown.all("summary")]
+    assert "stand for paths" not in page(run(tmp_path))
+    other = run(tmp_path, command="fed-dpsd run data=mnist data.path=FOLDER")
+    assert "stand for paths" in page(other)
+    assert not check_structure(page(run(tmp_path, command=""))).all("pre")
+
+
+# --- deployments ---
+
+
+def test_a_deployments_page_has_hospitals_totals(tmp_path):
+    shown = check_structure(page(deployment(tmp_path)))
+    assert shown.text_of("h1") == "fed_dpsd on digits: a deployment with 3 hospitals"
+    assert "how good it is, is unknown here" in shown.text_of("p", class_="lead")
+    first, restored, _ = shown.rows("Each hospital")
+    assert first["asks answered"] == "6 of 6"
+    assert first["releases stated, by mechanism"] == "dp_sgd 1, label 512"
+    assert first["epsilon spent (record, add_remove)"] == "2.5"
+    assert restored["asks answered"] == "3 of 6"
+    assert restored["remarks"] == (
+        "its ledger lost 128 releases: an older state was restored; its records changed 1 time"
+    )
+    assert "spent" not in shown.rows("Bounds of this run")[0]  # hospitals keep their ledgers
+
+
+def test_faults_are_told_once_each_with_when_they_were_seen(tmp_path):
+    shown = check_structure(page(deployment(tmp_path)))
+    spent, late = shown.rows("Asks that a hospital did not answer")
+    if late["what happened"] != "no answer within 20 s":
+        spent, late = late, spent
+    assert (late["times"], spent["times"]) == ("2", "1")
+    assert late["first"] == "round 2, 2026-11-25 08:52:23"
+    assert late["last"].startswith("round 3, ")
+    assert (spent["what happened"], spent["last"]) == ("the budget is <spent>", "-")
+    assert "sent again, 1 time:" in page(deployment(tmp_path))
+    longest = [each["text"] for each in shown.all("desc") if "longest wait" in each["text"]]
+    assert longest == ["The longest wait was 20.0 s, in round 2."]
+
+
+def test_without_faults_that_is_said(tmp_path):
+    facts = deployment(tmp_path)
+    quiet = [ask for ask in facts.asks if not ask["refused"]]
+    text = page(dataclasses.replace(facts, asks=quiet))
+    assert "None: all 3 asks were answered by all." in text

@@ -133,7 +133,10 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
         ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),
         ("method._target_=1", "method._target_=1 is not a class fed_dpsd.methods.MODULE.CLASS"),
-        ("partition.name=random", "partition.name=random is not one of dirichlet, iid, class"),
+        (
+            "partition.name=random",
+            "partition.name=random is not one of dirichlet, iid, class, coins",
+        ),
         (
             "+privacy.sigma=1",
             "privacy.sigma is not a configuration key; the keys of privacy",

@@ -107,7 +107,30 @@ class ByClass:
         )
 
 
-PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass)}
+@dataclass(frozen=True)
+class Coins(IID):
+    """A split of a random order into equal parts, from which coins leave records out.
+
+    Each record has a coin of its own. Who would hold a record does not depend on the coins, so two
+    splits that differ in one coin are one record apart: attacks guess at coins.
+    """
+
+    name: ClassVar[str] = "coins"
+    coins: int
+    fraction: float
+
+    def __post_init__(self) -> None:
+        require(self, seed=0, coins=0)
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction={self.fraction} must be above 0 and at most 1")
+
+    def kept(self, number: int) -> NDArray[np.bool_]:
+        """Toss the coins of `number` records; (number,) whether each is held by its client."""
+        rng = np.random.Generator(np.random.PCG64([self.coins, 2]))
+        return rng.random(number) < self.fraction
+
+
+PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByClass, Coins)}
 
 
 def load_or_split(
@@ -185,6 +208,9 @@ def _try_split(
         return None
     numbers = (subset.with_format("numpy")[:]["index"] for subset in subsets)
     parts = [np.sort(np.asarray(part, np.int64)) for part in numbers]
+    if isinstance(partition, Coins):
+        kept = partition.kept(len(labels))
+        parts = [part[kept[part]] for part in parts]
     if min(len(part) for part in parts) == 0:
         return None
     return parts

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.data import partition
-from fed_dpsd.data.partition import IID, ByClass, Dirichlet, split
+from fed_dpsd.data.partition import IID, ByClass, Coins, Dirichlet, split
 from fed_dpsd.errors import UserError
 
 LABELS = np.repeat(np.arange(10), 140)
@@ -61,6 +61,29 @@ def test_by_class_shares_hold_so_many_classes(classes):
     shares = split(ByClass(0, classes), LABELS, 5)
     check(shares, len(LABELS))
     assert all(len(np.unique(LABELS[share])) == classes for share in shares)
+
+
+def test_a_coin_leaves_its_record_out_and_touches_no_other():
+    """Coins are fair to four standard errors; another seed of them moves nobody's records."""
+    holders = split(IID(0), LABELS, 5)
+    for coins in range(3):
+        rule = Coins(seed=0, coins=coins, fraction=0.5)
+        shares, kept = split(rule, LABELS, 5), rule.kept(len(LABELS))
+        check(shares, len(LABELS))
+        assert all(
+            np.array_equal(share, holder[kept[holder]])
+            for share, holder in zip(shares, holders, strict=True)
+        )
+        assert kept.mean() == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(len(LABELS)))
+    tossed = [Coins(0, coins, 0.5).kept(len(LABELS)) for coins in (0, 1)]
+    assert 0.4 < (tossed[0] != tossed[1]).mean() < 0.6
+    assert Coins(0, 0, 1.0).kept(len(LABELS)).all()
+
+
+@pytest.mark.parametrize("fraction", [0, 1.1, float("nan")])
+def test_coins_need_a_chance(fraction):
+    with pytest.raises(ValueError, match="fraction=.* must be above 0 and at most 1"):
+        Coins(0, 0, fraction)
 
 
 @pytest.mark.parametrize("rule", [Dirichlet(3, 0.5, False, 10), IID(3), ByClass(3, 2)])

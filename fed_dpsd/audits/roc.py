@@ -1,0 +1,116 @@
+"""An attack's curve: rates of true and false positives, their intervals, and caps by proofs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+from fed_dpsd.audits import rates
+from fed_dpsd.audits.lira import Members, Scores
+
+FAILURE = 0.05  # of each interval, both ends together
+
+Claim = tuple[float, float]  # epsilon and delta that are proven together
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of an attack's curve: its rates at a threshold, with intervals.
+
+    The threshold is a non-member's score, the highest that leaves at most `wanted` of the
+    non-members above it. So `fpr_high` bounds the rate behind an order statistic, which is Clopper
+    and Pearson's bound for as many counts. Intervals take the guesses as independent, which those
+    at records of one run are not quite.
+
+    Args:
+        wanted: the rate of false positives that was asked for.
+        false_positives: the number of non-members above the threshold.
+        non_members: their number.
+        true_positives: the number of members above the threshold.
+        members: their number.
+    """
+
+    wanted: float
+    false_positives: int
+    non_members: int
+    true_positives: int
+    members: int
+
+    @property
+    def resolved(self) -> bool:
+        """Return whether there are non-members enough for at least one false positive."""
+        return self.wanted * self.non_members >= 1
+
+    @property
+    def tpr(self) -> float:
+        """Return the rate of true positives."""
+        return self.true_positives / self.members
+
+    @property
+    def tpr_low(self) -> float:
+        """Return the lower end of the interval of the rate of true positives."""
+        return float(rates.low(self.true_positives, self.members, FAILURE / 2))
+
+    @property
+    def tpr_high(self) -> float:
+        """Return the upper end of the interval of the rate of true positives."""
+        return float(rates.high(self.true_positives, self.members, FAILURE / 2))
+
+    @property
+    def fpr_high(self) -> float:
+        """Return an upper bound on the rate of false positives."""
+        return float(rates.high(self.false_positives, self.non_members, FAILURE / 2))
+
+    def exceeds(self, claims: Sequence[Claim]) -> bool:
+        """Return whether the interval lies above the cap of proven claims: a proof is wrong."""
+        return self.tpr_low > cap(self.fpr_high, claims)
+
+
+def point(scores: Scores, included: Members, wanted: float) -> Point:
+    """Return the point of an attack at a rate of false positives of at most `wanted`.
+
+    Args:
+        scores: of guesses, of any shape; larger means a member.
+        included: of the same shape, whether it is one.
+        wanted: the rate, in (0, 1).
+    """
+    members, others = scores[included], np.sort(scores[~included])[::-1]
+    threshold = others[math.floor(wanted * len(others))]
+    return Point(
+        wanted,
+        int((others > threshold).sum()),
+        len(others),
+        int((members > threshold).sum()),
+        len(members),
+    )
+
+
+def auc(scores: Scores, included: Members) -> float:
+    """Return the chance that a member's score exceeds a non-member's; ties count half."""
+    members, others = int(included.sum()), int((~included).sum())
+    ranks = rankdata(np.concatenate([scores[included], scores[~included]]))
+    return float((ranks[:members].sum() - members * (members + 1) / 2) / (members * others))
+
+
+def cap(fpr: float, claims: Sequence[Claim]) -> float:
+    """Return the largest rate of true positives that proven claims allow at a rate of false ones.
+
+    Guarantee: let (epsilon, delta) be proven for a record that is added or removed. A guess "in" is
+    at most e^epsilon times as likely where it is right as where it is wrong, plus delta. A guess
+    "out" is so too, with the worlds in each other's place. Both bounds hold for a mean over records
+    and over the other records' coins, as they are linear in the rates. (Kairouz, Oh, Viswanath:
+    arXiv 1311.0776, Theorem 2.1.)
+
+    Args:
+        fpr: the rate of false positives, in [0, 1].
+        claims: pairs of epsilon, which may be infinite, and delta; all hold. None proves nothing.
+    """
+    bound = 1.0
+    for epsilon, delta in claims:
+        if epsilon > 700:  # its exponential is beyond double precision
+            continue
+        ratio = math.exp(epsilon)
+        bound = min(bound, ratio * fpr + delta, 1 - (1 - delta - fpr) / ratio)
+    return bound

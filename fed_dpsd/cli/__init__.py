@@ -165,6 +165,12 @@ _add(
     codes=AUDIT_CODE,
 )
 _add(
+    *(privacy.attack, "attack", "", "docs/privacy.md"),
+    "fed-dpsd privacy attack membership runs/sweep",
+    to=privacy.app,
+    codes=AUDIT_CODE,
+)
+_add(
     privacy.ledger,
     "ledger",
     "",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fed_dpsd.cli.console import AsJson, Overrides, console, say
+from fed_dpsd.cli.console import AsJson, Overrides, console, say, say_failed
 from fed_dpsd.cli.show_config import ShowConfig, print_config
 from fed_dpsd.display import shown
 from fed_dpsd.errors import UserError
@@ -90,6 +90,68 @@ def audit(
             verdict = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
             out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
     if not expected:
+        raise typer.Exit(UNEXPECTED)
+
+
+def attack(
+    kind: Annotated[
+        Literal["membership", "inversion"],
+        typer.Argument(
+            help="membership: who was in the training data; inversion: how records look."
+        ),
+    ],
+    path: Annotated[
+        Path, typer.Argument(help="Folder of a sweep with partition=coins.", metavar="SWEEP")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to. Default: that of the sweep.")
+    ] = None,
+) -> None:
+    """Attack the trained models of a sweep, and print the paths of the tables and the figure.
+
+    First `fed-dpsd sweep experiment=attack_membership`, or attack_inversion. A membership attack
+    that succeeds beyond the cap of a proven epsilon refutes the proof. One that fails proves
+    nothing.
+    """
+    from fed_dpsd.audits import inversion, membership
+    from fed_dpsd.report import attack as pages
+    from fed_dpsd.report.figure import save
+
+    sweep, contradicted = path.absolute(), []
+    folder = (out or (sweep if sweep.is_dir() else sweep.parent)).absolute()
+    table = folder / f"{kind}.csv"
+    rows: list[dict[str, Any]] = []
+
+    def add(row: dict[str, Any]) -> None:
+        rows.append(row)
+        pages.write_table(rows, table)  # as they come: an attack takes minutes
+
+    with shown(console):
+        if kind == "membership":
+            curves = []
+            for outcome in membership.attack(sweep, say):
+                add(row := outcome.to_row())
+                contradicted += [row] if outcome.contradicts else []
+                if outcome.attack == "lira":
+                    curves.append(pages.Curve(outcome.victim, row["setting"], *outcome.curve))
+            lines, figure = pages.membership_table(rows), pages.draw_curves(curves)
+        else:
+            pictures = []
+            for drawn in inversion.attack(sweep, say):
+                add(drawn.to_row())
+                words = (drawn.setting, drawn.victim, drawn.attack)
+                pictures.append((", ".join(filter(None, words)), drawn.pictures))
+            lines, figure = pages.inversion_table(rows), pages.draw_pictures(pictures)
+    print(table)
+    print(pages.write_markdown(lines, table.with_suffix(".md")))
+    print(save(figure, table.with_suffix(".png")))
+    for row in contradicted:
+        say_failed(
+            f"above its cap: {row['setting']}, {row['victim']}, {row['attack']}: the proof of "
+            f"epsilon {row['epsilon_proven']} (record, add_remove), or its code, is wrong, unless "
+            "another seed says otherwise"
+        )
+    if contradicted:
         raise typer.Exit(UNEXPECTED)
 
 

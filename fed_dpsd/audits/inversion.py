@@ -1,0 +1,312 @@
+"""Model inversion on the runs of a sweep: pictures of a class, drawn out of a classifier.
+
+Fredrikson, Jha, Ristenpart: "Model Inversion Attacks that Exploit Confidence Information and Basic
+Countermeasures", CCS 2015; and a generator that is trained against the classifier, as in Fig. 8 of
+arXiv 2601.19090. A failed attack proves nothing.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
+from fed_dpsd.client.learning import train
+from fed_dpsd.config import DataConfig
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.models import initialise, torch_threads
+from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
+from fed_dpsd.models.generators import Generator
+from fed_dpsd.models.inference import predict, to_bytes
+from fed_dpsd.progress import reported
+from fed_dpsd.streams import Streams
+
+Say = Callable[[str], None]
+Images = NDArray[np.uint8]
+Attack = Literal["fredrikson", "generative"]
+ATTACKS: tuple[Attack, ...] = ("fredrikson", "generative")
+
+PER_CLASS = 40  # pictures of each class that are scored
+STEPS, RATE = 200, 0.05  # of Fredrikson's descent: Adam's, on pixels in [0, 1]
+GENERATOR_STEPS, GENERATOR_RATE, BATCH = 300, 0.002, 100
+LATENT_SIZE = 64
+DIVERSITY = 0.1  # weight of the term that keeps a generator from one picture a class
+RECOGNISER, RECOGNISER_WIDTH, RECOGNISER_EPOCHS = "cnn", 16, 3
+COMPARED = 3_000  # the most members, and as many others, that a picture is compared with
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good an attack's pictures are, by a classifier of the data set and by its records.
+
+    Args:
+        inception: Inception score of the classifier, from 1 to the number of classes (Salimans et
+            al., arXiv 1606.03498).
+        recognised: fraction of the pictures that the classifier takes for the attacked class.
+        nearest_member: fraction whose nearest record, among as many members as others, is a member;
+            a half where pictures tell nothing of who is one.
+    """
+
+    inception: float
+    recognised: float
+    nearest_member: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An attack on a model of each run of a setting.
+
+    Args:
+        setting: the setting's name, or that of a control.
+        victim: the attacked model; "" for pictures of a control.
+        attack: the attack; "" for pictures of a control.
+        scores: one for each run.
+        pictures: (K, C, H, W) a picture of each class, from the first run.
+        row: the setting; of a control, that whose data it shares.
+    """
+
+    setting: str
+    victim: Victim | Literal[""]
+    attack: Attack | Literal[""]
+    scores: tuple[Score, ...]
+    pictures: Images
+    row: Row
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the outcome as a row of the table."""
+        names = {"setting": self.setting, "victim": self.victim, "attack": self.attack}
+        row: dict[str, Any] = {**names, "pictures": PER_CLASS * len(self.pictures)}
+        for field in dataclasses.fields(Score):
+            values = [getattr(score, field.name) for score in self.scores]
+            spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+            row |= {field.name: float(np.mean(values)), f"{field.name}_deviation": spread}
+        return row | (facts(self.row, self.victim) if self.victim else {})
+
+
+def attack(path: Path, say: Say) -> Iterator[Outcome]:
+    """Attack the students and a teacher of each run of a sweep with coins; first, the controls.
+
+    The controls are pictures of the test split, random pixels, and the attacks on a teacher that no
+    training has touched.
+
+    Args:
+        path: the sweep's folder, or its table.
+        say: called with a line of progress.
+
+    Raises:
+        UserError: there is no table, a run folder is missing, or a run has no coins.
+    """
+    recognisers: dict[DataConfig, Classifier] = {}
+    with torch_threads(1):
+        for number, row in enumerate(rows_of(path)):
+            data = row.runs[0].experiment.config.data
+            if data not in recognisers:
+                say(f"the classifier of {data.name} that judges pictures")
+                recognisers[data] = recogniser(row.runs[0])
+            judges = [Judge.of(run, recognisers[data]) for run in row.runs]
+            victims: tuple[Victim, ...] = ("teachers", "student")
+            if number == 0:
+                yield from _controls(row, judges)
+                victims = ("untrained teachers", *victims)
+            for victim in victims:
+                for name in ATTACKS:
+                    say(f"{row.name}: {victim}, {name}")
+                    yield _outcome(row, victim, name, judges)
+
+
+def _outcome(row: Row, victim: Victim, name: Attack, judges: list["Judge"]) -> Outcome:
+    scores, pictures = [], []
+    for run, judge in zip(reported("runs", row.runs), judges, strict=True):
+        model = _model(run, victim)
+        drawn, labels = invert(name, model, run.experiment.config.data.shape, judge.streams)
+        scores.append(judge.score(drawn, labels))
+        pictures.append(drawn[::PER_CLASS])
+    return Outcome(row.name, victim, name, tuple(scores), pictures[0], row)
+
+
+def _controls(row: Row, judges: list["Judge"]) -> Iterator[Outcome]:
+    for name in ("pictures of the test split", "random pixels"):
+        scores, pictures = [], []
+        for run, judge in zip(row.runs, judges, strict=True):
+            config, test = run.experiment.config, run.data.test
+            labels = np.arange(config.data.num_classes).repeat(PER_CLASS)
+            own = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in set(labels)]
+            drawn = test.images[np.concatenate(own)]
+            labels = test.labels[np.concatenate(own)]
+            if name == "random pixels":
+                rng = judge.streams.numpy("random pixels")
+                drawn = rng.integers(0, 256, drawn.shape, np.uint8)
+            scores.append(judge.score(drawn, labels))
+            pictures.append(drawn[[int(np.argmax(labels == each)) for each in np.unique(labels)]])
+        yield Outcome(name, "", "", tuple(scores), pictures[0], row)
+
+
+def _model(run: ShadowRun, victim: Victim) -> Classifier:
+    """Return the attacked model of a run; of teachers, the first client's first."""
+    if victim == "student":
+        return run.student()
+    if victim == "untrained teachers":
+        return run.untrained(0)
+    teacher = run.teachers(0).models[0]
+    assert teacher is not None  # a client without records has none
+    return teacher
+
+
+# --- attacks ----------------------------------------------------------------------------------
+
+
+def invert(
+    name: Attack, model: nn.Module, shape: tuple[int, ...], streams: Streams
+) -> tuple[Images, NDArray[np.int64]]:
+    """Draw pictures of each class out of a classifier; (K * PER_CLASS, C, H, W), and the classes.
+
+    Args:
+        name: the attack.
+        model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
+        shape: (C, H, W).
+        streams: source of starts, or of weights and latent vectors.
+    """
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    num_classes = model(torch.zeros((1, *shape))).shape[1]
+    labels = torch.arange(num_classes).repeat_interleave(PER_CLASS)
+    if name == "fredrikson":
+        pictures = fredrikson(model, shape, labels, streams.torch("inversion"))
+    else:
+        pictures = generative(model, shape, labels, streams.torch("generative inversion"))
+    return to_bytes(pictures), labels.numpy()
+
+
+def fredrikson(
+    model: nn.Module, shape: tuple[int, ...], labels: torch.Tensor, rng: torch.Generator
+) -> torch.Tensor:
+    """Descend on pixels until the model is sure of the label; (B, C, H, W) in [0, 1].
+
+    The paper descends on 1 - p from a black image. Here starts are dim random pixels, so that there
+    are many pictures of a class, and the descent is on -log p, whose gradient does not vanish.
+    """
+    pixels = 0.2 * torch.rand((len(labels), *shape), generator=rng)
+    pixels.requires_grad_(True)
+    optimiser = torch.optim.Adam([pixels], RATE)
+    for _ in range(STEPS):
+        loss = functional.cross_entropy(model(pixels), labels, reduction="sum")
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        with torch.no_grad():
+            pixels.clamp_(0, 1)
+    return pixels.detach()
+
+
+def generative(
+    model: nn.Module, shape: tuple[int, ...], labels: torch.Tensor, rng: torch.Generator
+) -> torch.Tensor:
+    """Train a generator of each class against the model; (B, C, H, W) pictures in [0, 1].
+
+    Its input is a latent vector and the class. It learns that the model recognises the class, and
+    that two latent vectors give two pictures (mode seeking: Mao et al., arXiv 1903.05628). The
+    attack of Fig. 8 (Zhang et al., CVPR 2020) has public pictures of the same kind besides. These
+    would give any model's pictures a likeness to them, so there are none here.
+    """
+    num_classes = int(labels.max()) + 1
+    generator = initialise(lambda: Generator(shape, LATENT_SIZE + num_classes, 32), rng)
+    generator.start(rng)
+    optimiser = torch.optim.Adam(generator.parameters(), GENERATOR_RATE)
+
+    def draw(classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        latents = torch.randn((len(classes), LATENT_SIZE), generator=rng)
+        chosen = functional.one_hot(classes, num_classes).float()
+        return latents, generator(torch.cat([latents, 5 * chosen], 1))
+
+    for _ in range(GENERATOR_STEPS):
+        classes = torch.randint(num_classes, (BATCH // 2,), generator=rng).repeat(2)
+        latents, pictures = draw(classes)
+        loss = functional.cross_entropy(model(pictures), classes)
+        apart = [
+            (each[: BATCH // 2] - each[BATCH // 2 :]).abs().mean() for each in (latents, pictures)
+        ]
+        loss = loss + DIVERSITY * apart[0] / (apart[1] + 0.01)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    with torch.no_grad():
+        return draw(labels)[1]
+
+
+# --- scores -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A classifier of the data set, and the records that pictures are compared with.
+
+    Args:
+        classifier: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
+        members: (M, C, H, W) records that the attacked model has learned from.
+        others: (M, C, H, W) records of the same kind, which it has not.
+        streams: the randomness of an attack on one run.
+    """
+
+    classifier: Classifier
+    members: Images
+    others: Images
+    streams: Streams
+
+    @classmethod
+    def of(cls, run: ShadowRun, classifier: Classifier) -> "Judge":
+        """Return the judge of a run, with as many members as others."""
+        records, included = run.data.train.images, run.included
+        streams = Streams(run.experiment.config.seed)
+        rng = streams.numpy("compared")
+        members, others = (rng.permutation(np.flatnonzero(part)) for part in (included, ~included))
+        number = min(COMPARED, len(members), len(others))
+        return cls(classifier, records[members[:number]], records[others[:number]], streams)
+
+    def score(self, pictures: Images, labels: NDArray[np.int64]) -> Score:
+        """Score (B, C, H, W) pictures that were drawn for (B,) classes."""
+        probabilities = predict(self.classifier, pictures, CPU)
+        nearest = [
+            torch.cdist(_rows(pictures), _rows(records)).amin(1)
+            for records in (self.members, self.others)
+        ]
+        return Score(
+            inception_score(probabilities),
+            float((probabilities.argmax(1) == labels).mean()),
+            float((nearest[0] < nearest[1]).float().mean()),
+        )
+
+
+def _rows(images: Images) -> torch.Tensor:
+    return torch.from_numpy(images).flatten(1).float() / 255
+
+
+def inception_score(probabilities: NDArray[np.floating]) -> float:
+    """Return exp of the mean divergence of (B, K) probabilities from their mean; in [1, K]."""
+    rows = np.maximum(probabilities.astype(np.float64), 1e-12)
+    divergence = (rows * (np.log(rows) - np.log(rows.mean(0)))).sum(1)
+    return float(np.exp(divergence.mean()))
+
+
+def recogniser(run: ShadowRun) -> Classifier:
+    """Return a classifier trained on the whole training split, members or not."""
+    config = run.experiment.config
+    shape, num_classes = config.data.shape, config.data.num_classes
+    build = CLASSIFIERS[RECOGNISER]
+    model = initialise(
+        lambda: build(shape, num_classes, RECOGNISER_WIDTH), Streams(0).torch("recogniser")
+    )
+    settings = dataclasses.replace(config.teacher, epochs=RECOGNISER_EPOCHS, momentum=None)
+    known = Split(run.data.train.images, run.data.train.labels)
+    rng = Streams(0).torch("recogniser batches")
+    train(model, known, dataclasses.replace(config, teacher=settings), rng)
+    return model.eval()

@@ -1,0 +1,185 @@
+"""Membership inference on the runs of a sweep: who was in the training data, and what proofs allow.
+
+A failed attack proves nothing. One that succeeds beyond the cap of a proof refutes the proof.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.audits.lira import Members, Scores, lira, logits
+from fed_dpsd.audits.one_run import Guesses, conclude
+from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
+from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
+from fed_dpsd.errors import UserError
+from fed_dpsd.models import torch_threads
+from fed_dpsd.models.inference import Images
+from fed_dpsd.progress import reported
+
+Say = Callable[[str], None]
+
+WANTED = (0.01, 0.001)  # rates of false positives
+TARGETS = 3  # one run in so many is attacked; the others are its shadows
+FEWEST = 6  # runs of a setting: at least two targets, and four shadows
+CURVE = np.geomspace(1e-4, 1, 200)  # rates of false positives at which a figure draws
+ASSUMPTION = (
+    "the adversary knows the coins of the shadow runs and sees the attacked model's answers"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An attack on the target runs of a setting.
+
+    Args:
+        row: the setting.
+        victim: the attacked model of each run.
+        attack: LiRA, or a threshold on the loss.
+        scores: (T, N) how much each record of each target run looks like a member.
+        included: (T, N) whether it is one.
+        shadows: number of shadow runs.
+        claims: proven of the victim (see `ShadowRun.claims`).
+    """
+
+    row: Row
+    victim: Victim
+    attack: Literal["lira", "loss"]
+    scores: Scores
+    included: Members
+    shadows: int
+    claims: tuple[Claim, ...]
+
+    @functools.cached_property
+    def points(self) -> tuple[Point, ...]:
+        """Return the points at 1 % and 0.1 % of false positives, over all target runs together."""
+        return tuple(point(self.scores, self.included, wanted) for wanted in WANTED)
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether a point lies above its cap by more than its interval."""
+        return any(each.exceeds(self.claims) for each in self.points)
+
+    @property
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return rates of false and of true positives, and caps, for a figure."""
+        others = np.sort(self.scores[~self.included])[::-1]
+        members = np.sort(self.scores[self.included])
+        places = np.minimum((CURVE * len(others)).astype(int), len(others) - 1)
+        rates = 1 - np.searchsorted(members, others[places], side="right") / len(members)
+        return CURVE, rates, np.array([cap(rate, self.claims) for rate in CURVE])
+
+    def to_row(self) -> dict[str, Any]:
+        """Return the outcome as a row of the table."""
+        each = [auc(*pair) for pair in zip(self.scores, self.included, strict=True)]
+        row: dict[str, Any] = {
+            "setting": self.row.name,
+            "victim": self.victim,
+            "attack": self.attack,
+            "shadows": self.shadows,
+            "targets": len(self.scores),
+            "members": int(self.included.sum()),
+            "non_members": int((~self.included).sum()),
+            "auc": auc(self.scores, self.included),
+            "auc_deviation": float(np.std(each, ddof=1)),
+        }
+        for wanted, found in zip(("1%", "0.1%"), self.points, strict=True):
+            alone = [
+                point(scores, included, found.wanted).tpr
+                for scores, included in zip(self.scores, self.included, strict=True)
+            ]
+            row |= {
+                f"tpr@{wanted}": found.tpr,
+                f"tpr@{wanted}_low": found.tpr_low,
+                f"tpr@{wanted}_high": found.tpr_high,
+                f"tpr@{wanted}_deviation": float(np.std(alone, ddof=1)),
+                f"fpr@{wanted}_high": found.fpr_high,
+                f"resolved@{wanted}": found.resolved,
+                f"cap@{wanted}": cap(found.fpr_high, self.claims[:1]),
+                f"profile_cap@{wanted}": cap(found.fpr_high, self.claims),
+            }
+        least = {"epsilon_at_least": self._epsilon_at_least, "above_cap": self.contradicts}
+        return row | least | facts(self.row, self.victim)
+
+    @property
+    def _epsilon_at_least(self) -> float | None:
+        """Bound epsilon from below by Theorem 12, which lets guesses of a run depend on each other.
+
+        None where the coins are not fair.
+        """
+        if self.row.runs[0].experiment.partition.fraction != 0.5:
+            return None
+        guesses = Guesses(self.included, self.scores)
+        delta = self.row.runs[0].experiment.config.privacy.delta
+        audit = conclude(guesses, delta, 2 * FAILURE, 0, ASSUMPTION, "trained models")
+        return audit.lower_bound
+
+
+def attack(path: Path, say: Say) -> Iterator[Outcome]:
+    """Attack the students and the teachers of a sweep with coins; first, the negative control.
+
+    Two thirds of the runs of a setting are shadows, whose coins the attacker knows. The others are
+    targets. Teachers are asked about the records that their client holds, or would hold. Teachers
+    that no training has touched are the control: they know of no coin.
+
+    Args:
+        path: the sweep's folder, or its table.
+        say: called with a line of progress.
+
+    Raises:
+        UserError: there are too few runs, or they have no coins.
+    """
+    known: list[Scores] = []
+    for number, row in enumerate(rows_of(path)):
+        if len(row.runs) < FEWEST:
+            raise UserError(
+                f"{path}: {row.name} has {len(row.runs)} runs; sweep over at least {FEWEST} seeds"
+            )
+        included = np.stack([run.included for run in row.runs])
+        victims: tuple[Victim, ...] = ("teachers", "student")
+        for victim in ("untrained teachers", *victims) if number == 0 else victims:
+            say(f"{row.name}: {victim}")
+            scores = _scores(row, victim)
+            if any(np.array_equal(scores, other) for other in known):
+                say("  the same models as in an earlier row")
+                continue
+            known.append(scores)
+            yield from _guess(row, victim, scores, included)
+
+
+def _guess(row: Row, victim: Victim, scores: Scores, included: Members) -> Iterator[Outcome]:
+    """Guess at the coins of the targets, by both attacks."""
+    shadows = len(scores) - len(scores) // TARGETS
+    claims = tuple(row.runs[-1].claims(victim))
+    likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
+    # The sign is the guess, so a loss is measured from the middle of the shadows' losses.
+    thresholds = scores[shadows:] - np.median(scores[:shadows])
+    yield Outcome(row, victim, "lira", likelihoods, included[shadows:], shadows, claims)
+    yield Outcome(row, victim, "loss", thresholds, included[shadows:], 0, claims)
+
+
+def _scores(row: Row, victim: Victim) -> Scores:
+    """Return the (R, N) logits of a victim's models on all records, members or not."""
+    records, holders = row.runs[0].data.train, row.runs[0].holders
+    parts = [np.arange(len(records))] if victim == "student" else holders
+    asked = [Images(records.images[part]) for part in parts]
+    scores = np.empty((len(row.runs), len(records)))
+    with torch_threads(1):
+        for number, run in enumerate(reported("runs", row.runs)):
+            for client, (part, images) in enumerate(zip(parts, asked, strict=True)):
+                answers = _answers(run, victim, client, images)
+                scores[number, part] = logits(answers, records.labels[part])
+    return scores
+
+
+def _answers(run: ShadowRun, victim: Victim, client: int, images: Images) -> NDArray[np.floating]:
+    """Return the (N, K) probabilities that a victim answers with."""
+    if victim == "student":
+        return images.predict(run.student())
+    if victim == "untrained teachers":
+        return images.predict(run.untrained(client))
+    return np.asarray(np.nanmean(run.teachers(client).sensitive_probabilities(images), axis=0))

@@ -1,0 +1,206 @@
+"""Runs under attack: the folders of a sweep, with the models and the coins behind each.
+
+A run that is attacked has `partition=coins`, so each record of the data set was held or left out by
+a coin. The attacker knows the coins of shadow runs, and guesses those of the others.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.accounts.card import PrivacyCard, plan_of
+from fed_dpsd.accounts.secret import noise_of
+from fed_dpsd.audits.roc import Claim
+from fed_dpsd.client.teachers import Teachers, make_teacher
+from fed_dpsd.data.datasets import Dataset
+from fed_dpsd.data.partition import Coins
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment, load_data, partitions
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.report.settings import Setting, names, read
+from fed_dpsd.server.export import student_of
+from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.summary import read_summary
+from fed_dpsd.simulation.clients import with_patients
+from fed_dpsd.simulation.reported import table_of
+from fed_dpsd.storage import client_name
+
+Victim = Literal["student", "teachers", "untrained teachers"]
+
+# A proof at one delta is one of a whole profile: these deltas are looked at besides the card's.
+DELTAS = np.geomspace(1e-6, 0.5, 24)
+
+
+@dataclass(frozen=True)
+class ShadowRun:
+    """A completed run of a sweep with coins.
+
+    Args:
+        folder: the run folder.
+        experiment: its experiment, with `partition=coins`.
+    """
+
+    folder: Path
+    experiment: Experiment
+
+    @property
+    def data(self) -> Dataset:
+        """Return the data set, members or not."""
+        return load_data(self.experiment.config.data, self.experiment.config.cache)
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json."""
+        return read_summary(self.folder)
+
+    @functools.cached_property
+    def versions(self) -> dict[str, Any]:
+        """The content of versions.json: the commit and the machine, among others."""
+        return dict(json.loads((self.folder / "versions.json").read_text()))
+
+    @property
+    def included(self) -> NDArray[np.bool_]:
+        """Return (N,) whether each record of the training split was held by a client."""
+        included = np.zeros(len(self.data.train), bool)
+        included[np.concatenate(partitions(self.experiment))] = True
+        return included
+
+    @property
+    def holders(self) -> list[NDArray[np.int64]]:
+        """Return the numbers of the records that each client holds, or would, whatever its coin."""
+        everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)
+        return partitions(dataclasses.replace(self.experiment, partition=everything))
+
+    def student(self) -> Classifier:
+        """Return the trained student."""
+        return student_of(self.folder).model
+
+    def teachers(self, client: int) -> Teachers:
+        """Return a client's teachers: from the cache, or trained again to the same bits."""
+        config = self.experiment.config
+        indices = partitions(self.experiment)[client]
+        records = with_patients(self.data.train.take(indices), config.data.records_per_patient)
+        ids = indices if records.patients is None else records.patients
+        secret = noise_of(self.experiment, self.folder, client_name(client))
+        return Teachers(config, self.experiment.training, client, records, ids, secret)
+
+    def untrained(self, client: int) -> Classifier:
+        """Return a client's first teacher before its training, which has seen no record."""
+        return make_teacher(self.experiment.config, client, 0)
+
+    def proven(self, victim: Victim) -> Epsilon:
+        """Return the epsilon that is proven of a victim, for a record that is added or removed.
+
+        A student's is that of the run's card. Teachers have that of their training: the noise of
+        answers does not cover the teachers themselves.
+        """
+        if victim == "student":
+            return PrivacyCard(self.summary["privacy"]).epsilon("record", "add_remove")
+        return self._smallest(self._stages(victim), self.experiment.config.privacy.delta)
+
+    def claims(self, victim: Victim) -> list[Claim]:
+        """Return pairs of epsilon and delta that are proven together; the first is `proven`.
+
+        The others are the same proof at other deltas. All together allow less than one of them.
+        """
+        first, stages = self.proven(victim), self._stages(victim)
+        claim = (first.value, self.experiment.config.privacy.delta)
+        if math.isinf(first.value) or first.value > self._smallest(stages, claim[1]).value:
+            return [claim]  # nothing is proven, or more was charged than these stages
+        return [claim, *((self._smallest(stages, at).value, at) for at in DELTAS)]
+
+    def _stages(self, victim: Victim) -> list[tuple[Stage, ...]]:
+        """Return the stages of each proof that covers a victim."""
+        if victim == "untrained teachers":
+            return [()]
+        bases = plan_of(self.experiment).bases
+        return [
+            stages for basis, stages in bases.items() if victim == "student" or basis == "training"
+        ]
+
+    @staticmethod
+    def _smallest(proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
+        """Return the smallest epsilon of several proofs; without one, that of nothing proven."""
+        found = [prove(stages, delta, "record", "add_remove") for stages in proofs]
+        nothing = Epsilon(math.inf, delta, "record", "add_remove", "nobody", "none", 0)
+        return min([nothing, *found], key=lambda epsilon: epsilon.value)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs under attack that differ only in the seed.
+
+    Args:
+        name: the setting's name in its sweep.
+        runs: its runs, by seed.
+    """
+
+    name: str
+    runs: Sequence[ShadowRun]
+
+    def accuracy(self, victim: Victim) -> tuple[float, float]:
+        """Return mean and sample standard deviation of the accuracy on the test split, if known."""
+        scores = [run.summary["accuracy"] for run in self.runs]
+        if victim == "student":
+            known = [score["student"] for score in scores]
+        elif victim == "teachers":
+            known = [float(np.mean(score["clients"])) for score in scores]
+        else:
+            return math.nan, math.nan
+        return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+
+
+def facts(row: Row, victim: Victim) -> dict[str, Any]:
+    """Return what is claimed of a setting's victim, and where it was measured, for a table."""
+    first, proven = row.runs[0], row.runs[0].proven(victim)
+    published = first.summary["privacy"]["epsilon_published"] if victim == "student" else "inf"
+    accuracy, deviation = row.accuracy(victim)
+    return {
+        "accuracy": accuracy,
+        "accuracy_deviation": deviation,
+        "seeds": f"{first.experiment.config.seed}-{row.runs[-1].experiment.config.seed}",
+        "epsilon_proven": proven.number(5),
+        "unit": proven.unit,
+        "relation": proven.relation,
+        "delta": proven.delta,
+        "trust": proven.trust,
+        "epsilon_published": published,
+        "commit": first.versions.get("commit"),
+        "machine": first.versions.get("machine"),
+    }
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Yield the settings of a sweep's folder, or table, whose run folders lie beside it.
+
+    Raises:
+        UserError: there is no table, a run folder is missing, or a run has no coins.
+    """
+    table = table_of(path)
+    settings = read([table])
+    for name, setting in zip(names(settings), settings, strict=True):
+        yield Row(name, [_opened(table.parent / run["key"]) for run in _by_seed(setting)])
+
+
+def _by_seed(setting: Setting) -> list[dict[str, str]]:
+    return sorted(map(dict, setting.runs), key=lambda run: int(run["seed"]))
+
+
+def _opened(folder: Path) -> ShadowRun:
+    experiment = open_run_folder(folder)
+    if not isinstance(experiment.partition, Coins):
+        raise UserError(
+            f"{folder}: partition={experiment.partition.name} leaves no record out, so that there "
+            "is nobody to tell members from; sweep with partition=coins"
+        )
+    return ShadowRun(folder, experiment)

@@ -1,0 +1,140 @@
+"""Membership attacks on the folders of a small sweep, from its runs to the table.
+
+Seeds are fixed; each statistical test says how often a right implementation would fail with others.
+"""
+
+import csv
+import dataclasses
+import functools
+import sys
+
+import numpy as np
+import pytest
+
+from fed_dpsd import api, cli
+from fed_dpsd.audits import membership, shadows
+from fed_dpsd.data.partition import Coins
+from fed_dpsd.errors import UserError
+from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.simulation import sweep as sweeps
+
+RUNS = 12
+COMMON = ("partition=coins", "rounds=1", "queries_per_round=64", "method.final_student_steps=20")
+COMMON += ("method.student_steps=5", "num_clients=2", "model.generator_width=4")
+
+
+def swept(folder, *overrides):
+    """The folder of a sweep that has run."""
+    say = functools.partial(lambda line: None)
+    cells = sweeps.plan([*COMMON, *overrides], folder, folder, say)
+    failed = sweeps.run(
+        cells,
+        lambda experiment, run: api.local_job(experiment, run).run(lambda line: None),
+        folder / "results.csv",
+        say,
+    )
+    assert not failed
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Plain teachers of 360 records each, which know them by heart."""
+    folder = tmp_path_factory.mktemp("plain")
+    return swept(folder, "training=plain", "answers=probabilities", f"seed=range(0,{RUNS})")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    """Teachers that DP-SGD has trained at epsilon 1."""
+    folder = tmp_path_factory.mktemp("private")
+    few = ("training.steps=10", "privacy.target_epsilon=1", f"seed=range(0,{RUNS})")
+    return swept(folder, "training=dp_sgd", "answers=probabilities", *few)
+
+
+def attacked(folder):
+    return {(o.victim, o.attack): o for o in membership.attack(folder, lambda line: None)}
+
+
+def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is_not(plain):
+    """Four targets of 1,437 records: the control's AUC has a standard error of 0.008.
+
+    So the control fails once in 10,000 times.
+    """
+    found = attacked(plain)
+    broken = found["teachers", "lira"].to_row()
+    assert broken["tpr@1%_low"] > 3 * broken["fpr@1%_high"]
+    assert broken["auc"] > 0.6
+    assert broken["epsilon_at_least"] > 0.5
+    assert (broken["epsilon_proven"], broken["cap@1%"], broken["above_cap"]) == ("inf", 1, False)
+    for attack in ("lira", "loss"):
+        control = found["untrained teachers", attack]
+        assert control.to_row()["auc"] == pytest.approx(0.5, abs=0.03)
+        assert not control.contradicts
+    # A wrong claim of the broken teachers is refuted: the check is not blind.
+    lie = dataclasses.replace(found["teachers", "lira"], claims=((0.5, 1e-5),))
+    assert lie.contradicts
+
+
+def test_private_teachers_stay_below_their_caps(private):
+    """Their attacks may exceed the interval of a right proof once in 20 times each."""
+    found = attacked(private)
+    for victim in ("teachers", "student"):
+        outcome = found[victim, "lira"]
+        row = outcome.to_row()
+        assert row["epsilon_proven"] == "0.99993"
+        assert not outcome.contradicts
+        assert row["profile_cap@1%"] <= row["cap@1%"] < 0.1
+        assert row["epsilon_at_least"] <= 1
+    assert found["student", "lira"].claims[0] == found["teachers", "lira"].claims[0]
+
+
+def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
+    folder = swept(tmp_path, "training=plain", "privacy.target_epsilon=2", "seed=0")
+    (row,) = shadows.rows_of(folder)
+    (run,) = row.runs
+    assert run.claims("teachers") == [(np.inf, 1e-5)]
+    assert run.claims("student")[0][0] == pytest.approx(2, abs=0.01)
+    assert run.proven("teachers").number(5) == "inf"
+
+
+def test_coins_decide_who_is_a_member_and_nothing_else(plain):
+    (row,) = shadows.rows_of(plain)
+    first, second = row.runs[:2]
+    for mine, yours in zip(first.holders, second.holders, strict=True):
+        assert np.array_equal(mine, yours)
+    assert sorted(np.concatenate(first.holders)) == list(range(1_437))
+    assert (first.included != second.included).mean() == pytest.approx(0.5, abs=0.06)
+    kept = Coins(seed=0, coins=0, fraction=0.5).kept(1_437)
+    assert np.array_equal(first.included, kept)
+
+
+def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
+    folder = swept(tmp_path / "few", "training=plain", "answers=probabilities", "seed=0,1")
+    with pytest.raises(UserError, match="has 2 runs; sweep over at least 6 seeds"):
+        list(membership.attack(folder, lambda line: None))
+    folder = swept(*(tmp_path / "iid", "training=plain", "answers=probabilities"), "partition=iid")
+    with pytest.raises(UserError, match="partition=iid leaves no record out"):
+        list(membership.attack(folder, lambda line: None))
+
+
+def test_the_command_writes_a_table_a_page_and_a_figure(plain, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["fed-dpsd", "privacy", "attack", "membership", str(plain), "--out", str(tmp_path)],
+    )
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert not done.value.code
+    paths = capsys.readouterr().out.split()
+    assert paths == [str(tmp_path / f"membership.{end}") for end in ("csv", "md", "png")]
+    rows = list(csv.DictReader((tmp_path / "membership.csv").open()))
+    assert [row["victim"] for row in rows[::2]] == ["untrained teachers", "teachers", "student"]
+    assert {row["relation"] for row in rows} == {"add_remove"}
+    assert "not resolved" not in (tmp_path / "membership.md").read_text()
+
+
+def test_a_runs_experiment_is_read_back_with_its_coins(plain):
+    (row,) = shadows.rows_of(plain)
+    assert open_run_folder(row.runs[3].folder).partition == Coins(seed=0, coins=3, fraction=0.5)

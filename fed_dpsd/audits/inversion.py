@@ -22,7 +22,7 @@ from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.models import initialise, torch_threads
+from fed_dpsd.models import initialise, to_vector, torch_threads
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import predict, to_bytes
@@ -106,48 +106,56 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
         UserError: there is no table, a run folder is missing, or a run has no coins.
     """
     recognisers: dict[DataConfig, Classifier] = {}
+    known: set[bytes] = set()
     with torch_threads(1):
         for number, row in enumerate(rows_of(path)):
             data = row.runs[0].experiment.config.data
             if data not in recognisers:
                 say(f"the classifier of {data.name} that judges pictures")
                 recognisers[data] = recogniser(row.runs[0])
-            judges = [Judge.of(run, recognisers[data]) for run in row.runs]
             victims: tuple[Victim, ...] = ("teachers", "student")
             if number == 0:
-                yield from _controls(row, judges)
+                yield from _controls(row, recognisers[data])
                 victims = ("untrained teachers", *victims)
             for victim in victims:
+                weights = to_vector(_model(row.runs[0], victim)).numpy().tobytes()
+                if weights in known:
+                    say(f"{row.name}: {victim}: the same models as in an earlier row")
+                    continue
+                known.add(weights)
                 for name in ATTACKS:
                     say(f"{row.name}: {victim}, {name}")
-                    yield _outcome(row, victim, name, judges)
+                    yield _outcome(row, victim, name, recognisers[data])
 
 
-def _outcome(row: Row, victim: Victim, name: Attack, judges: list["Judge"]) -> Outcome:
-    scores, pictures = [], []
-    for run, judge in zip(reported("runs", row.runs), judges, strict=True):
-        model = _model(run, victim)
-        drawn, labels = invert(name, model, run.experiment.config.data.shape, judge.streams)
-        scores.append(judge.score(drawn, labels))
-        pictures.append(drawn[::PER_CLASS])
-    return Outcome(row.name, victim, name, tuple(scores), pictures[0], row)
+def _outcome(row: Row, victim: Victim, name: Attack, recognising: Classifier) -> Outcome:
+    """Attack a model of each run of a setting."""
+    drawn = []
+    for run in reported("runs", row.runs):
+        judge = Judge.of(run, victim, recognising)
+        shape = run.experiment.config.data.shape
+        pictures, labels = invert(name, _model(run, victim), shape, judge.streams)
+        drawn.append((judge.score(pictures, labels), pictures[::PER_CLASS]))
+    scores, shown = zip(*drawn, strict=True)
+    return Outcome(row.name, victim, name, scores, shown[0], row)
 
 
-def _controls(row: Row, judges: list["Judge"]) -> Iterator[Outcome]:
-    for name in ("pictures of the test split", "random pixels"):
-        scores, pictures = [], []
-        for run, judge in zip(row.runs, judges, strict=True):
-            config, test = run.experiment.config, run.data.test
-            labels = np.arange(config.data.num_classes).repeat(PER_CLASS)
-            own = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in set(labels)]
-            drawn = test.images[np.concatenate(own)]
-            labels = test.labels[np.concatenate(own)]
-            if name == "random pixels":
-                rng = judge.streams.numpy("random pixels")
-                drawn = rng.integers(0, 256, drawn.shape, np.uint8)
-            scores.append(judge.score(drawn, labels))
-            pictures.append(drawn[[int(np.argmax(labels == each)) for each in np.unique(labels)]])
-        yield Outcome(name, "", "", tuple(scores), pictures[0], row)
+def _controls(row: Row, recognising: Classifier) -> Iterator[Outcome]:
+    """Score pictures that no attack has drawn: those of the test split, and random pixels."""
+    test = row.runs[0].data.test
+    classes = np.unique(test.labels)
+    chosen = [np.flatnonzero(test.labels == label)[:PER_CLASS] for label in classes]
+    first, labels = [part[0] for part in chosen], test.labels[np.concatenate(chosen)]
+    images = test.images[np.concatenate(chosen)]
+    judges = [Judge.of(run, "student", recognising) for run in row.runs]
+    scores = tuple(judge.score(images, labels) for judge in judges)
+    yield Outcome("pictures of the test split", "", "", scores, test.images[first], row)
+    drawn = [
+        judge.streams.numpy("random pixels").integers(0, 256, images.shape, np.uint8)
+        for judge in judges
+    ]
+    scores = tuple(judge.score(own, labels) for judge, own in zip(judges, drawn, strict=True))
+    yield Outcome("random pixels", "", "", scores, drawn[0][: len(classes)], row)
 
 
 def _model(run: ShadowRun, victim: Victim) -> Classifier:
@@ -263,12 +271,18 @@ class Judge:
     streams: Streams
 
     @classmethod
-    def of(cls, run: ShadowRun, classifier: Classifier) -> "Judge":
-        """Return the judge of a run, with as many members as others."""
+    def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
+        """Return the judge of a run, with as many members as others.
+
+        A teacher's are the records that its client holds, or would hold.
+        """
         records, included = run.data.train.images, run.included
         streams = Streams(run.experiment.config.seed)
         rng = streams.numpy("compared")
-        members, others = (rng.permutation(np.flatnonzero(part)) for part in (included, ~included))
+        part = np.arange(len(records)) if victim == "student" else run.holders[0]
+        members, others = (
+            rng.permutation(part[included[part] == truth]) for truth in (True, False)
+        )
         number = min(COMPARED, len(members), len(others))
         return cls(classifier, records[members[:number]], records[others[:number]], streams)
 

@@ -26,13 +26,13 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
-from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import Setting, names, read
 from fed_dpsd.server.export import student_of
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.clients import with_patients
-from fed_dpsd.simulation.reported import table_of
+from fed_dpsd.simulation.reported import tables_of
 from fed_dpsd.storage import client_name
 
 Victim = Literal["student", "teachers", "untrained teachers"]
@@ -186,7 +186,7 @@ def rows_of(path: Path) -> Iterator[Row]:
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
     """
-    table = table_of(path)
+    (table,) = tables_of([path])
     settings = read([table])
     for name, setting in zip(names(settings), settings, strict=True):
         yield Row(name, [_opened(table.parent / run["key"]) for run in _by_seed(setting)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from fed_dpsd.errors import shown
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
-from fed_dpsd.keys import choices_of, leaves
+from fed_dpsd.keys import choices, leaves
 from fed_dpsd.overrides import read
 
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
@@ -25,7 +25,7 @@ def command_of(experiment: Experiment) -> str:
     values = json.loads(experiment.to_json())
     typed = _choices(experiment, values)
     if any(
-        choice.partition("=")[2] not in choices_of(choice.partition("=")[0]) for choice in typed
+        name not in choices(group) for group, _, name in (each.partition("=") for each in typed)
     ):
         return ""
     if experiment.config.plugins:

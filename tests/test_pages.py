@@ -24,6 +24,7 @@ from tests.shapes import CLASSES, picture, write_shapes
 # Pages with a test of their own, which is to name them.
 ELSEWHERE = {
     "README.md": "tests/test_docs.py",
+    "docs/artefacts.md": "tests/test_artefacts.py",
     "docs/commands.md": "tests/test_docs.py",
     "docs/tutorial.md": "tests/test_tutorial.py",
     "docs/extending.md": "tests/plugin.py",

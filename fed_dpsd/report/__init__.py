@@ -1,1 +1,1 @@
-"""Reports: tables of means over seeds and figures of sweeps, and tables of benches."""
+"""Reports: pages of runs, deployments and sweeps, their tables and figures; tables of benches."""

@@ -179,7 +179,7 @@ def test_the_time_left_counts_the_last_rounds_longer_training(monkeypatch):
     monkeypatch.setattr("fed_dpsd.display.LINE_SECONDS", 0)
     console = Console(file=StringIO(), width=200)
     line = {"rounds": 3, "student_accuracy": 0.5, "round_queries": 64, "refused": {}}
-    line["round_seconds"] = 10.0
+    line |= {"round_seconds": 10.0, "answered_queries": 64}
     with api.shown_progress(from_overrides(SMALL, None), console) as show:
         show(line | {"round": 1, "seconds": 10.0, "student_seconds": 4.0})
         show(line | {"round": 2, "seconds": 20.0, "student_seconds": 4.0})

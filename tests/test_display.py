@@ -209,3 +209,45 @@ def test_the_time_left_is_in_words(seconds, words):
         left = seconds
 
     assert time_left(Known()) == words
+
+
+# --- how a run stands ---
+
+
+FACTS = {"student": "85.1 %  ▁▄▇", "budget": "epsilon 2.99 spent (record, add_remove)"}
+
+
+def test_a_terminal_shows_how_a_run_stands_below_its_bar(clock):
+    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
+        clock.now += 30
+        rounds.reach(3, 30.0, "round 3/20 · student 85.1 %", facts=FACTS)
+        first, *below = picture(rounds).splitlines()
+        assert first == "3 of 20 rounds 0:00:30"
+        assert below == [
+            "student 85.1 % ▁▄▇",
+            "budget epsilon 2.99 spent (record, add_remove)",
+        ]
+        rounds.reach(4, 40.0, "round 4/20")  # without news they stay
+        assert len(picture(rounds).splitlines()) == 3
+
+
+def test_in_a_pipe_there_are_lines_and_no_control_codes(clock):
+    out = console(force_terminal=False)
+    with shown(out, clock), reporting("rounds", 3) as rounds:
+        for number in (1, 2, 3):
+            clock.now += 30
+            rounds.reach(number, 30.0 * number, f"round {number}/3", facts=FACTS)
+    text = out.file.getvalue()
+    assert text.splitlines()[0] == "round 1/3 · about 60 s left"
+    assert "▁" not in text
+    assert not [letter for letter in text if ord(letter) < 32 and letter != "\n"]
+
+
+def test_a_narrow_terminal_cuts_no_number(clock):
+    out = Console(file=StringIO(), width=60, highlight=False, force_terminal=False)
+    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
+        clock.now += 30
+        rounds.reach(3, 30.0, "round 3/20", facts=FACTS)
+        out.print(rounds._listener)
+    assert "85.1 %  ▁▄▇" in out.file.getvalue()
+    assert "epsilon 2.99 spent (record, add_remove)" in " ".join(out.file.getvalue().split())

@@ -151,11 +151,9 @@ def chart(
     place_x = _scale(x, x.over(x_values), LEFT, WIDTH - RIGHT - 44 * beyond)
     place_y = _scale(y, y.over(y_values), HEIGHT - BOTTOM, TOP)
     parts: list[Html] = [*_grid(x, y, place_x, place_y, x_values, y_values, beyond)]
-    for each in drawn:
-        if each.level or each.plain:
-            parts.append(_grey(each, place_x, place_y))
-        else:
-            parts += _drawn(each, styles[id(each)], place_x, place_y, x, y)
+    parts += [_grey(each, place_x, place_y) for each in drawn if id(each) not in styles]
+    for each in own:
+        parts += _drawn(each, styles[id(each)], place_x, place_y, x, y)
     picture = element(
         "svg",
         element("title", title, id=f"{name}-title"),

@@ -62,9 +62,10 @@ def document(
             "header",
             element("h1", title),
             element("p", kind, class_="kind"),
-            element("nav", listed(links), aria_label="Sections"),
         ),
-        element("main", lead, parts, id="main"),
+        element(
+            "main", lead, element("nav", listed(links), aria_label="Sections"), parts, id="main"
+        ),
         element("footer", paragraphs(*origin)),
         element("script", Html(SCRIPT.read_text())),
     ]

@@ -20,12 +20,13 @@ Content = str | Iterable[str]
 def html(content: Content) -> Html:
     """Return content as HTML: plain text is escaped, and its backticks become code elements.
 
-    A number such as 1e-05 stays on one line.
+    A number such as 1e-05, and one with its percent sign, stays on one line.
     """
     if isinstance(content, Html):
         return content
     if isinstance(content, str):
         text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', escape(content))
+        text = re.sub(r"(\d) %", "\\1\u00a0%", text)
         return Html(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
     return Html("".join(map(html, content)))
 

@@ -161,10 +161,11 @@ def _clients(facts: Facts) -> Iterator[Html]:
                 f"{refused.get(number, 0):,}",
             ]
         )
-    meaning = guarantee.short(facts.row("record", "add_remove")).partition(" for ")[2]
+    row = facts.row("record", "add_remove")
     yield table(
         f"Each client: the mean of its own teachers on the test images, measured without noise, "
-        f"and the epsilon that the run has cost it ({meaning}).",
+        f"and the epsilon that the run has cost it (record, add_remove, trust "
+        f"{row['trust']}, delta {row['delta']:g}).",
         [
             "client",
             "own teachers' accuracy",

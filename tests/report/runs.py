@@ -139,7 +139,7 @@ class Page(HTMLParser):
 
     def handle_data(self, text):
         for element in self._open:
-            element["text"] += text
+            element["text"] += text.replace("\xa0", " ")
 
     def all(self, tag, **attributes):
         """The elements of a tag that have these attributes; `class_` is a word of the class."""

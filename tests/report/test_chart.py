@@ -81,6 +81,7 @@ def test_a_level_is_a_line_from_edge_to_edge_on_any_axis():
 def test_what_is_plain_text_is_escaped_once():
     assert html("a < b & `c`") == "a &lt; b &amp; <code>c</code>"
     assert element("p", element("b", "<"), title='"') == '<p title="&quot;"><b>&lt;</b></p>'
+    assert html("9 % of") == "9\u00a0% of"
     assert html("delta 1e-05") == 'delta <span class="whole">1e-05</span>'
     page = Page(table("On <x>", ["a", "b < c"], [["r", "1"]]))
     assert page.rows("On <x>") == [{"a": "r", "b < c": "1"}]

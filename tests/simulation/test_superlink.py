@@ -301,6 +301,7 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
         (packages / f"{name}.py").write_text("raise RuntimeError('another Flower app')\n")
     script = packages / "fed_dpsd" / "_app" / "deploy" / "certificates.sh"
     assert os.access(script, os.X_OK)  # what docs/deployment.md needs comes with it
+    assert (packages / "fed_dpsd" / "report" / "style.css").exists()  # and what pages need
     own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
     hashes = set()

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from fed_dpsd.accounts.card import PrivacyCard
+from fed_dpsd.accounts.card import SEEDED_NOTE, PrivacyCard
 from fed_dpsd.server.completed import CompletedRun
 
 TASK = "image-classification"
@@ -118,10 +118,11 @@ The run's own result: {card["run"]["result"]}
 
 
 def _tags(summary: Mapping[str, Any]) -> list[str]:
-    """Return the subjects; differential privacy is one where something is proven for a record."""
-    proven = PrivacyCard(summary["privacy"]).epsilon("record", "add_remove").value
+    """Return the subjects; differential privacy is one where a record has a guarantee."""
+    claim = PrivacyCard(summary["privacy"]).epsilon("record", "add_remove")
+    guaranteed = math.isfinite(claim.value) and SEEDED_NOTE not in claim.notes
     tags = ["fed-dpsd", TASK, "federated-learning", "knowledge-distillation"]
-    return [*tags, "differential-privacy"] if math.isfinite(proven) else tags
+    return [*tags, "differential-privacy"] if guaranteed else tags
 
 
 def _privacy(card: Mapping[str, Any]) -> str:

@@ -119,7 +119,6 @@ def test_a_model_card_is_what_the_hub_reads(finished, tmp_path):
     assert (result.task_type, result.dataset_name) == ("image-classification", "digits")
     assert card.data.model_name == "fed_dpsd-digits"
     assert card.data.pipeline_tag == "image-classification"
-    assert "differential-privacy" in card.data.tags
     block = content.split("---")[1]
     assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(block)
     assert all(line in content for line in read(tmp_path / "model")[0]["verdict"])
@@ -131,7 +130,19 @@ def test_a_student_that_was_not_scored_has_no_result(finished):
     unscored = dataclasses.replace(run, summary={**run.summary, **nothing})
     data = ModelCard(hub_cards.model_card(unscored, "01", cards.privacy_card_of(run))).data
     assert data.eval_results is None
-    assert "differential-privacy" not in data.tags  # nothing is proven for a record
+
+
+@pytest.mark.parametrize(
+    ("overrides", "guaranteed"),
+    [(CLEAR, False), (DP, False), ((*DP, "noise=secure"), True)],
+    ids=["clear", "seeded", "secure"],
+)
+def test_differential_privacy_is_a_tag_only_where_a_record_has_a_guarantee(
+    finished, overrides, guaranteed
+):
+    run = open_completed(finished(*overrides)[0])
+    data = ModelCard(hub_cards.model_card(run, "01", cards.privacy_card_of(run))).data
+    assert ("differential-privacy" in data.tags) == guaranteed
 
 
 @pytest.mark.parametrize(

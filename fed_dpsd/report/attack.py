@@ -124,7 +124,8 @@ def inversion_table(rows: Sequence[Row]) -> list[list[str]]:
     lines = [
         [
             *("setting", "victim", "attack", "Inception score", "recognised, %"),
-            *("nearest record is a member, %", "proven (record, add_remove)", "published"),
+            *("nearest record is a member, %", "attack reached, %"),
+            *("proven (record, add_remove)", "published"),
         ]
     ]
     for row in rows:
@@ -132,6 +133,7 @@ def inversion_table(rows: Sequence[Row]) -> list[list[str]]:
         line.append(_spread(row, "inception", 1, 2))
         line.append(_spread(row, "recognised", 100, 1))
         line.append(_spread(row, "nearest_member", 100, 1))
+        line.append(_spread(row, "reached", 100, 1))
         line += [str(row.get(f"epsilon_{kind}", NONE)) for kind in ("proven", "published")]
         lines.append(line)
     return lines

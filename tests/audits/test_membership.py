@@ -18,7 +18,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.simulation import sweep as sweeps
 
-RUNS = 12
+RUNS = 9
 COMMON = ("partition=coins", "rounds=1", "queries_per_round=64", "method.final_student_steps=20")
 COMMON += ("method.student_steps=5", "num_clients=2", "model.generator_width=4")
 
@@ -39,9 +39,11 @@ def swept(folder, *overrides):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """Plain teachers of 360 records each, which know them by heart."""
+    """Plain teachers of 90 records each, which know them by heart."""
     folder = tmp_path_factory.mktemp("plain")
-    return swept(folder, "training=plain", "answers=probabilities", f"seed=range(0,{RUNS})")
+    by_heart = ("num_clients=8", "model.teacher=mlp", "teacher.min_steps=200")
+    common = ("training=plain", "answers=probabilities", f"seed=range(0,{RUNS})")
+    return swept(folder, *by_heart, *common)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +59,7 @@ def attacked(folder):
 
 
 def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is_not(plain):
-    """Four targets of 1,437 records: the control's AUC has a standard error of 0.008.
+    """Three targets of 1,437 records: the control's AUC has a standard error of 0.009.
 
     So the control fails once in 10,000 times.
     """
@@ -69,7 +71,7 @@ def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is
     assert (broken["epsilon_proven"], broken["cap@1%"], broken["above_cap"]) == ("inf", 1, False)
     for attack in ("lira", "loss"):
         control = found["untrained teachers", attack]
-        assert control.to_row()["auc"] == pytest.approx(0.5, abs=0.03)
+        assert control.to_row()["auc"] == pytest.approx(0.5, abs=0.035)
         assert not control.contradicts
     # A wrong claim of the broken teachers is refuted: the check is not blind.
     lie = dataclasses.replace(found["teachers", "lira"], claims=((0.5, 1e-5),))

@@ -51,6 +51,7 @@ def test_a_line_on_pictures_leaves_out_what_a_control_has_not():
     score = {"inception": 5.0, "recognised": 0.5, "nearest_member": 0.52}
     row = score | {f"{name}_deviation": 0.1 for name in score}
     row |= {"setting": "random pixels", "victim": "", "attack": ""}
+    row |= {"reached": np.nan, "reached_deviation": np.nan}
     _, line = attack.inversion_table([row])
     assert line == [
         "random pixels",

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+RUN_NAME = "name"  # the file of a run folder that keeps the run's name
+
 
 def home() -> Path:
     """Return FED_DPSD_HOME, by default ~/.fed-dpsd.
@@ -34,6 +36,15 @@ def conf_folder() -> Path:
 def client_name(client: int) -> str:
     """Return the name that a client's files begin with."""
     return f"client_{client:03d}"
+
+
+def run_name(folder: Path) -> str:
+    """Return the name of a run, under which clients are charged: its folder's when it was made.
+
+    A folder that is renamed or copied holds the same run, whose charges are not due again.
+    """
+    name = folder / RUN_NAME  # folders of former versions have none
+    return name.read_text() if name.exists() else folder.name
 
 
 def npz_of(arrays: Mapping[str, Any]) -> bytes:

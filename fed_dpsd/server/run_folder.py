@@ -21,7 +21,7 @@ from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import Bank
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.renamed import upgraded
-from fed_dpsd.storage import write_atomically, write_json
+from fed_dpsd.storage import RUN_NAME, write_atomically, write_json
 
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -46,6 +46,7 @@ def new_run_folder(experiment: Experiment) -> Path:
     try:
         folder.mkdir(parents=True)
         write_json(folder / "versions.json", versions())
+        write_atomically(folder / RUN_NAME, folder.name.encode())
         # This file is written last: it makes the folder a run folder.
         write_atomically(
             folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()

@@ -17,7 +17,7 @@ from fed_dpsd.experiment import Experiment, largest_partition, scattered_patient
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
-from fed_dpsd.storage import client_name, write_json
+from fed_dpsd.storage import client_name, run_name, write_json
 
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
@@ -84,7 +84,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
             path = accounts.get(client_name(client))
             entries = read(path) if path else ()
             if config.ledger:  # that ledger holds the charges of all runs
-                entries = [entry for entry in entries if entry.run == folder.name]
+                entries = [entry for entry in entries if entry.run == run_name(folder)]
             ledgers.append(entries)
         tally = Tally(folder, plan.releases)
         charged, notes = tally.charged, tally.notes()

@@ -17,7 +17,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.mechanism import quorum_of
 from fed_dpsd.privacy.secure_sum import Party, public_key
-from fed_dpsd.storage import client_name
+from fed_dpsd.storage import client_name, run_name
 
 
 def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedger:
@@ -53,11 +53,11 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         shard_ids=indices if records.patients is None else records.patients,
         test=_test_images(config.data, config.cache),
         account=Account(
-            *(ledger, config.privacy, plan_of(experiment), run_folder.name),
+            *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),
             plugins=bool(config.plugins),
         ),
         secret=noise_of(experiment, run_folder, client_name(client)),
-        summing=party and Summing(party, experiment.answers, ledger, run_folder.name),
+        summing=party and Summing(party, experiment.answers, ledger, run_name(run_folder)),
     )
 
 

@@ -357,6 +357,15 @@ def test_resuming_a_completed_run_changes_nothing(copied):
     assert (lines, (folder / "rounds.jsonl").read_text()) == ([], before)
 
 
+def test_a_run_whose_folder_is_renamed_is_the_same_run(copied):
+    folder, first = copied()
+    moved = folder.rename(folder.with_name("my baseline"))
+    (moved / "summary.json").unlink()
+    _, again, _ = complete(open_run_folder(moved), moved)
+    assert again["student_sha256"] == first["student_sha256"]
+    assert again["privacy"] == first["privacy"]
+
+
 @pytest.mark.parametrize("target", ["json", "safetensors", "bank"])
 def test_a_corrupt_checkpoint_names_the_file_and_the_way_back(small, copied, target):
     experiment = small()

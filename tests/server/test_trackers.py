@@ -132,7 +132,11 @@ def test_without_a_tracker_nothing_is_left_beside_the_run(small):
     tracking = Tracking(experiment, folder)
     tracking.open()
     tracking.log({"round": 1, "refused": {}})
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "versions.json"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.yaml",
+        "name",
+        "versions.json",
+    ]
 
 
 # --- the real packages ---

@@ -1,5 +1,6 @@
 """Real Flower simulations, through the command line, down to the last process."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -21,7 +22,14 @@ from tests.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
+TAG = "FED_DPSD_TEST"
 slow = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _tagged(monkeypatch, tmp_path):
+    """A test's processes can be told from those of other simulations on this machine."""
+    monkeypatch.setenv(TAG, str(tmp_path))
 
 
 def environment(**extra):
@@ -42,19 +50,45 @@ def command(*arguments, checkout=ROOT):
     return done.returncode, Path(lines[-1]) if lines else None, done.stderr
 
 
-def leftovers():
-    """Flower and Ray processes on this machine that a simulation of ours started."""
-    names = ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet", "ray::")
-    found = []
+@contextlib.contextmanager
+def begun(*arguments):
+    """`fed-dpsd` in a process of its own, which ends with the block at the latest."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(happened, process):
+    """Wait until a process has come so far: minutes on a machine that does other work too."""
+    deadline = time.monotonic() + 1200
+    while not happened():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def ours():
+    """Yield each process that this test's simulations have started, with its command."""
     for process in psutil.process_iter():
-        try:
-            if superlink.MARKER in process.environ() and any(
-                name in " ".join(process.cmdline()) for name in names
-            ):
-                found.append(process.cmdline())
-        except psutil.Error:
-            continue
-    return found
+        with contextlib.suppress(psutil.Error):
+            environ = process.environ()
+            if superlink.MARKER in environ and environ.get(TAG) == os.environ[TAG]:
+                yield process, " ".join(process.cmdline())
+
+
+def leftovers():
+    """The commands of Flower's and Ray's processes that this test's simulations have left."""
+    names = ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet", "ray::")
+    return [command for _, command in ours() if any(name in command for name in names)]
 
 
 def summary(folder):
@@ -137,29 +171,14 @@ def test_an_exception_in_an_app_is_exit_code_one_and_one_line(tmp_path, app):
 
 @slow
 def test_a_killed_ray_worker_is_exit_code_one_and_one_line(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, *small(tmp_path, "rounds=500", "--engine", "flower", "--nodes", "1")],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not (logs := list(tmp_path.glob("runs/*/rounds.jsonl"))) or not logs[0].read_text():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    killed = 0
-    for worker in psutil.process_iter():
-        try:
-            name = " ".join(worker.cmdline())
-            if name.startswith("ray::") and superlink.MARKER in worker.environ():
-                worker.send_signal(signal.SIGKILL)
-                killed += 1
-        except psutil.Error:
-            continue
-    assert killed
-    out, err = process.communicate(timeout=120)
+    with begun(*small(tmp_path, "rounds=500", "--engine", "flower", "--nodes", "1")) as process:
+        wait_for(lambda: any(map(Path.read_text, tmp_path.glob("runs/*/rounds.jsonl"))), process)
+        workers = [worker for worker, name in ours() if name.startswith("ray::")]
+        assert workers
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+        out, err = process.communicate(timeout=1200)
     assert process.returncode == 1
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert "hosts clients [0, 1] failed" in line
@@ -171,21 +190,10 @@ def test_a_killed_ray_worker_is_exit_code_one_and_one_line(tmp_path):
 
 @slow
 def test_a_simulation_that_is_stopped_goes_on_in_one_process(tmp_path):
-    run = small(tmp_path, "rounds=30", "--engine", "flower", "--nodes", "1")
-    process = subprocess.Popen(
-        [*COMMAND, *run],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/checkpoint/*.json")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=120)
+    with begun(*small(tmp_path, "rounds=30", "--engine", "flower", "--nodes", "1")) as process:
+        wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint/*.json")), process)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=1200)
     assert process.returncode == 143
     folder = Path(out.splitlines()[-1])
     assert err.splitlines()[0] == f"run folder: {folder}"
@@ -279,8 +287,9 @@ def test_flat_keys_of_flower_run_give_the_bits_of_the_command_line(tmp_path):
     code, local, err = command("run", *typed, f"out={tmp_path}/local", f"cache={tmp_path}/cache")
     assert code == 0, err
     assert summary(folder)["student_sha256"] == summary(local)["student_sha256"]
-    shutil.rmtree(tmp_path / "clone")
-    output, runs = as_typed(tmp_path, "rouns=3")
+    again = tmp_path / "again"  # whose Flower knows no former run
+    again.mkdir()
+    output, runs = as_typed(again, "rouns=3")
     assert "Invalid run configuration" in output
     assert not runs
 
@@ -371,8 +380,7 @@ def test_ray_starts_as_many_clients_as_are_placed_on_gpus(tmp_path, monkeypatch)
     seen = []
 
     def count(_):
-        titles = [" ".join(process.cmdline()) for process in psutil.process_iter()]
-        seen.append(sum("ClientAppActor" in title for title in titles))
+        seen.append(sum("ClientAppActor" in title for _, title in ours()))
 
     on_flower = api.run(*settings, engine="flower", progress=count)
     shutil.rmtree(tmp_path / "cache" / "teachers")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.markup import Content, Html, element, html, listed, paragraphs, table, terms
-from fed_dpsd.report.numbers import percent, rounded_up
+from fed_dpsd.report.numbers import percent, percent_at_most, rounded_up
 
 MEANINGFUL = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 CHANGES = {
@@ -21,6 +21,13 @@ TRUST = {
     "nobody": "nobody",
     "threshold": "enough of the clients",
     "server": "the coordinator",
+}
+# Who is bounded by an epsilon, by the parties that it trusts.
+ONLOOKERS = {
+    "nobody": "somebody who sees all that left the clients",
+    "threshold": "somebody who sees all that the coordinator does, while enough of the clients are "
+    "honest,",
+    "server": "somebody who sees all that the coordinator publishes",
 }
 # Short notes of the card, as sentences; others are sentences already.
 NOTES = {
@@ -44,9 +51,14 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
     )
 
 
-def sure_at_most(row: Mapping[str, Any]) -> float:
-    """Return how sure an even guess may become after a look at everything, a fraction."""
-    return 1 / (1 + math.exp(-float(row["epsilon"])))
+def right_at_most(row: Mapping[str, Any]) -> float:
+    """Return how often a guess at a record, there by a fair coin, can be right; a fraction.
+
+    With a of true and b of false positives a <= e^epsilon b + delta and 1 - b <= e^epsilon (1 - a)
+    + delta, and the guess is right in (a + 1 - b) / 2 of cases.
+    """
+    ratio = math.exp(-float(row["epsilon"]))
+    return (1 + float(row["delta"]) * ratio) / (1 + ratio)
 
 
 def statement(facts: Facts) -> Iterator[Html]:
@@ -87,14 +99,19 @@ def meaning(row: Mapping[str, Any]) -> Iterator[str]:
         return
     found = min(math.exp(epsilon) * FALSE_ALARMS + delta, 1.0)
     yield (
-        "In plain words: somebody who sees all that left the clients and holds it for an even "
-        "chance (50 %) that a given record was among the data can be at most "
-        f"{percent(sure_at_most(row))} sure afterwards. An attack that accuses "
-        f"{percent(FALSE_ALARMS, 0)} of the records that were not there finds at most "
-        f"{percent(found)} of those that were. Both are for one record "
-        f"added or removed; {TRUST[row['trust']]} must be trusted, and the first may fail with a "
-        f"chance of {delta:g} (delta). Attacks that are known mostly do worse."
+        f"In plain words: let a fair coin decide whether a record is among the data. "
+        f"{onlooker(row)} guesses the coin right in at most {percent_at_most(right_at_most(row))} "
+        f"of cases. An attack that accuses {percent(FALSE_ALARMS, 0)} of the records that were not "
+        f"there finds at most {percent_at_most(found)} of those that were. Both are for one record "
+        f"added or removed, with delta counted in, and {TRUST[row['trust']]} must be trusted. "
+        "Attacks that are known mostly do worse."
     )
+
+
+def onlooker(row: Mapping[str, Any]) -> str:
+    """Return whom an epsilon bounds, as the start of a sentence."""
+    said = ONLOOKERS[row["trust"]]
+    return f"{said[:1].upper()}{said[1:]}"
 
 
 def _claims(card: Mapping[str, Any]) -> Iterator[Html]:

@@ -10,6 +10,11 @@ def percent(fraction: float | None, digits: int = 1) -> str:
     return "unknown" if fraction is None else f"{100 * fraction:.{digits}f} %"
 
 
+def percent_at_most(fraction: float) -> str:
+    """Return an upper bound in percent, rounded up to a tenth."""
+    return percent(min(math.ceil(1000 * fraction - 1e-9) / 1000, 1.0))
+
+
 def wilson(right: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a fraction, (0, 1) of nothing."""
     if not total:

@@ -15,6 +15,7 @@ from fed_dpsd.report.numbers import (
     counted,
     duration,
     percent,
+    percent_at_most,
     rounded_up,
     size,
     wilson,
@@ -84,8 +85,8 @@ def _cost(facts: Facts) -> str:
     if float(row["epsilon"]) > guarantee.MEANINGFUL:
         return f"{said}, which protects no record in practice."
     return (
-        f"{said}: nobody who looks at it can turn an even guess about one record into more than "
-        f"{percent(guarantee.sure_at_most(row))} certainty."
+        f"{said}. {guarantee.onlooker(row)} guesses whether one record was there, by a fair coin, "
+        f"right in at most {percent_at_most(guarantee.right_at_most(row))} of cases."
     )
 
 

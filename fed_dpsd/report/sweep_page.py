@@ -198,10 +198,10 @@ def _meaning(settings: Sequence[Setting]) -> Iterator[Html]:
     yield paragraphs(
         preface(settings),
         "A proven epsilon bounds what anybody can learn of one record from all that left the "
-        "clients in a run: at 1 an even guess becomes at most 73 % sure, at 3 at most 95 %, at 10 "
-        "practically certain. Published numbers are those of the papers' formulas, and guarantee "
-        "nothing. Accuracies of teachers and ensembles were measured without noise, and no epsilon "
-        "covers them unless the training was private.",
+        "clients in a run: who guesses whether a fair coin put it there is right in at most 74 % "
+        "of cases at 1, 96 % at 3, and practically all at 10. Published numbers are those of the "
+        "papers' formulas, and guarantee nothing. Accuracies of teachers and ensembles were "
+        "measured without noise, and no epsilon covers them unless the training was private.",
     )
 
 

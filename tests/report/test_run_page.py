@@ -31,7 +31,7 @@ def test_the_result_comes_first_with_its_interval_and_what_it_costs(tmp_path):
     lead = shown.text_of("p", class_="lead")
     assert "75.0 % of 40 test images (95 % interval 59.8 to 85.8 %)" in lead
     assert "epsilon 2.99 (record, add_remove, trust nobody, delta 1e-05)" in lead
-    assert "95.2 % certainty" in lead
+    assert "right in at most 95.3 % of cases" in lead
     main = next(number for number, e in enumerate(shown.elements) if e["tag"] == "main")
     assert shown.elements[main + 1]["class"] == "lead"
 
@@ -63,10 +63,23 @@ def test_published_and_proven_numbers_stand_apart(tmp_path):
 def test_the_plain_words_are_what_the_definition_gives(tmp_path):
     shown = check_structure(page(run(tmp_path)))
     (said,) = [e["text"] for e in shown.all("p") if e["text"].startswith("In plain words")]
-    sure, found = (float(n) for n in re.findall(r"at most ([\d.]+) %", said))
-    epsilon = float(CARD["proven"][0]["epsilon"])
-    assert sure == pytest.approx(100 * math.exp(epsilon) / (1 + math.exp(epsilon)), abs=0.06)
-    assert found == pytest.approx(100 * (math.exp(epsilon) * 0.01 + 1e-5), abs=0.06)
+    right, found = (float(n) for n in re.findall(r"at most ([\d.]+) %", said))
+    ratio, delta = math.exp(float(CARD["proven"][0]["epsilon"])), 1e-5
+    assert 0 <= right - 100 * (ratio + delta) / (1 + ratio) < 0.1  # bounds are rounded up
+    assert 0 <= found - 100 * (ratio * 0.01 + delta) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("trust", "who"),
+    [
+        ("nobody", "Somebody who sees all that left the clients guesses"),
+        ("threshold", "Somebody who sees all that the coordinator does, while enough of the"),
+        ("server", "Somebody who sees all that the coordinator publishes guesses"),
+    ],
+)
+def test_the_plain_words_bound_nobody_whom_the_proof_does_not_bound(tmp_path, trust, who):
+    facts = with_card(run(tmp_path), proven=epsilon_of_all(CARD, 2.0, trust=trust))
+    assert page(facts).count(who) == 2  # in the first sentences, and in plain words
 
 
 @pytest.mark.parametrize(
@@ -82,7 +95,7 @@ def test_what_protects_nothing_says_so(tmp_path, epsilon, lead):
     assert lead in shown.text_of("p", class_="lead")
     assert "Nothing here protects a single record" in page(facts)
     assert "no meaningful protection" in shown.text_of("dl", class_="tiles")
-    assert "certainty" not in shown.text_of("p", class_="lead")
+    assert "of cases" not in shown.text_of("p", class_="lead")
 
 
 def test_a_run_that_releases_nothing_claims_nothing(tmp_path):

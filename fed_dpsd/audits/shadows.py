@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,9 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import Setting, names, read
-from fed_dpsd.server.export import student_of
+from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.clients import with_patients
 from fed_dpsd.simulation.reported import tables_of
@@ -83,7 +84,7 @@ class ShadowRun:
 
     def student(self) -> Classifier:
         """Return the trained student."""
-        return student_of(self.folder).model
+        return cast(Classifier, student_of(open_completed(self.folder)).model)
 
     def teachers(self, client: int) -> Teachers:
         """Return a client's teachers: from the cache, or trained again to the same bits."""

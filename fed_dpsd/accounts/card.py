@@ -231,11 +231,11 @@ def _label(experiment: Experiment, plan: Plan) -> dict[str, Any] | None:
     if not isinstance(experiment.training, LabelPrivate):
         return None
     notes = (SEEDED_NOTE,) if experiment.seeded else ()
-    notes = (*notes, RUN_NOTE, TUNING_NOTE, *_plugins_note(experiment))
+    notes = (*notes, RUN_NOTE, TUNING_NOTE, *plugins_note(experiment))
     return prove_label(experiment.training, notes, plan.queries).to_json()
 
 
-def _plugins_note(experiment: Experiment) -> tuple[str, ...]:
+def plugins_note(experiment: Experiment) -> tuple[str, ...]:
     """Return the note on the plug-ins whose code takes part; none where there is none."""
     names = " and ".join(experiment.config.plugins)
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
@@ -270,7 +270,7 @@ def proven(
 ) -> Epsilon:
     """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
     config, delta = experiment.config, experiment.config.privacy.delta
-    further_notes = (*further_notes, *_plugins_note(experiment))
+    further_notes = (*further_notes, *plugins_note(experiment))
     if not any(plan.bases.values()):
         return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]

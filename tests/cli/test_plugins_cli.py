@@ -45,9 +45,10 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
         assert not line.startswith("epsilon planned") or f", {MARK})" in line
     code, (folder,), err = fed_dpsd("run", *OWN, *settings)
     assert code == 0
-    told = [line for line in err.splitlines() if EPSILON.search(line)]
-    assert len(told) == 2  # of the beginning and of the result
-    assert all(NOTE in line for line in told)
+    first, of_round, last = (line for line in err.splitlines() if EPSILON.search(line))
+    assert NOTE in first
+    assert f"spent (record, add_remove, {MARK})" in of_round
+    assert NOTE in last
     run = Run(Path(folder))
     assert all(NOTE in row["notes"] for row in run.summary["privacy"]["proven"])
     lines = str(run.privacy).splitlines()
@@ -58,6 +59,7 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
     assert all(name.endswith("/not_reviewed") for name in names)
     student = package.load_student(run.export(tmp_path / "model")) if settings is MECHANISM else 0
     if student:
+        assert "**Not reviewed**: example==1.0" in (tmp_path / "model" / "PRIVACY.md").read_text()
         assert NOTE in student.facts["result"]
         assert all(NOTE in row["notes"] for row in student.facts["privacy"]["proven"])
 

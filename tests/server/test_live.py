@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fed_dpsd.privacy.mechanism import Epsilon
+from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.summary import round_facts, round_text
 from tests.conftest import SMALL
 

@@ -103,7 +103,7 @@ def _claim(setting: Setting) -> str:
 
 
 def _unreviewed(setting: Setting) -> str:
-    return ", not reviewed" if "not reviewed" in setting.all_of(CAVEATS) else ""
+    return f", {setting.review}" if setting.review else ""
 
 
 def _score(setting: Setting, score: str = "student") -> str:

@@ -9,10 +9,12 @@ import pytest
 from fed_dpsd import api
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
+from fed_dpsd.report.run_page import page
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.reported import facts_of, tables_of
 from fed_dpsd.simulation.sweep import cell_key
-from tests.conftest import SMALL
+from tests.conftest import SMALL, small_for
+from tests.report.runs import check_structure
 
 
 @pytest.fixture
@@ -74,6 +76,26 @@ def test_what_each_client_has_spent_at_the_end_is_what_the_card_says(run):
 
 
 RECORD = ("record", "add_remove")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=local",),
+        ("method=fedavg", "teacher.same_start=true"),
+        ("method=ensemble",),
+        ("answers=probabilities",),
+        ("method=dpsd", "evaluate_every=2"),
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_run_has_a_page(overrides, tmp_path):
+    given = [*small_for(overrides), "training=plain", *overrides]
+    run = api.run(*given, "rounds=1", f"out={tmp_path}/runs", progress=False)
+    shown = check_structure(page(facts_of([run.folder])))
+    lead = shown.text_of("p", class_="lead")
+    assert ("no student of its own" in lead) == (overrides[0] == "method=local")
+    assert "None" not in " ".join(each["text"] for each in shown.all("main"))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,8 @@ class Axis:
         low = self.low if self.low is not None else min(finite, default=0.0)
         high = self.high if self.high is not None else max(finite, default=1.0)
         if self.logarithmic:
-            return (low / 1.15, high * 1.15) if low > 0 else (0.1, 10.0)
+            room = 1.15 if high > 4 * low else 2.0  # a single value has ticks on both sides
+            return (low / room, high * room) if low > 0 else (0.1, 10.0)
         if high <= low:
             high = low + 1
         if self.high is None:

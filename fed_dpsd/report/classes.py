@@ -21,9 +21,12 @@ def classes(facts: Facts) -> Iterator[Html]:
     counts = facts.summary.get("confusion")
     if not counts:
         return
-    yield _by_class(facts.classes, counts)
+    each = _by_class(facts.classes, counts)
     if len(counts) <= MOST_CLASSES:
+        yield each
         yield folded("Confusion matrix", _matrix(facts.classes, counts))
+    else:
+        yield folded(f"Each of {len(counts)} classes", each)
     if pairs := _pairs(facts.classes, counts):
         title = f"The {len(pairs)} most frequent confusions"
         header = ["true class", "taken for", "images"]

@@ -31,6 +31,11 @@ def test_ticks_are_round_and_few(axis, ends, expected):
     assert axis.ticks(*ends) == pytest.approx(expected)
 
 
+def test_a_single_value_on_a_logarithmic_axis_has_ticks_on_both_sides():
+    axis = Axis("epsilon", logarithmic=True, most=100)
+    assert axis.ticks(*axis.over([2.99, 51_200])) == [2, 5]
+
+
 def test_numbers_are_short():
     shown = [number(value) for value in (0.25, 3.0, 12345, 2e6, math.inf)]
     assert shown == ["0.25", "3", "12,345", "2e6", "inf"]

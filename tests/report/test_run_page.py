@@ -133,6 +133,15 @@ def test_a_class_has_its_sensitivity_precision_and_worst_confusion(tmp_path):
     assert (first["true class"], first["0"]) == (f"0: {'a' * 30}", "18")
 
 
+def test_of_many_classes_the_table_is_folded_and_there_is_no_matrix(tmp_path):
+    counts = [[int(k == c) for c in range(30)] for k in range(30)]
+    names = tuple(f"class {k}" for k in range(30))
+    facts = run(tmp_path, summary=SUMMARY | {"confusion": counts}, classes=names)
+    titles = [each["text"] for each in check_structure(page(facts)).all("summary")]
+    assert "Each of 30 classes" in titles
+    assert "Confusion matrix" not in titles
+
+
 def test_calibration_is_told_in_words_and_numbers(tmp_path):
     shown = check_structure(page(run(tmp_path)))
     assert any("calibration error: 12.5 % (0 is" in each["text"] for each in shown.all("p"))

@@ -33,6 +33,11 @@ SMALL = (
 )
 
 
+# Small numbers, where a method has such a setting.
+QUICK = ("generator_steps", "pretraining_steps", "pixel_steps", "steps_per_round", "latent_size")
+QUICK += ("synthetic_images", "vae_steps", "code_size")
+
+
 def contents(folder):
     """The bytes and the time of the last change of every file below a folder."""
     paths = (path for path in folder.rglob("*") if path.is_file())
@@ -86,6 +91,12 @@ def small_for(overrides):
         or setting.partition("=")[0].removeprefix("method.") in keys
         or not setting.startswith("method.")
     ]
+
+
+def quick_for(overrides):
+    """QUICK, as the method that `overrides` name has it."""
+    keys = composed(*(override for override in overrides if override.startswith("method=")))
+    return [f"method.{key}=2" for key in QUICK if key in keys["method"]]
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,9 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
-from tests.conftest import composed
+from tests.conftest import quick_for
 from tests.ledgers import entries_of
 
-# Small numbers, where a method has such a setting.
-QUICK = ("generator_steps", "pretraining_steps", "pixel_steps", "steps_per_round", "latent_size")
-QUICK += ("synthetic_images", "vae_steps", "code_size")
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 PLAIN = [
     ("answers=label",),
@@ -89,9 +86,8 @@ ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers 
 )
 def experiment(request, small):
     method, answers = request.param
-    keys = composed(f"method={method}")["method"]
-    quick = [f"method.{key}=2" for key in QUICK if key in keys]
-    return small(f"method={method}", *quick, *NEEDS.get(method, ()), *answers)
+    named = f"method={method}"
+    return small(named, *quick_for([named]), *NEEDS.get(method, ()), *answers)
 
 
 def rounds(experiment, folder, resume=None):

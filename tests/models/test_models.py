@@ -1,13 +1,17 @@
 """Shapes, and weights that come from their generator alone."""
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional
 
 from fed_dpsd.models import (
+    fixed_features,
     initialise,
     load_vector,
     misfit,
+    patches,
     read_weights,
     to_vector,
     torch_threads,
@@ -32,7 +36,12 @@ def every(name, shape):
     ("name", "shape"),
     [every(name, shape) for name in OWN for shape in SHAPES] + [every("scattering", (3, 16, 16))],
 )
-def test_classifiers_take_any_shape(name, shape):
+def test_classifiers_take_any_shape(name, shape, monkeypatch):
+    for setting in ("EXAMPLES", "PATTERNS"):  # whitening takes seconds otherwise
+        monkeypatch.setattr(patches, setting, getattr(patches, setting) // 8)
+    for module, name_of_cache in ((patches, "patterns"), (fixed_features, "whitening")):
+        whole = getattr(module, name_of_cache).__wrapped__
+        monkeypatch.setattr(module, name_of_cache, functools.cache(whole))
     model = initialise(lambda: CLASSIFIERS[name](shape, 7, 4), Streams(0).torch("model"))
     images = torch.rand((5, *shape), generator=Streams(0).torch("images"))
     logits = model(images)

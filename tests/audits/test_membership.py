@@ -84,7 +84,7 @@ def test_private_teachers_stay_below_their_caps(private):
     for victim in ("teachers", "student"):
         outcome = found[victim, "lira"]
         row = outcome.to_row()
-        assert row["epsilon_proven"] == "0.99993"
+        assert row["epsilon_proven"] == "0.99264"
         assert not outcome.contradicts
         assert row["profile_cap@1%"] <= row["cap@1%"] < 0.1
         assert row["epsilon_at_least"] <= 1
@@ -96,7 +96,7 @@ def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
     (row,) = shadows.rows_of(folder)
     (run,) = row.runs
     assert run.claims("teachers") == [(np.inf, 1e-5)]
-    assert run.claims("student")[0][0] == pytest.approx(2, abs=0.01)
+    assert run.claims("student")[0][0] == pytest.approx(2, abs=0.02)
     assert run.proven("teachers").number(5) == "inf"
 
 

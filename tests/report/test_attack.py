@@ -55,13 +55,11 @@ def test_a_line_on_pictures_leaves_out_what_a_control_has_not():
     _, line = attack.inversion_table([row])
     assert line == [
         "random pixels",
-        "-",
-        "-",
+        *("-", "-"),
         "5.00 ± 0.10",
         "50.0 ± 10.0",
         "52.0 ± 10.0",
-        "-",
-        "-",
+        *("-", "-", "-"),
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.card import PrivacyCard, plan_of
+from fed_dpsd.accounts.card import PrivacyCard, plan_of, plugins_note
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.audits.roc import Claim
 from fed_dpsd.client.teachers import Teachers, make_teacher
@@ -129,10 +129,10 @@ class ShadowRun:
             stages for basis, stages in bases.items() if victim == "student" or basis == "training"
         ]
 
-    @staticmethod
-    def _smallest(proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
+    def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
         """Return the smallest epsilon of several proofs; without one, that of nothing proven."""
-        found = [prove(stages, delta, "record", "add_remove") for stages in proofs]
+        notes = plugins_note(self.experiment)
+        found = [prove(stages, delta, "record", "add_remove", notes) for stages in proofs]
         nothing = Epsilon(math.inf, delta, "record", "add_remove", "nobody", "none", 0)
         return min([nothing, *found], key=lambda epsilon: epsilon.value)
 
@@ -175,6 +175,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
         "relation": proven.relation,
         "delta": proven.delta,
         "trust": proven.trust,
+        **({"review": proven.review} if proven.review else {}),
         "epsilon_published": published,
         "commit": first.versions.get("commit"),
         "machine": first.versions.get("machine"),

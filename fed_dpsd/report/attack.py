@@ -80,9 +80,15 @@ def membership_table(rows: Sequence[Row]) -> list[list[str]]:
             line.append(_cap(row, wanted))
         least = row["epsilon_at_least"]
         line.append(NONE if least is None else f"{least:.2f}")
-        line += [str(row["epsilon_proven"]), str(row["epsilon_published"])]
+        line += [_proven(row), str(row["epsilon_published"])]
         lines.append(line)
     return lines
+
+
+def _proven(row: Row) -> str:
+    """Return the proven epsilon of a row, which has none where no model was attacked."""
+    review = " (not reviewed)" if row.get("review") else ""
+    return str(row.get("epsilon_proven", NONE)) + review
 
 
 def _cap(row: Row, wanted: str) -> str:
@@ -134,7 +140,7 @@ def inversion_table(rows: Sequence[Row]) -> list[list[str]]:
         line.append(_spread(row, "recognised", 100, 1))
         line.append(_spread(row, "nearest_member", 100, 1))
         line.append(_spread(row, "reached", 100, 1))
-        line += [str(row.get(f"epsilon_{kind}", NONE)) for kind in ("proven", "published")]
+        line += [_proven(row), str(row.get("epsilon_published", NONE))]
         lines.append(line)
     return lines
 

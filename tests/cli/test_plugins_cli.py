@@ -9,8 +9,10 @@ import yaml
 
 import fed_dpsd as package
 from fed_dpsd.api import Run
+from fed_dpsd.audits.shadows import ShadowRun
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.experiment import from_overrides
+from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.trackers import numbers_of_run
 from fed_dpsd.simulation.rehearsed_sites import agreeing
 from tests.conftest import SMALL
@@ -54,6 +56,10 @@ def test_no_epsilon_of_a_run_with_a_plugin_is_printed_as_reviewed(fed_dpsd, tmp_
     lines = str(run.privacy).splitlines()
     assert sum(f", {MARK})" in line for line in lines) == len(run.privacy.proven) == 6
     assert NOTE in str(run)
+    attacked = ShadowRun(run.folder, open_run_folder(run.folder))
+    assert attacked.proven("student").review == NOTE  # beside what an attack on it shows
+    private = from_overrides([settings[0], "model.teacher=scattering"], tmp_path)
+    assert ShadowRun(run.folder, private).proven("teachers").review == NOTE
     names = [name for name, _ in numbers_of_run(run.summary) if "epsilon_proven" in name]
     assert len(names) == 6
     assert all(name.endswith("/not_reviewed") for name in names)

@@ -45,6 +45,8 @@ def test_a_line_on_members_has_rates_with_intervals_and_both_caps():
     assert line[8] == "none"
     assert line[9:] == ["-", "0.99993", "inf"]
     assert head[10] == "proven (record, add_remove)"
+    _, line = attack.membership_table([MEMBERS | {"review": "not reviewed: of a plug-in"}])
+    assert line[10] == "0.99993 (not reviewed)"
 
 
 def test_a_line_on_pictures_leaves_out_what_a_control_has_not():

@@ -7,6 +7,7 @@ from typing import Any
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.markup import Content, Html, element, html, listed, paragraphs, table, terms
 from fed_dpsd.report.numbers import percent, percent_at_most, rounded_up
+from fed_dpsd.report.settings import NOT_REVIEWED
 
 MEANINGFUL = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 CHANGES = {
@@ -47,8 +48,14 @@ def short(row: Mapping[str, Any], digits: int = 3) -> str:
     """Return an epsilon with its whole meaning, in a clause."""
     return (
         f"epsilon {rounded_up(float(row['epsilon']), digits)} ({row['unit']}, {row['relation']}, "
-        f"trust {row['trust']}, delta {row['delta']:g})"
+        f"trust {row['trust']}, delta {row['delta']:g}{review(row)})"
     )
+
+
+def review(row: Mapping[str, Any]) -> str:
+    """Return ", not reviewed" for an epsilon of a run in which a plug-in took part."""
+    marked = any(note.startswith(NOT_REVIEWED) for note in row["notes"])
+    return f", {NOT_REVIEWED}" if marked else ""
 
 
 def right_at_most(row: Mapping[str, Any]) -> float:
@@ -68,7 +75,7 @@ def statement(facts: Facts) -> Iterator[Html]:
     if facts.releases_nothing:
         return
     for note in _notes(card):
-        if note.startswith("not reviewed"):
+        if note.startswith(NOT_REVIEWED):
             yield element("div", paragraphs(f"{note[:1].upper()}{note[1:]}."), class_="note")
     yield paragraphs(*meaning(facts.row("record", "add_remove")))
     yield terms(
@@ -125,7 +132,7 @@ def _claims(card: Mapping[str, Any]) -> Iterator[Html]:
         if beside and math.isfinite(float(beside["epsilon"])):
             other = rounded_up(float(beside["epsilon"]), 5)
             proof += f"; by the {beside['basis']} {other}, trust {beside['trust']}"
-        number = rounded_up(float(row["epsilon"]), 5)
+        number = rounded_up(float(row["epsilon"]), 5) + review(row)
         used = [rounded_up(float(row["spent"]), 5)] if spent else []
         trust = TRUST[row["trust"]]
         change = CHANGES[row["unit"], row["relation"]]
@@ -154,7 +161,7 @@ def not_covered(facts: Facts) -> Iterator[Content]:
     if facts.card["reason"]:
         yield f"Why an epsilon is inf: {facts.card['reason']}."
     for note in _notes(facts.card):
-        if not note.startswith("not reviewed"):
+        if not note.startswith(NOT_REVIEWED):
             yield NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
     scores = facts.summary["accuracy"]
     if scores["evaluated_on"] and not scores["covered_by_epsilon"]:
@@ -177,10 +184,8 @@ def tile(facts: Facts) -> tuple[Content, Content]:
     """Return the few words on privacy beside the first numbers."""
     if facts.releases_nothing:
         return "privacy", html([element("strong", "nothing leaves"), "no client releases anything"])
-    row, plugin = facts.row("record", "add_remove"), ""
-    if any(note.startswith("not reviewed") for note in _notes(facts.card)):
-        plugin = ", not reviewed"
-    said = f"trust {row['trust']}, delta {row['delta']:g}{plugin}"
+    row = facts.row("record", "add_remove")
+    said = f"trust {row['trust']}, delta {row['delta']:g}{review(row)}"
     if float(row["epsilon"]) > MEANINGFUL:
         said += ": no meaningful protection"
     number = element("strong", rounded_up(float(row["epsilon"])))

@@ -5,6 +5,7 @@ from typing import Any
 
 from fed_dpsd.report.chart import Axis, Series, chart
 from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.markup import Html, element, paragraphs, table
 from fed_dpsd.report.numbers import counted, rounded_up
 
@@ -55,7 +56,7 @@ def _totals(facts: Facts) -> Html:
     row = facts.row("record", "add_remove")
     return table(
         f"Each hospital. Epsilon spent: (record, add_remove), trust {row['trust']}, delta "
-        f"{row['delta']:g}, proven of the releases that the hospital stated.",
+        f"{row['delta']:g}{review(row)}, proven of the releases that the hospital stated.",
         [
             *("hospital", "asks answered", "releases stated, by mechanism"),
             *("epsilon spent (record, add_remove)", "its ledger, over its life", "remarks"),

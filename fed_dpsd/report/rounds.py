@@ -11,6 +11,7 @@ from PIL import Image
 
 from fed_dpsd.report.chart import Axis, Series, chart
 from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.markup import Html, element, html, paragraphs
 from fed_dpsd.report.numbers import percent, rounded_up
 
@@ -71,7 +72,8 @@ def _spent(facts: Facts) -> Html | None:
     """Draw the epsilon that each client has spent; clients that spent the same are one line."""
     numbers = [line["round"] for line in facts.rounds]
     lines = _by_line(facts.spent, numbers)
-    planned = float(facts.row("record", "add_remove")["epsilon"])
+    row = facts.row("record", "add_remove")
+    planned = float(row["epsilon"])
     drawn = {
         name: [point for point in points if math.isfinite(point[1])]
         for name, points in lines.items()
@@ -85,9 +87,9 @@ def _spent(facts: Facts) -> Html | None:
     last = max(points[-1][1] for points in drawn.values() if points)
     said = (
         f"The {facts.clients} that spent most has spent epsilon {rounded_up(last)} (record, "
-        f"add_remove) after round {numbers[-1]}; the plan is {rounded_up(planned)}."
+        f"add_remove{review(row)}) after round {numbers[-1]}; the plan is {rounded_up(planned)}."
     )
-    axis = Axis("epsilon (record, add_remove)", 0)
+    axis = Axis(f"epsilon (record, add_remove{review(row)})", 0)
     title = f"Epsilon spent by each {facts.clients}"
     return chart("spent", title, said, ROUND, axis, series, decimals=3)
 

@@ -166,7 +166,7 @@ def _clients(facts: Facts) -> Iterator[Html]:
     yield table(
         f"Each client: the mean of its own teachers on the test images, measured without noise, "
         f"and the epsilon that the run has cost it (record, add_remove, trust "
-        f"{row['trust']}, delta {row['delta']:g}).",
+        f"{row['trust']}, delta {row['delta']:g}{guarantee.review(row)}).",
         [
             "client",
             "own teachers' accuracy",

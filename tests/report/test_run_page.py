@@ -112,6 +112,10 @@ def test_a_plug_ins_epsilon_is_not_reviewed_wherever_it_stands_first(tmp_path):
     facts = with_card(run(tmp_path), proven=epsilon_of_all(CARD, 3.0, notes=[note]))
     shown = check_structure(page(facts))
     assert "not reviewed" in shown.text_of("dl", class_="tiles")
+    assert "delta 1e-05, not reviewed)" in shown.text_of("p", class_="lead")
+    assert shown.rows("Bounds of this run")[0]["epsilon of the whole plan"] == "3, not reviewed"
+    assert shown.rows("Epsilon spent by each client: epsilon (record, add_remove, not reviewed)")
+    assert shown.rows("has cost it (record, add_remove, trust nobody, delta 1e-05, not reviewed)")
     assert any("Not reviewed" in each["text"] for each in shown.all("div", class_="note"))
 
 

@@ -13,6 +13,7 @@ from fed_dpsd.server.summary import round_facts, round_text
 from tests.conftest import SMALL
 
 SPENT = {"unit": "record", "relation": "add_remove", "trust": "nobody", "delta": 1e-5}
+SPENT |= {"notes": []}
 PLANNED = Epsilon(2.98, 1e-5, "record", "add_remove", "nobody", "gdp_exact", 640)
 
 
@@ -30,6 +31,9 @@ def test_a_line_says_accuracy_agreement_and_budget_with_its_meaning():
         "round 2/5 · student 50.0 % · agreement 25.0 % · epsilon 1 spent (record, add_remove) · "
         "128 queries · 1.0 s · 1 clients refused"
     )
+    note = "not reviewed: nothing is proven of what p does"
+    plugin = round_text(line(2, spent=SPENT | {"epsilon": 1, "notes": [note]}))
+    assert "epsilon 1 spent (record, add_remove, not reviewed)" in plugin
     old = {k: v for k, v in line(2).items() if k not in ("agreement", "spent")}
     assert round_text(old) == "round 2/5 · student not scored · 128 queries · 1.0 s"
 

@@ -5,6 +5,8 @@ at a small size. A new page with commands is one of them unless it is named in E
 "exit code 1" behind a command is checked, and "not run", with a reason, leaves one out.
 """
 
+import functools
+import operator
 import re
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from PIL import Image
 
 from fed_dpsd import cli
 from fed_dpsd.simulation.sweep_grid import expand
+from fed_dpsd.storage import conf_folder
 from tests import pages
 from tests.conftest import composed
 from tests.shapes import CLASSES, picture, write_shapes
@@ -140,12 +143,14 @@ def test_the_pages_of_results_say_that_no_test_runs_them():
 
 @pytest.mark.parametrize("name", [n for n in RESULTS if pages.commands(pages.text_of(n))])
 def test_the_commands_of_results_compose(name):
-    """No data is read; of a grid, its first cell."""
+    """No data is read. The choices of a grid's first cell are composed, and have its other keys."""
     for command in pages.commands(pages.text_of(name)):
         verb, *settings = command.words[1:]
         if verb not in ("run", "sweep"):
             continue
         settings = [word for word in settings if re.match(r"[\w.@]+=", word)]
-        settings = ["seed=0" if word == "seed=S" else word for word in settings]
-        cell = expand(settings)[0]
-        composed(*(f"{key}={value}" for key, value in cell.overrides.items()))
+        cell = expand(settings)[0].overrides
+        chosen = {key: value for key, value in cell.items() if (conf_folder() / key).is_dir()}
+        whole = composed(*(f"{key}={value}" for key, value in chosen.items()))
+        for key in cell.keys() - chosen.keys():
+            functools.reduce(operator.getitem, key.split("."), whole)

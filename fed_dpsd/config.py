@@ -16,6 +16,8 @@ import yaml
 
 from fed_dpsd.errors import shown
 
+BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -58,6 +60,8 @@ class DataConfig:
         if self.shape[1] < 8 or self.shape[1] % 4:
             raise ValueError(f"shape={list(self.shape)}: the size must be a multiple of 4, >= 8")
         require(self, num_classes=2)
+        if self.name == BUNDLED:
+            self._check_bundled()
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
                 f"label_column={shown(self.label_column)} and "
@@ -73,6 +77,21 @@ class DataConfig:
                 f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
                 "different names"
             )
+
+    def _check_bundled(self) -> None:
+        """Refuse what the digits that come with scikit-learn cannot be told."""
+        fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
+        if self.path is not None:
+            raise ValueError(
+                f"path={self.path}: data={BUNDLED} comes with scikit-learn, and reads no file; use "
+                f"data=imagefolder data.path={self.path} for pictures of your own"
+            )
+        for key, value in fixed.items():
+            if getattr(self, key) != value:
+                raise ValueError(
+                    f"{key}={shown(getattr(self, key))}: data={BUNDLED} has {shown(value)}; leave "
+                    "it out, or choose other data"
+                )
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -180,10 +199,13 @@ class FederationConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "node_timeout_seconds", "round_timeout_seconds", "retry_seconds")
-        if self.min_clients is not None and (self.simulation or self.min_clients < 1):
+        if self.min_clients is not None and self.simulation:
             raise ValueError(
-                f"min_clients={self.min_clients} must be >= 1, or null, as in a simulation"
+                f"min_clients={self.min_clients}: all clients of a simulation answer; leave it "
+                "out, or use federation=deployment"
             )
+        if self.min_clients is not None and self.min_clients < 1:
+            raise ValueError(f"min_clients={self.min_clients} must be >= 1, or null for all")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
 from fed_dpsd.combinations import cautions, misfits, name_of
-from fed_dpsd.config import Config, DataConfig, to_json
+from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
@@ -252,7 +252,7 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
 def test_split(experiment: Experiment) -> Split | None:
     """Return the split that the server tests its student on; a deployment may have none."""
     config = experiment.config
-    nothing = config.data.path is None and config.data.hub is None and config.data.name != "digits"
+    nothing = config.data.path is None and config.data.hub is None and config.data.name != BUNDLED
     if nothing and not config.federation.simulation:
         return None
     return datasets.load_test(config.data, Path(config.cache))

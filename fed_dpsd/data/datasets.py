@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import DataConfig
+from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.images import open_image, scaled, to_pixels
 from fed_dpsd.data.sources import LAYOUT, Source, some
@@ -62,19 +62,14 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     Raises:
         UserError: the folder or the network is missing, or the data contradicts `config`.
     """
-    if config.name == "digits":
-        if config.patient_column is not None:
-            raise UserError(
-                f"data.patient_column={config.patient_column!r}: data=digits has no patients; "
-                "use null"
-            )
+    if config.name == BUNDLED:
         return _digits()
     return Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
-    return _digits().test if config.name == "digits" else _load_split(config, "test", cache)
+    return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)
 
 
 def _digits() -> Dataset:

@@ -70,6 +70,28 @@ def _pictures(fed_dpsd, tmp_path):
     return write_shapes(tmp_path / "pictures", 40, broken=2)
 
 
+def _tables(fed_dpsd, tmp_path):
+    folder = write_shapes(tmp_path / "pictures", 40)
+    paths = (path.relative_to(folder) for path in sorted(folder.glob("*/*.*")))
+    rows = [f"{path},{path.parent}" for path in paths]
+    for name, header, lines in (
+        ("semicolons", "image;label", [row.replace(",", ";") for row in rows]),
+        ("blanks", "image, label", [row.replace(",", ", ") for row in rows]),
+        ("twice", "image,label", [*rows, rows[0]]),
+        ("headless", rows[0], rows[1:]),
+        ("other", "filename,diagnosis,site", [f"{row},north" for row in rows]),
+    ):
+        (folder / f"{name}.csv").write_text("\n".join([header, *lines]) + "\n")
+    (folder / "empty.csv").touch()
+    return folder
+
+
+def _damaged(fed_dpsd, tmp_path):
+    folder = _failed(fed_dpsd, tmp_path)
+    (Path(folder) / "summary.json").write_text('{"status": ')
+    return folder
+
+
 def _parquet(fed_dpsd, tmp_path):
     buffer = io.BytesIO()
     Image.new("L", (8, 8)).save(buffer, "PNG")
@@ -86,6 +108,8 @@ GIVEN = {
     "onnx": _onnx,
     "pictures": _pictures,
     "parquet": _parquet,
+    "tables": _tables,
+    "damaged": _damaged,
 }
 
 

@@ -36,8 +36,13 @@ def test_every_flat_key_sets_its_key(key, tmp_path):
     values |= {"experiment": "bench", "device": "cpu", "alpha": 0.25, "delta": 1e-6}
     values |= dict.fromkeys(("data_path", "out", "cache", "ledger"), str(tmp_path))
     value = values.get(key, 2)
-    found = from_run_config(NOT_GIVEN | {key: value}).to_json()
-    assert found == from_overrides([f"{SHORT.get(key, key)}={value}"], None).to_json()
+    data = {"data": "mnist"} if key == "data_path" else {}  # digits are read from no path
+    found = from_run_config(NOT_GIVEN | data | {key: value}).to_json()
+    typed = [
+        *(f"{name}={choice}" for name, choice in data.items()),
+        f"{SHORT.get(key, key)}={value}",
+    ]
+    assert found == from_overrides(typed, None).to_json()
     assert found != from_overrides([], None).to_json()
 
 
@@ -66,7 +71,7 @@ def test_nothing_given_is_the_default_run():
         ({"data": "imagefolder", "data_path": "/no where"}, "data_path=/no where is not there;"),
         ({"out": "here"}, "out=here must be an absolute path"),
         ({"cache": "here"}, "cache=here must be an absolute path"),
-        ({"data_path": "here"}, "data_path=here must be an absolute path"),
+        ({"data": "mnist", "data_path": "here"}, "data_path=here must be an absolute path"),
         ({"experiment": "table5"}, "experiment=table5 is a grid of "),
     ],
 )

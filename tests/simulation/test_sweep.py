@@ -123,7 +123,7 @@ def test_a_key_hangs_on_every_setting_and_on_no_place(tmp_path):
 
 def test_the_key_is_the_same_in_another_place_and_the_noise_counts(tmp_path):
     def key(*overrides):
-        settings = "training=plain", "answers=gradient", *overrides
+        settings = "data=mnist", "training=plain", "answers=gradient", *overrides
         return sweeps.cell_key(set_up(compose(settings), tmp_path))
 
     assert key() == key(f"out={tmp_path}/there", "cache=c", "ledger=l", f"data.path={tmp_path}")

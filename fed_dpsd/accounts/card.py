@@ -49,6 +49,7 @@ NOTHING_NOTE = "nothing is released"
 TIME_NOTE = "the time that a client takes tells about how many records it has"
 COUNTS_NOTE = "class counts tell about how many records of each class a client has"
 UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
+WEAK_DELTA_NOTE = "delta is NOT"  # so begins the next note where delta is too large
 RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"

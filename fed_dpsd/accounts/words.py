@@ -3,18 +3,25 @@
 import math
 from collections.abc import Iterator
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard
+from fed_dpsd.accounts.card import NOTHING_NOTE, WEAK_DELTA_NOTE, PrivacyCard
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
 
 MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
     "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
     "client": ("a whole client", "one added or removed", "one replaced"),
 }
+
+
+def is_meaningful(epsilon: Epsilon) -> bool:
+    """Return whether a bound says anything of a person: both of its numbers have to be small."""
+    weak = any(note.startswith(WEAK_DELTA_NOTE) for note in epsilon.notes)
+    return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA and not weak
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
@@ -45,13 +52,13 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     looks = _against(added, replaced, colluding=colluding)
     _, one, other = CHANGES["record"]
-    if added.value > MEANINGFUL_EPSILON:
+    if not is_meaningful(added):
         return (
             f"nothing meaningful is left at {added.number(3)} (record, add_remove) and "
             f"{replaced.number(3)} (record, replace_one), {looks}, {_deltas(added, replaced)}"
         )
     numbers = f"epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
-    if replaced.value > MEANINGFUL_EPSILON:
+    if not is_meaningful(replaced):
         numbers += ", which is nothing meaningful"
     return f"{numbers}, {looks}, {_deltas(added, replaced)}"
 
@@ -62,7 +69,7 @@ def _of_more(card: PrivacyCard, unit: Unit) -> str:
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
         return f"nothing is proven for {whole}"
-    if added.value > MEANINGFUL_EPSILON:
+    if not is_meaningful(added):
         return (
             f"nothing meaningful is left for {whole}: {added.number(3)} ({unit}, add_remove), "
             f"{replaced.number(3)} ({unit}, replace_one), {_deltas(added, replaced)}"

@@ -224,9 +224,9 @@ def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row for each client: a record's epsilons, and larger units' that mean much."""
+    from fed_dpsd.accounts.words import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
-    from fed_dpsd.server.summary import MEANINGFUL_EPSILON
 
     spent = {
         file: {pair: next(iter(proofs.values())) for pair, proofs in of_file.items()}
@@ -236,7 +236,7 @@ def _spent_table(
     shown = [
         pair
         for pair in pairs
-        if pair[0] == "record" or any(e[pair].value <= MEANINGFUL_EPSILON for e in spent.values())
+        if pair[0] == "record" or any(is_meaningful(e[pair]) for e in spent.values())
     ]
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("client")

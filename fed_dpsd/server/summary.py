@@ -11,7 +11,7 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, SEEDED_NOTE, pl
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
-from fed_dpsd.accounts.words import MEANINGFUL_EPSILON
+from fed_dpsd.accounts.words import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
@@ -59,9 +59,18 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Read summary.json of a run folder; empty if there is none yet."""
+    """Read summary.json of a run folder; empty if there is none yet.
+
+    Raises:
+        UserError: it is damaged.
+    """
     path = folder / "summary.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+    except ValueError:
+        raise UserError(
+            f"{path} is damaged; delete it, and `fed-dpsd resume {folder}` writes it again"
+        ) from None
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
@@ -134,7 +143,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         published = "nothing published"
     named = card.get("answers", card.get("mechanism"))
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
-    weak = ": no meaningful protection" if replaced.value > MEANINGFUL_EPSILON else ""
+    weak = "" if is_meaningful(replaced) else ": no meaningful protection"
     trust = weakest((added.trust, replaced.trust))
     review = f", {added.review}" if added.review else ""
     labels = []

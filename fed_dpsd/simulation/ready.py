@@ -4,8 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fed_dpsd.client.teacher_file import read_teacher
+from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions
+from fed_dpsd.models import pictures
 from fed_dpsd.models.devices import gpus
 from fed_dpsd.server.checks import cautions, require_writable
 from fed_dpsd.simulation.placement import Placement, place
@@ -22,16 +25,31 @@ def ready(
 
     Raises:
         UserError: its clients are hospitals, a device is not there, its budget is less than it
-            needs, a folder cannot be written, or the data does not allow so many clients.
+            needs, a folder cannot be written, the data does not allow so many clients, or pictures
+            or teachers cannot be read.
     """
     text = " ".join(overrides)
     check_simulated(experiment, f'overrides="{text}"')
     placement, config = placed(experiment, nodes), experiment.config
     warnings = cautions(experiment)
     require_writable("cache", Path(config.cache))
+    if config.ledger:
+        require_writable("ledger", Path(config.ledger))
     if not config.run_folder:
         require_writable("out", Path(config.out))
-    partitions(experiment)
+    if config.pictures:
+        pictures.load(config.pictures, config.data.shape[1])
+    if config.teacher.path is not None:
+        files = config.num_clients if "{client}" in config.teacher.path else 1
+        for client in range(files):
+            read_teacher(make_teacher(config, client, 0), config, client)
+    most = max(map(len, partitions(experiment)))
+    if config.privacy.delta * most >= 1:
+        warnings.append(
+            f"privacy.delta={config.privacy.delta:g} is not below one over the {most:,} records of "
+            "the largest client, so an epsilon at it means little; use privacy.delta=1e-05, or "
+            "less"
+        )
     return placement, warnings
 
 

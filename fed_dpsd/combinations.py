@@ -57,6 +57,12 @@ def misfits(
             f"method.baseline.unit={baseline.unit}: a baseline is trained by records only; use "
             "method.baseline.unit=record"
         )
+    classes = config.data.num_classes
+    if isinstance(partition, ByClass) and partition.classes_per_client > classes:
+        problems.append(
+            f"partition.classes_per_client={partition.classes_per_client} is more than the "
+            f"{classes} classes of data={config.data.name}; use {classes} or fewer"
+        )
     own = isinstance(training, CustomTraining | LabelPrivate | TrainingMechanism)
     if training and own and config.teacher.path is not None:
         problems.append(

@@ -204,6 +204,11 @@ def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Pa
         rows = np.arange(len(labels))
     images = table.column(config.image_column)
     names = tables.image_names(images, rows)
+    if repeated := tables.repeated_path(images, rows):
+        raise UserError(
+            f"{where}: {repeated} is in several rows; a picture is one record, which is protected "
+            "as one: delete the other rows"
+        )
     patients = None
     if config.patient_column is not None:
         patients = tables.patients_of(table.column(config.patient_column))[rows]

@@ -16,19 +16,27 @@ from numpy.typing import NDArray
 from fed_dpsd.config import DataConfig
 from fed_dpsd.errors import UserError, reason_of
 
+IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 SUFFIXES = (".parquet", ".csv")  # the first that is there is read
 
 
 def read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     """Return the columns of a CSV file in UTF-8, and its rows.
 
+    Its first line says whether commas, semicolons or tabs separate the columns.
+
     Raises:
-        UserError: it cannot be read.
+        UserError: it cannot be read, or is empty.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            return reader.fieldnames or (), list(reader)
+            separator = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            reader = csv.DictReader(file, restval="", delimiter=separator)
+            if not reader.fieldnames:
+                raise UserError(f"{path} is empty; its first line must name its columns")
+            reader.fieldnames = [name.strip() for name in reader.fieldnames]
+            return reader.fieldnames, list(reader)
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise UserError(
             f"{path} cannot be read as CSV in UTF-8 ({reason_of(error)}); export it anew"
@@ -129,6 +137,14 @@ def image_names(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> list[s
     return [(paths and column[int(row)].as_py()) or f"image {row}" for row in rows]
 
 
+def repeated_path(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> str:
+    """Return a path that several of the rows name; "" where there is none."""
+    if not _is_text(column.type):
+        return ""
+    values, counts = np.unique([column[int(row)].as_py() or "" for row in rows], return_counts=True)
+    return next((str(value) for value in values[counts > 1] if value), "")
+
+
 def check_columns(where: str, named: Mapping[str, str], table: pyarrow.Table) -> None:
     """Check that a table has the columns that keys such as data.image_column name.
 
@@ -137,6 +153,11 @@ def check_columns(where: str, named: Mapping[str, str], table: pyarrow.Table) ->
     """
     missing = {key: name for key, name in named.items() if name not in table.column_names}
     if missing:
+        if headless := [name for name in table.column_names if Path(name).suffix in IMAGES]:
+            raise UserError(
+                f"{where} begins with a row of {', '.join(headless)}; its first line must name its "
+                f"columns, such as {','.join(named.values())}"
+            )
         likely = _likely(table)
         remedies = [f"{key}={likely.get(key, 'COLUMN')}" for key in missing]
         raise UserError(
@@ -158,9 +179,10 @@ def _likely(table: pyarrow.Table) -> dict[str, str]:
     likely = {}
     if found := images or paths:
         likely["data.image_column"] = found[0]
-    if others := [name for name in columns if name not in {*images, *paths}]:
+    distinct = {name: len(column.unique()) for name, column in columns.items()}
+    if others := [n for n in columns if n not in {*images, *paths} and distinct[n] > 1]:
         # There are fewer classes than numbers or names of records.
-        fewest = min(others, key=lambda name: len(columns[name].unique()))
+        fewest = min(others, key=distinct.__getitem__)
         likely["data.label_column"] = fewest
     return likely
 

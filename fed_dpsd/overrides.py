@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.keys import flat_keys, groups, homes, leaves, unknown_choice, unknown_key
+from fed_dpsd.keys import all_keys, flat_keys, groups, homes, leaves, unknown_choice, unknown_key
 from fed_dpsd.plugins import Plugin, conf_folders, files_of, find, named_in, searching
 from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
@@ -282,6 +282,12 @@ def _parse(overrides: Sequence[str]) -> tuple[list[_Typed], list[str], bool]:
     parser, known = OverridesParser.create(), groups()
     words = iter(enumerate(overrides))
     for number, override in words:
+        if spaced := _spaced(overrides[number : number + 3]):
+            problem, length = spaced
+            problems.append(problem)
+            for _ in range(length - 1):
+                next(words)
+            continue
         if problem := former_privacy(override):
             problems.append(problem)
             sure = sure and not override.startswith("privacy=")
@@ -314,8 +320,20 @@ def _not_one_value(parsed: Override, override: str) -> str:
     if parsed.type == OverrideType.DEL:
         return f"{override}: a setting cannot be deleted; write KEY=VALUE"
     if parsed.is_sweep_override():
+        key, _, values = override.lstrip("+").partition("=")
+        if key in {known.name for known in all_keys() if known.value.startswith("[")}:
+            return f"{override}: {key} is a list; write '{key}=[{values}]'"
         return f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
     return ""
+
+
+def _spaced(words: Sequence[str]) -> tuple[str, int] | None:
+    """Return the problem of a setting that is typed with blanks or a colon, and its words."""
+    for length in range(len(words), 0, -1):
+        typed = " ".join(words[:length])
+        if match := re.fullmatch(r"([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
+            return f"{typed}: write {match[1]}={match[2]}", length
+    return None
 
 
 def _unreadable(override: str, following: str = "") -> str:
@@ -326,9 +344,15 @@ def _unreadable(override: str, following: str = "") -> str:
     if not equals:
         if following:
             return f"{override} {following}: write {override.lstrip('-')}={following}"
-        return f"{override}: write {' or '.join(_choices_named(override)) or f'{override}=VALUE'}"
+        if named := _choices_named(override):
+            return f"{override}: write {' or '.join(named)}"
+        if override in {*groups(), *(key.name for key in all_keys())}:
+            return f"{override}: write {override}=VALUE"
+        return f"{override} is no setting; write KEY=VALUE, as in rounds=10"
     if not _tokens(value)[1]:
         return f"{override}: a quote or bracket is not closed"
+    if value.endswith(","):
+        return f"{override}: write the values without blanks between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not {'"', "="} & set(value):
         return f"{override}: put the value in quotes: '{key}=\"{value}\"'"
     return f"{override} cannot be read; write KEY=VALUE, as in rounds=10"

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fed_dpsd.cli.console import Overrides
+from fed_dpsd.errors import UserError
 
 
 def data(
@@ -22,6 +23,8 @@ def data(
     """Show split sizes, and each simulated client's number of records by class."""
     import numpy as np
 
+    if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
+        raise UserError(f"--out {out} is no PNG file; give one, such as partition.png")
     from fed_dpsd.api import composed
     from fed_dpsd.experiment import load_data, partitions
 

@@ -53,7 +53,10 @@ def new_run_folder(experiment: Experiment) -> Path:
         )
     except OSError as error:
         if folder.is_dir() and isinstance(error, FileExistsError):
-            raise UserError(f"run_folder={folder} exists already; choose another") from None
+            remedy = "choose another"
+            if is_run_folder(folder):
+                remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
+            raise UserError(f"run_folder={folder} exists already; {remedy}") from None
         raise UserError(
             f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
         ) from None
@@ -135,10 +138,17 @@ def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:
 
 
 def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
-    """Return the lines of a run's rounds.jsonl after those `seen`; the next may be half written."""
+    """Return the lines of a run's rounds.jsonl after those `seen`; the next may be half written.
+
+    Raises:
+        UserError: a whole line is damaged.
+    """
     path = folder / "rounds.jsonl"
     lines = path.read_text().split("\n")[seen:-1] if path.exists() else []
-    return [json.loads(line) for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError:
+        raise UserError(f"{path} is damaged; restore it from a backup") from None
 
 
 def save_samples(folder: Path, bank: Bank, number: int) -> None:

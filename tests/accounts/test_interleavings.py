@@ -317,12 +317,9 @@ class Hospital:
 
 @pytest.fixture(scope="module")
 def config():
-    config = set_up(
-        compose(
-            ["data=digits", f"data.num_classes={CLASSES}", "training=plain", "answers=gradient"]
-        ),
-        Path("/"),
-    ).config
+    raw = compose(["data=digits", "training=plain", "answers=gradient"])
+    config = set_up(raw, Path("/")).config
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, num_classes=CLASSES))
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
     budget = unchanged_epsilon(SelfComposedDpEvent(event, CAP), DELTA)
     privacy = dataclasses.replace(config.privacy, budget=budget * (1 + 1e-9), delta=DELTA)

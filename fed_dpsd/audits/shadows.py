@@ -29,7 +29,7 @@ from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.report.settings import Setting, names, read
 from fed_dpsd.server.completed import open_completed
-from fed_dpsd.server.run_folder import open_run_folder
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.clients import with_patients
@@ -191,7 +191,9 @@ def rows_of(path: Path) -> Iterator[Row]:
     (table,) = tables_of([path])
     settings = read([table])
     for name, setting in zip(names(settings), settings, strict=True):
-        yield Row(name, [_opened(table.parent / run["key"]) for run in _by_seed(setting)])
+        alone = is_run_folder(table.parent)  # a run's own table lies in its folder
+        keys = [run["key"] for run in _by_seed(setting)]
+        yield Row(name, [_opened(table.parent / ("" if alone else key)) for key in keys])
 
 
 def _by_seed(setting: Setting) -> list[dict[str, str]]:

@@ -85,8 +85,9 @@ def _cost(facts: Facts) -> str:
     if float(row["epsilon"]) > guarantee.MEANINGFUL:
         return f"{said}, which protects no record in practice."
     return (
-        f"{said}. {guarantee.onlooker(row)} guesses whether one record was there, by a fair coin, "
-        f"right in at most {percent_at_most(guarantee.right_at_most(row))} of cases."
+        f"{said}. If a fair coin decides whether one record is there, "
+        f"{guarantee.ONLOOKERS[row['trust']]} guesses it right in at most "
+        f"{percent_at_most(guarantee.right_at_most(row))} of cases."
     )
 
 

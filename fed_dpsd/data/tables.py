@@ -179,10 +179,10 @@ def _likely(table: pyarrow.Table) -> dict[str, str]:
     likely = {}
     if found := images or paths:
         likely["data.image_column"] = found[0]
-    distinct = {name: len(column.unique()) for name, column in columns.items()}
-    if others := [n for n in columns if n not in {*images, *paths} and distinct[n] > 1]:
+    others = {n: len(columns[n].unique()) for n in columns if n not in {*images, *paths}}
+    if others := {name: distinct for name, distinct in others.items() if distinct > 1}:
         # There are fewer classes than numbers or names of records.
-        fewest = min(others, key=distinct.__getitem__)
+        fewest = min(others, key=others.__getitem__)
         likely["data.label_column"] = fewest
     return likely
 

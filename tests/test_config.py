@@ -98,10 +98,7 @@ def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
         ("data.shape=8", "data.shape=8 must be a list"),
         ("federation.node_timeout_seconds=0", "federation.node_timeout_seconds=0.0 must be"),
         ("federation.retry_seconds=0", "federation.retry_seconds=0.0 must be"),
-        (
-            "federation.min_clients=2",
-            "federation.min_clients=2: all clients of a simulation answer",
-        ),
+        ("federation.min_clients=2", "federation.min_clients=2: all clients of a simulation"),
         ("federation=deployment federation.min_clients=0", "federation.min_clients=0 must be >= 1"),
         ("noise=loud", "noise=loud must be"),
         (

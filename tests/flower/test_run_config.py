@@ -57,7 +57,7 @@ def test_nothing_given_is_the_default_run():
         ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice, flat and"),
         ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
         ({"data_path": "/a", "overrides": "data.path=/b"}, "flat and as data.path in overrides"),
-        ({"overrides": 3}, "3: write 3=VALUE"),
+        ({"overrides": 3}, "3 is no setting; write KEY=VALUE"),
         ({"overrides": "out='a"}, "out='a: a quote or bracket is not closed"),
         ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, dense"),
         ({"method": 3}, "method=3 is unknown; choose one of: central, dense"),

@@ -62,7 +62,7 @@ def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Itera
         yield NO_GUARANTEE
     if summary["student_sha256"] is not None:  # method=local has no student
         yield f"the student in a file: fed-dpsd export {place}"
-    yield f"tables and figures: fed-dpsd report {place}"
+    yield f"a page of it, tables and figures: fed-dpsd report {place}"
     if not all(NOTHING_NOTE in row["notes"] for row in proven):
         yield f"what each client has spent: fed-dpsd privacy ledger {shown_path(ledgers)}"
 

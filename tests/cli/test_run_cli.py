@@ -50,7 +50,7 @@ def test_a_run_ends_with_its_result_and_the_next_steps(fed_dpsd, tmp_path):
     assert "carry no guarantee" in seeded
     assert steps == [
         f"the student in a file: fed-dpsd export {place}",
-        f"tables and figures: fed-dpsd report {place}",
+        f"a page of it, tables and figures: fed-dpsd report {place}",
         f"what each client has spent: fed-dpsd privacy ledger {place}",
     ]
 

@@ -39,7 +39,8 @@ STEPS, RATE = 60, 0.1  # of Fredrikson's descent: Adam's, on pixels in [0, 1]
 GENERATOR_STEPS, GENERATOR_RATE, BATCH = 150, 0.005, 50
 LATENT_SIZE = 64
 DIVERSITY = 0.1  # weight of the term that keeps a generator from one picture a class
-RECOGNISER, RECOGNISER_WIDTH, RECOGNISER_EPOCHS = "cnn", 16, 3
+RECOGNISER, RECOGNISER_WIDTH = "cnn", 16
+LEARNING = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
 COMPARED = 3_000  # the most members, and as many others, that a picture is compared with
 CPU = torch.device("cpu")
 
@@ -326,7 +327,8 @@ def recogniser(run: ShadowRun) -> Classifier:
     model = initialise(
         lambda: build(shape, num_classes, RECOGNISER_WIDTH), Streams(0).torch("recogniser")
     )
-    settings = dataclasses.replace(config.teacher, epochs=RECOGNISER_EPOCHS, momentum=None)
+    # Its settings are its own, so that all settings of a sweep have the same judge.
+    settings = dataclasses.replace(config.teacher, **LEARNING, momentum=None)
     known = Split(run.data.train.images, run.data.train.labels)
     rng = Streams(0).torch("recogniser batches")
     train(model, known, dataclasses.replace(config, teacher=settings), rng)

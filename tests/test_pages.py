@@ -148,7 +148,7 @@ def test_the_commands_of_results_compose(name):
         verb, *settings = command.words[1:]
         if verb not in ("run", "sweep"):
             continue
-        settings = [word for word in settings if re.match(r"[\w.@]+=", word)]
+        settings = [w for w in settings if re.match(r"(?!run_folder=)[\w.@]+=", w)]
         cell = expand(settings)[0].overrides
         chosen = {key: value for key, value in cell.items() if (conf_folder() / key).is_dir()}
         whole = composed(*(f"{key}={value}" for key, value in chosen.items()))

@@ -113,7 +113,7 @@ def test_help_says_what_every_argument_is(fed_dpsd):
     """typer below 0.21, which Flower needs, loses these texts with click 8.5."""
     for command, text in (
         (["run"], "Settings as KEY=VALUE, such as rounds=10"),
-        (["predict"], "File that `fed-dpsd export` wrote, .safetensors."),
+        (["predict"], "File that `fed-dpsd export` wrote, .safetensors or .onnx."),
         (["privacy", "ledger"], "a folder of them, or a run folder."),
         (["site", "check"], "The hospital's file, which"),
     ):

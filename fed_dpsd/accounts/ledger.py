@@ -356,6 +356,10 @@ def _holds(path: Path, found: migration.Moved) -> bool:
 def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     if found not in ({}, expected):
         raise LedgerError(
-            f"the ledger {path} is the account of {found}, not of {expected}: a budget is per data "
-            "set and client; name the ledger folder of this data"
+            f"the ledger {path} is the account of {_words(found)}, not of {_words(expected)}: a "
+            "budget is per data set and client; name another ledger folder"
         )
+
+
+def _words(header: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in reversed(header.items()))

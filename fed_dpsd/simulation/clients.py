@@ -25,9 +25,14 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
     Its data set is the client's partition, so another partition is another data set.
     """
-    config, folder = experiment.config, ledger_folder(experiment, run_folder)
-    data = f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
-    return FileLedger(folder, client, data)
+    folder = ledger_folder(experiment, run_folder)
+    return FileLedger(folder, client, data_of(experiment, client))
+
+
+def data_of(experiment: Experiment, client: int) -> str:
+    """Return what a simulated client's records are called in its ledger."""
+    config = experiment.config
+    return f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
 
 
 def with_patients(records: Split, size: int | None) -> Split:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from fed_dpsd.accounts.reading import header, ledger_path
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.errors import UserError
@@ -11,6 +12,7 @@ from fed_dpsd.experiment import Experiment, partitions
 from fed_dpsd.models import pictures
 from fed_dpsd.models.devices import gpus
 from fed_dpsd.server.checks import cautions, require_writable
+from fed_dpsd.simulation.clients import data_of
 from fed_dpsd.simulation.placement import Placement, place
 from fed_dpsd.storage import app_folder
 
@@ -25,8 +27,8 @@ def ready(
 
     Raises:
         UserError: its clients are hospitals, a device is not there, its budget is less than it
-            needs, a folder cannot be written, the data does not allow so many clients, or pictures
-            or teachers cannot be read.
+            needs, a folder cannot be written, a ledger is of other records, the data does not
+            allow so many clients, or pictures or teachers cannot be read.
     """
     text = " ".join(overrides)
     check_simulated(experiment, f'overrides="{text}"')
@@ -35,6 +37,7 @@ def ready(
     require_writable("cache", Path(config.cache))
     if config.ledger:
         require_writable("ledger", Path(config.ledger))
+        _require_own_ledgers(experiment, Path(config.ledger))
     if not config.run_folder:
         require_writable("out", Path(config.out))
     if config.pictures:
@@ -51,6 +54,17 @@ def ready(
             "less"
         )
     return placement, warnings
+
+
+def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:
+    """Check that ledgers that are there already are those of the clients' own records."""
+    for client in range(experiment.config.num_clients):
+        path, own = ledger_path(folder, client), data_of(experiment, client)
+        if path.exists() and (found := header(path).get("data", own)) != own:
+            raise UserError(
+                f"ledger={folder}: {path.name} is the account of other records ({found}); this "
+                f"run's are {own}. A budget is for one data set and client: name another folder"
+            )
 
 
 def placed(experiment: Experiment, nodes: int) -> Placement:

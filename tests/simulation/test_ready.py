@@ -2,8 +2,10 @@
 
 import pytest
 
+from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.errors import UserError
 from fed_dpsd.server.checks import cautions
+from fed_dpsd.simulation.clients import data_of
 from fed_dpsd.simulation.ready import ready
 
 DP = ("training=dp_sgd", "training.steps=20")
@@ -37,6 +39,17 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
         cautions(small(*shared))
     (tmp_path / "life" / "client_000.jsonl").touch()
     assert cautions(small(*shared)) == []
+
+
+def test_ledgers_of_other_records_are_told_before_a_run_folder_is_made(small, tmp_path):
+    mine, life = small(f"ledger={tmp_path}/life"), tmp_path / "life"
+    own = FileLedger(life, 0, data_of(mine, 0))
+    with own.transaction():
+        own.note("a", b"")
+    ready(mine, ())
+    (life / "client_000.sqlite").rename(life / "client_001.sqlite")
+    with pytest.raises(UserError, match=r"client_001.sqlite is the account of other records \(dig"):
+        ready(mine, ())
 
 
 @pytest.mark.parametrize("key", ["out", "cache"])

@@ -168,4 +168,5 @@ def test_what_is_named_composes_and_plans(tmp_path, monkeypatch):
         else:
             grids[words] = grid_of(words, tmp_path)
         for raw in grids[words]:
-            assert plan_of(set_up(raw, tmp_path)).queries >= 0, words
+            data = raw["data"] | ({"path": None} if raw["data"]["name"] == "digits" else {})
+            assert plan_of(set_up(raw | {"data": data}, tmp_path)).queries >= 0, words

@@ -287,7 +287,10 @@ def cautions(config: Config, training: Training, answers: Mechanism, plan: Plan)
     field = str(answers.calibrated_by)
     noise = f"answers={answers.name} with answers.{field}={getattr(answers, field):.4g}"
     fitting = f"answers.{field}={10 if field == 'epsilon_per_answer' else 0.1}"
-    if isinstance(training, TrainingMechanism):
+    value = getattr(answers, field)
+    if value >= 10 if field == "epsilon_per_answer" else value <= 0.1:
+        remedy = "ask more, by rounds or queries_per_round"
+    elif isinstance(training, TrainingMechanism):
         remedy = f"training={training.name} carries the proof already: use {fitting}"
     else:
         remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"

@@ -17,6 +17,8 @@ _KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
 _DEFAULT = re.compile(r"^  - (?:optional )?([\w/@. ]+?)(?:: (\w+))?(?: +#.*)?$", re.MULTILINE)
 _ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
 MAIN = "config"
+# What other libraries call our keys.
+_OURS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def unknown_choice(group: str, name: str) -> str:
     if name in names or (group, name) == ("experiment", "null"):
         return ""
     problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
-    if near := difflib.get_close_matches(name, names, n=1):
+    if near := difflib.get_close_matches(name.lower(), names, n=1):
         return f"{problem}; did you mean {near[0]}?"
     if group == "model":
         return f"{problem}; architectures are model.teacher=... and model.student=..."
@@ -125,7 +127,8 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
         if near:
             return f"{problem}; did you mean {group}.{near[0]}?"
         return f"{problem}; the keys of {group} here: {_listed(own)}"
-    if ending := [each for each in known if each.endswith(f".{key}")]:
+    ours = _OURS.get(key, key)
+    if ending := [each for each in known if each.endswith(f".{ours}")]:
         return f"{problem}; did you mean {' or '.join(ending)}?"
     if near := difflib.get_close_matches(key, known, n=1):
         return f"{problem}; did you mean {near[0]}?"

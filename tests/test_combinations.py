@@ -26,6 +26,13 @@ def test_noise_that_hides_all_answers_is_told_with_a_remedy(tmp_path, overrides,
     assert expected in caution
 
 
+def test_too_few_queries_are_not_told_to_have_the_noise_that_they_have(tmp_path):
+    (caution,) = from_overrides(
+        ["num_clients=2", "rounds=1", "queries_per_round=8"], tmp_path
+    ).cautions
+    assert caution.endswith("near chance; ask more, by rounds or queries_per_round")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -31,6 +31,8 @@ def init(file: File) -> None:
             opened.write((conf_folder() / "site.yaml").read_text())
     except FileExistsError:
         raise UserError(f"{file} exists already; it is not overwritten") from None
+    except FileNotFoundError:
+        raise UserError(f"{file.parent} is not there; make this folder, or give another") from None
     except OSError as error:
         raise UserError(f"{file} cannot be written ({error.strerror})") from None
     print(file.absolute())

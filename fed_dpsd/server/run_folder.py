@@ -57,8 +57,11 @@ def new_run_folder(experiment: Experiment) -> Path:
             if is_run_folder(folder):
                 remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
             raise UserError(f"run_folder={folder} exists already; {remedy}") from None
+        typed = f"out={folder.parent}"
+        if experiment.config.run_folder:
+            typed = f"run_folder={folder}"
         raise UserError(
-            f"out={folder.parent} is not writable ({error.strerror}); choose another folder"
+            f"{typed} is not writable ({error.strerror}); choose another folder"
         ) from None
     return folder
 

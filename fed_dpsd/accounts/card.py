@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from fed_dpsd.accounts.entry import MARK, Entry, spent
-from fed_dpsd.accounts.reading import ledgers_in
+from fed_dpsd.accounts.reading import is_database, ledgers_in
 from fed_dpsd.accounts.spending import bound, covers
 from fed_dpsd.config import read_yaml
 from fed_dpsd.errors import UserError
@@ -333,6 +333,8 @@ def ledger_files(path: Path) -> list[Path]:
         UserError: `path` holds no ledger, or its run keeps them elsewhere.
     """
     if path.is_file():
+        if not is_database(path) and ".jsonl" not in path.name:  # format 1
+            raise UserError(f"{path} is no ledger; give {_LEDGERS}")
         return [path]
     for folder in (path, path / "ledger"):
         if found := ledgers_in(folder):

@@ -36,7 +36,7 @@ def header(path: Path) -> Mapping[str, Any]:
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
     """
-    return content_of(path).header if _is_database(path) else migration.read(path)[0]
+    return content_of(path).header if is_database(path) else migration.read(path)[0]
 
 
 def read(path: Path) -> Sequence[Entry]:
@@ -47,7 +47,7 @@ def read(path: Path) -> Sequence[Entry]:
     Raises:
         LedgerError: the file is missing, corrupt or of another format.
     """
-    if _is_database(path):
+    if is_database(path):
         return content_of(path).charges.entries()
     charges = Charges()
     with usable(path):
@@ -56,7 +56,7 @@ def read(path: Path) -> Sequence[Entry]:
     return charges.entries()
 
 
-def _is_database(path: Path) -> bool:
+def is_database(path: Path) -> bool:
     """Return whether a ledger is in today's format: by its first bytes, whatever its name is."""
     with usable(path), path.open("rb") as file:
         return path.suffix == ".sqlite" or file.read(16) == b"SQLite format 3\0"

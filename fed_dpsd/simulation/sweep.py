@@ -27,7 +27,7 @@ from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
 from fed_dpsd.storage import write_atomically
@@ -371,8 +371,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
 
 def _rounds(cell: Cell) -> list[Row]:
     """Return a row for each line of rounds.jsonl; answers and seconds are of all rounds so far."""
-    text = (cell.folder / "rounds.jsonl").read_text().splitlines()
-    lines = (json.loads(line) | {"key": cell.key} for line in text)
+    lines = (line | {"key": cell.key} for line in read_log(cell.folder))
     return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 
 

@@ -92,6 +92,13 @@ def _damaged(fed_dpsd, tmp_path):
     return folder
 
 
+def _lines(fed_dpsd, tmp_path):
+    folder = _run(fed_dpsd, tmp_path)
+    with (Path(folder) / "rounds.jsonl").open("a") as file:
+        file.write('{"round": \n')
+    return folder
+
+
 def _parquet(fed_dpsd, tmp_path):
     buffer = io.BytesIO()
     Image.new("L", (8, 8)).save(buffer, "PNG")
@@ -109,6 +116,7 @@ GIVEN = {
     "pictures": _pictures,
     "parquet": _parquet,
     "tables": _tables,
+    "lines": _lines,
     "damaged": _damaged,
 }
 

@@ -18,6 +18,7 @@ class Facts:
         settings: every setting that names no place, with its value.
         classes: the names of the classes, in order.
         simulated: whether clients are simulated ones; otherwise they are hospitals.
+        meaningful: whether the proof of an added or removed record says anything of it.
         verdict: sentences on what is proven, of a record first.
         trained: how the teachers were trained, in words.
         answered: how they answered, in words.
@@ -40,6 +41,7 @@ class Facts:
     settings: Mapping[str, Any]
     classes: Sequence[str]
     simulated: bool
+    meaningful: bool
     verdict: Sequence[str]
     trained: str
     answered: str

@@ -9,7 +9,8 @@ from fed_dpsd.report.markup import Content, Html, element, html, listed, paragra
 from fed_dpsd.report.numbers import percent, percent_at_most, rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
 
-MEANINGFUL = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
+MEANINGFUL = 10.0  # a larger epsilon of a record says nothing: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # nor does any epsilon with a larger delta
 CHANGES = {
     ("record", "add_remove"): "a record is added or removed",
     ("record", "replace_one"): "a record is replaced",
@@ -77,7 +78,7 @@ def statement(facts: Facts) -> Iterator[Html]:
     for note in _notes(card):
         if note.startswith(NOT_REVIEWED):
             yield element("div", paragraphs(f"{note[:1].upper()}{note[1:]}."), class_="note")
-    yield paragraphs(*meaning(facts.row("record", "add_remove")))
+    yield paragraphs(*meaning(facts))
     yield terms(
         [("How teachers are trained", facts.trained), ("How they answer", facts.answered)],
         class_="facts",
@@ -94,13 +95,15 @@ def statement(facts: Facts) -> Iterator[Html]:
     yield listed(not_covered(facts))
 
 
-def meaning(row: Mapping[str, Any]) -> Iterator[str]:
+def meaning(facts: Facts) -> Iterator[str]:
     """Yield what the epsilon of an added or removed record allows an attacker, in numbers."""
+    row = facts.row("record", "add_remove")
     epsilon, delta = float(row["epsilon"]), float(row["delta"])
-    if epsilon > MEANINGFUL:
-        many = "no finite epsilon is proven" if math.isinf(epsilon) else "epsilon is that large"
+    if not facts.meaningful:
+        large = "epsilon" if epsilon > MEANINGFUL else "delta"
+        why = "no finite epsilon is proven" if math.isinf(epsilon) else f"{large} is that large"
         yield (
-            f"In plain words: {many}, so from what left the clients somebody may become sure that "
+            f"In plain words: {why}, so from what left the clients somebody may become sure that "
             "a given record was among the data. Nothing here protects a single record."
         )
         return
@@ -186,7 +189,7 @@ def tile(facts: Facts) -> tuple[Content, Content]:
         return "privacy", html([element("strong", "nothing leaves"), "no client releases anything"])
     row = facts.row("record", "add_remove")
     said = f"trust {row['trust']}, delta {row['delta']:g}{review(row)}"
-    if float(row["epsilon"]) > MEANINGFUL:
+    if not facts.meaningful:
         said += ": no meaningful protection"
     number = element("strong", rounded_up(float(row["epsilon"])))
     return "epsilon proven for a record, added or removed", html([number, said])

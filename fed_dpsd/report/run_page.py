@@ -82,7 +82,7 @@ def _cost(facts: Facts) -> str:
     if math.isinf(float(row["epsilon"])):
         return "Nothing is proven of the privacy of a record."
     said = f"What left the {facts.clients}s is proven to cost at most {guarantee.short(row)}"
-    if float(row["epsilon"]) > guarantee.MEANINGFUL:
+    if not facts.meaningful:
         return f"{said}, which protects no record in practice."
     return (
         f"{said}. If a fair coin decides whether one record is there, "

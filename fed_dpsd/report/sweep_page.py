@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fed_dpsd.report import paired, sweep_charts
 from fed_dpsd.report.document import Section, document
-from fed_dpsd.report.guarantee import MEANINGFUL
+from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.markup import Content, Html, element, folded, html, paragraphs, table, terms
 from fed_dpsd.report.numbers import counted, rounded_up
 from fed_dpsd.report.settings import (
@@ -80,7 +80,7 @@ def _result(settings: Sequence[Setting]) -> str:
         return "No setting has a student whose accuracy is known."
     best = max(scored, key=lambda s: s.score("student")[0])
     said = f"Best student: {_score(best)} % ({labels[id(best)]}), with {_claim(best)}."
-    proven = [s for s in scored if s.epsilon(RECORD) <= MEANINGFUL]
+    proven = [s for s in scored if _is_meaningful(s)]
     if not proven:
         return f"{said} No setting has a proven epsilon of {MEANINGFUL:g} or less for a record."
     if best in proven:
@@ -90,6 +90,11 @@ def _result(settings: Sequence[Setting]) -> str:
         f"{said} Best with a proven epsilon of at most {MEANINGFUL:g}: {_score(other)} % "
         f"({labels[id(other)]}), with {_claim(other)}."
     )
+
+
+def _is_meaningful(setting: Setting) -> bool:
+    deltas = [float(run["delta"]) for run in setting.runs]
+    return setting.epsilon(RECORD) <= MEANINGFUL and max(deltas) <= MEANINGFUL_DELTA
 
 
 def _claim(setting: Setting) -> str:

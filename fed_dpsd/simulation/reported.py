@@ -10,7 +10,13 @@ from typing import Any
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.spending import clients_in, spent_so_far
-from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
+from fed_dpsd.accounts.words import (
+    how_answered,
+    how_trained,
+    is_meaningful,
+    published_line,
+    verdict,
+)
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
@@ -103,6 +109,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         settings=_settings(experiment),
         classes=experiment.config.data.class_names,
         simulated=experiment.config.federation.simulation,
+        meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
         answered=how_answered(experiment, card),

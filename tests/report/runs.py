@@ -72,6 +72,7 @@ def run(folder, **changes):
         settings={"rounds": 5, "seed": 0, "answers.k": None, "data.name": "digits"},
         classes=("healthy", "ill <1>"),
         simulated=True,
+        meaningful=True,
         verdict=VERDICT,
         trained="DP-SGD: 100 steps",
         answered="a label for each image",

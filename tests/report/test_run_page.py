@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from fed_dpsd.report import rounds
+from fed_dpsd.accounts import words
+from fed_dpsd.report import guarantee, rounds
 from fed_dpsd.report.run_page import page
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
 
@@ -90,7 +91,7 @@ def test_the_plain_words_bound_nobody_whom_the_proof_does_not_bound(tmp_path, tr
     ],
 )
 def test_what_protects_nothing_says_so(tmp_path, epsilon, lead):
-    facts = with_card(run(tmp_path), proven=epsilon_of_all(CARD, epsilon))
+    facts = with_card(run(tmp_path, meaningful=False), proven=epsilon_of_all(CARD, epsilon))
     shown = check_structure(page(facts))
     assert lead in shown.text_of("p", class_="lead")
     assert "Nothing here protects a single record" in page(facts)
@@ -262,3 +263,13 @@ def test_without_faults_that_is_said(tmp_path):
     quiet = [ask for ask in facts.asks if not ask["refused"]]
     text = page(dataclasses.replace(facts, asks=quiet))
     assert "None: all 3 asks were answered by all." in text
+
+
+def test_a_large_delta_protects_nothing_either(tmp_path):
+    proven = epsilon_of_all(CARD, 0.1, delta=0.5)
+    shown = page(with_card(run(tmp_path, meaningful=False), proven=proven))
+    assert "In plain words: delta is that large, so from what left" in shown
+    assert (guarantee.MEANINGFUL, guarantee.MEANINGFUL_DELTA) == (
+        words.MEANINGFUL_EPSILON,
+        words.MEANINGFUL_DELTA,
+    )

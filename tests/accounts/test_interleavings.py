@@ -317,9 +317,10 @@ class Hospital:
 
 @pytest.fixture(scope="module")
 def config():
-    raw = compose(["data=digits", "training=plain", "answers=gradient"])
+    raw = compose(["data=mnist", "data.path=/", "training=plain", "answers=gradient"])
     config = set_up(raw, Path("/")).config
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, num_classes=CLASSES))
+    data = dataclasses.replace(config.data, num_classes=CLASSES, shape=(1, 8, 8))
+    config = dataclasses.replace(config, data=data)
     event = NormalizedGradient(CLASSES, 50.0).event("record", "add_remove")
     budget = unchanged_epsilon(SelfComposedDpEvent(event, CAP), DELTA)
     privacy = dataclasses.replace(config.privacy, budget=budget * (1 + 1e-9), delta=DELTA)

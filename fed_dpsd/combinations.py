@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from fed_dpsd.config import Config
+from fed_dpsd.config import BUNDLED, Config
 from fed_dpsd.data.partition import ByClass, Partition
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.central import Central
@@ -44,7 +44,7 @@ def misfits(
     A choice is None where it has problems of its own.
     """
     baseline = getattr(method, "baseline", None)
-    problems = _unknown_architectures(config) + _patients(config, training)
+    problems = _unknown_architectures(config) + _patients(config, training) + _bundled(config)
     for trained in (training, baseline):
         problems += _private_training(config, trained)
     if baseline and config.teacher.path is not None:
@@ -218,6 +218,28 @@ def _answers(config: Config, answers: Mechanism, training: Training | None) -> l
                 "use clients_per_round=null, or answers.noise_at=client"
             )
     return problems
+
+
+def _bundled(config: Config) -> list[str]:
+    """Refuse what the digits that come with scikit-learn cannot be told in a simulation.
+
+    Hospitals have records of their own under that name, in a rehearsal.
+    """
+    data = config.data
+    if data.name != BUNDLED or not config.federation.simulation:
+        return []
+    if data.path is not None:
+        return [
+            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn, and reads no file; "
+            f"use data=imagefolder data.path={data.path} for pictures of your own"
+        ]
+    fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
+    return [
+        f"data.{key}={shown(getattr(data, key))}: data={BUNDLED} has {shown(value)}; leave it out, "
+        "or choose other data"
+        for key, value in fixed.items()
+        if getattr(data, key) != value
+    ]
 
 
 def _patients(config: Config, training: Training | None) -> list[str]:

@@ -60,8 +60,6 @@ class DataConfig:
         if self.shape[1] < 8 or self.shape[1] % 4:
             raise ValueError(f"shape={list(self.shape)}: the size must be a multiple of 4, >= 8")
         require(self, num_classes=2)
-        if self.name == BUNDLED:
-            self._check_bundled()
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
                 f"label_column={shown(self.label_column)} and "
@@ -77,21 +75,6 @@ class DataConfig:
                 f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
                 "different names"
             )
-
-    def _check_bundled(self) -> None:
-        """Refuse what the digits that come with scikit-learn cannot be told."""
-        fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
-        if self.path is not None:
-            raise ValueError(
-                f"path={self.path}: data={BUNDLED} comes with scikit-learn, and reads no file; use "
-                f"data=imagefolder data.path={self.path} for pictures of your own"
-            )
-        for key, value in fixed.items():
-            if getattr(self, key) != value:
-                raise ValueError(
-                    f"{key}={shown(getattr(self, key))}: data={BUNDLED} has {shown(value)}; leave "
-                    "it out, or choose other data"
-                )
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -300,9 +300,7 @@ def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_pat
 
 def test_a_ledger_of_other_data_or_another_client_is_an_error(tmp_path, file, path):
     charge(file, "a")
-    with pytest.raises(
-        LedgerError, match="account of client 3, data digits, .*not of .*mnist"
-    ):
+    with pytest.raises(LedgerError, match="account of client 3, data digits, .*not of .*mnist"):
         digests(FileLedger(tmp_path, 3, "mnist"))
     path.rename(tmp_path / "client_004.sqlite")
     with pytest.raises(LedgerError, match="of client 3, .*, not of client 4, "):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 import fed_dpsd
@@ -303,6 +304,7 @@ def test_what_is_typed_reaches_the_flower_engine_as_it_was_meant(folder, monkeyp
     sent = []
     monkeypatch.setattr(api, "simulate", lambda _, overrides, *rest: sent.extend(overrides))
     (folder / "my pictures").mkdir()
+    Image.new("RGB", (32, 32)).save(folder / "my pictures" / "a.png")
     typed = ("pictures=my pictures", "out=my runs", "ledger=kept", "model.teachers=[cnn, mlp]")
     job = api.new_job(("training=plain", "model=cnn", *typed), "flower")
     job.work(None)

@@ -112,7 +112,7 @@ def elsewhere(path, network, facts=None):
 
 
 def read(small, path, arch="resnet34", *overrides):
-    settings = f"teacher.path={path}", f"teacher.arch={arch}", "data.shape=[3,32,32]"
+    settings = f"teacher.path={path}", f"teacher.arch={arch}", "data=cifar10", "data.path=/"
     config = small(*settings, *overrides).config
     return read_teacher(make_teacher(config, 0, 0), config, 0)
 
@@ -128,7 +128,7 @@ def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network
         expected = theirs((images - mean) / std)
         assert torch.allclose(ours(images), expected, atol=1e-4, rtol=1e-4)
         assert not torch.allclose(theirs(images), expected, atol=1e-2)  # pixels as they are
-        settings = f"model.teacher={network}", "data.shape=[3,32,32]"
+        settings = f"model.teacher={network}", "data=cifar10", "data.path=/"
         copy = make_teacher(small(*settings).config, 0, 0).eval()
         load_vector(copy, to_vector(ours))  # as weights go to a server
         assert torch.allclose(copy(images), expected, atol=1e-4, rtol=1e-4)
@@ -145,7 +145,7 @@ def test_own_files_keep_their_names():
 
 def test_our_own_file_is_read_without_facts(small, tmp_path):
     path = tmp_path / "ours.safetensors"
-    config = small("model.teacher=resnet34", "data.shape=[3,32,32]").config
+    config = small("model.teacher=resnet34", "data=cifar10", "data.path=/").config
     write_weights(make_teacher(config, 0, 0), path)
     assert read(small, path).backbone.mean.tolist() == [0.5] * 3
 

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +70,30 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the block ends, which is for short blocks.
+
+    Elsewhere the exception of a signal may be raised between any two steps of Python, even in a
+    `finally`, and a lock that was just taken or is about to be let go of would be kept. Only the
+    main thread is interrupted by signals, so in another thread there is nothing to wait for.
+    """
+    waiting: list[int] = []
+    former = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if handler := signal.getsignal(number):  # None: what is not Python's stays
+                    former[number] = handler
+                    signal.signal(number, lambda received, _: waiting.append(received))
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

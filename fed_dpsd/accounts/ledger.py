@@ -35,7 +35,7 @@ from fed_dpsd.accounts.database import (
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.errors import LedgerError, usable
 from fed_dpsd.accounts.reading import content_of, ledger_path
-from fed_dpsd.storage import sync
+from fed_dpsd.storage import sync, uninterrupted
 
 _CREATING = threading.Lock()
 
@@ -143,28 +143,29 @@ class FileLedger:
     def transaction(self) -> Iterator[None]:
         """Keep other processes and threads out; the kernel lets go of what a dead one held.
 
-        A damaged ledger lets nobody in, not even to what is stored.
+        A damaged ledger lets nobody in, not even to what is stored. Ctrl-C waits for the end.
         """
-        with usable(self._path):
-            if not self._settled:
-                self._settle()
-            with _CREATING:
-                if not self._path.exists():
-                    self._path.touch()  # with the permissions that new files have here
-            connection = connect(self._path)
-        try:
+        with uninterrupted():
             with usable(self._path):
-                self._connection = connection
-                self._believe()
-            yield
-            if self._remembered and self._remembered.header and not self._former.exists():
-                migration.supersede(self._former, self._header)
-        finally:
-            self._left = identity(self._path)
-            self._connection = None
-            with closing(connection):
-                if self._remembered:  # else a write failed, and its journal may still be needed
-                    let_go(connection)
+                if not self._settled:
+                    self._settle()
+                with _CREATING:
+                    if not self._path.exists():
+                        self._path.touch()  # with the permissions that new files have here
+                connection = connect(self._path)
+            try:
+                with usable(self._path):
+                    self._connection = connection
+                    self._believe()
+                yield
+                if self._remembered and self._remembered.header and not self._former.exists():
+                    migration.supersede(self._former, self._header)
+            finally:
+                self._left = identity(self._path)
+                self._connection = None
+                with closing(connection):
+                    if self._remembered:  # else a write failed, and its journal may be needed
+                        let_go(connection)
 
     def charges(self) -> Charges:
         """Return all charges so far, to ask about."""

@@ -9,14 +9,18 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
+from fed_dpsd.accounts import database
+from fed_dpsd.accounts import ledger as ledgers
 from fed_dpsd.accounts.database import journal
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
@@ -27,6 +31,7 @@ FORK = multiprocessing.get_context("fork")
 COSTS = dict.fromkeys(UNITS_AND_RELATIONS, GaussianDpEvent(50.0))
 HOT = bytes.fromhex("d9d505f920a163d7")  # how a journal begins that is still to be rolled back
 PAGE = 4096
+HOLDERS = ("ledger.py", "database.py", "storage.py", "contextlib.py")  # whose code holds locks
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where a sync costs nothing
 
 
@@ -243,3 +248,48 @@ def test_what_a_killed_process_said_it_charged_or_stored_is_there(tmp_path):
         charged = sum(line.endswith("charged") for line in said.decode().splitlines())
         assert charged <= sum(isinstance(name, str) and len(name) == 64 for name in found)
         shutil.rmtree(folder)
+
+
+def interrupted_at(moment, work, *values):
+    """Send Ctrl-C to this process at a line of `work(*values)`; return the lines up to its end."""
+    seen = []
+
+    def trace(frame, event, _):
+        if event == "line" and Path(frame.f_code.co_filename).name in HOLDERS:
+            seen.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+            if len(seen) == moment + 1:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    former = sys.gettrace()
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+    sys.settrace(trace)
+    try:
+        work(*values)
+    finally:
+        sys.settrace(former)
+        signal.signal(signal.SIGINT, handler)
+    return seen
+
+
+def locked_out(folder, monkeypatch):
+    """Interrupt a charge at every line of it; yield those after which nobody can go on."""
+    monkeypatch.setattr(database, "_PATIENCE", 0.0)
+    lines = interrupted_at(-1, fill, folder / "whole", 0)
+    for moment, line in enumerate(lines):
+        each = folder / f"{moment}"
+        try:
+            interrupted_at(moment, fill, each, 0)
+        except KeyboardInterrupt as error:  # its traceback holds all that the charge held
+            try:
+                account(each)
+            except LedgerError:
+                yield f"{line}: {error!r}"
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def test_ctrl_c_at_any_moment_of_a_charge_locks_nobody_out(place, monkeypatch):
+    assert list(locked_out(place / "interrupted", monkeypatch)) == []
+    monkeypatch.setattr(ledgers, "uninterrupted", nullcontext)
+    monkeypatch.setattr(ledgers, "_CREATING", nullcontext())  # which would wait for ever
+    assert any(locked_out(place / "control", monkeypatch))

@@ -12,6 +12,7 @@ import pytest
 from fed_dpsd import api, cli
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
+from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents
@@ -128,9 +129,16 @@ def test_a_failed_run_says_how_far_it_came_and_its_resumption_why(fed_dpsd, monk
     [(signal.SIGTERM, 143, "stopped by SIGTERM"), (signal.SIGINT, 130, "stopped by Ctrl-C")],
 )
 def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, word):
+    save = checkpoint.save
+
+    def save_and_wait(place, state):
+        save(place, state)
+        time.sleep(120)
+
     def run():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-        sys.argv = ["fed-dpsd", "run", *SMALL, "rounds=40", f"run_folder={tmp_path}/stopped"]
+        checkpoint.save = save_and_wait
+        sys.argv = ["fed-dpsd", "run", *SMALL, f"run_folder={tmp_path}/stopped"]
         cli.main()
 
     log, folder = tmp_path / "log", tmp_path / "stopped"
@@ -141,14 +149,14 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
     os.kill(child, sent)
     assert finished(child) == code
     said = log.read_text()
-    assert f"{word} after round " in said
+    assert f"{word} after round 1" in said
     assert "go on: fed-dpsd resume stopped\n" in said
     assert said.splitlines()[-1] == str(folder)
     assert json.loads((folder / "summary.json").read_text())["error"] == word
     resumed, _, err = fed_dpsd("resume", str(folder))
     assert resumed == 0
     assert f"last time: {word}" in err
-    assert "round 40/40" in err
+    assert "round 3/3" in err
 
 
 def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path):

@@ -18,8 +18,9 @@ from PIL import Image
 
 from fed_dpsd.server.summary import read_summary
 from tests.conftest import SMALL
+from tests.environments import with_wheel
 from tests.forks import finished, fork
-from tests.plugin import FILES, PAGE, ROOT, write, write_installed
+from tests.plugin import FILES, PAGE, write, write_installed
 
 COMMANDS = [
     line
@@ -136,36 +137,25 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
-    """In an environment of its own, where pip has installed both."""
-    uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "build", "-q", "--wheel", "-o", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    venv, package = tmp_path / "venv", write(tmp_path / "package")
-    subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
-    into = [*uv, "pip", "install", "-q", "--python", str(venv / "bin" / "python")]
-    subprocess.run([*into, str(wheel), str(package)], check=True)
+    """In an environment of its own, where both are installed."""
+    program = with_wheel(tmp_path, write(tmp_path / "package"))
     own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
-    settings = [s for s in SMALL if not s.startswith(("method.", "training=", "answers="))]
-    choices = {
-        "method": ["method=blend", "training=plain", "answers=probabilities"],
-        "mechanism": ["training=plain", "answers=laplace_probabilities", "model.teacher=mlp_deep"],
-    }
-    for name, chosen in choices.items():
-        quick = ["method.batch_size=32"] if name == "method" else []
-        hashes = set()
-        for engine in (["local"], ["flower", "--nodes", "2"]):
-            words = ["run", "plugins=example", *settings, *chosen, *quick, "rounds=2"]
-            done = subprocess.run(
-                [venv / "bin" / "fed-dpsd", *words, f"out={tmp_path}/runs", "--engine", *engine],
-                cwd=tmp_path,
-                env=own,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert "not reviewed: nothing is proven of what example==1.0 does" in done.stderr
-            hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
-            shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
-        assert len(hashes) == 1, name
+    settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
+    chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
+    words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
+    hashes = set()
+    for engine in (["local"], ["flower", "--nodes", "2"]):
+        done = subprocess.run(
+            [program, *words, f"out={tmp_path}/runs", "--engine", *engine],
+            cwd=tmp_path,
+            env=own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "not reviewed: nothing is proven of what example==1.0 does" in done.stderr
+        hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
+        shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
+    assert len(hashes) == 1

@@ -19,6 +19,7 @@ from fed_dpsd import api
 from fed_dpsd.simulation import superlink
 from fed_dpsd.simulation.placement import Placement, fraction
 from tests.conftest import SMALL
+from tests.environments import with_wheel
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
@@ -297,14 +298,8 @@ def test_flat_keys_of_flower_run_give_the_bits_of_the_command_line(tmp_path):
 @slow
 @pytest.mark.ci
 def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_app(tmp_path):
-    uv = [sys.executable, "-m", "uv"]
-    subprocess.run([*uv, "build", "-q", "--wheel", "-o", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    venv = tmp_path / "venv"
-    subprocess.run([*uv, "venv", "-q", "--python", sys.executable, str(venv)], check=True)
-    python = venv / "bin" / "python"
-    subprocess.run([*uv, "pip", "install", "-q", "--python", str(python), str(wheel)], check=True)
-    (packages,) = venv.glob("lib/python*/site-packages")
+    program = with_wheel(tmp_path)
+    (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
     for name in ("client_app", "server_app"):
         assert not (packages / name).exists()  # ours lie below fed_dpsd/_app
         (packages / f"{name}.py").write_text("raise RuntimeError('another Flower app')\n")
@@ -316,7 +311,7 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
         done = subprocess.run(
-            [venv / "bin" / "fed-dpsd", *small(tmp_path, "num_clients=3"), "--engine", *engine],
+            [program, *small(tmp_path, "num_clients=3"), "--engine", *engine],
             cwd=tmp_path,
             env=own,
             capture_output=True,

@@ -31,6 +31,8 @@ from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
 from fed_dpsd.protocol import Answer, Refusal, SumStep
 from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, federate, site_file, summing
 
+pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
+
 EXAMPLES = [400, pytest.param(10_000, marks=pytest.mark.slow)]
 CHARGES = 50  # after which a hospital gets a new ledger: else its budget refuses all that follows
 

@@ -11,6 +11,10 @@ from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
 
 MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
+SEEDED_VERDICT = (
+    "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
+    "numbers are those of the same run with noise=secure"
+)
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
     "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
@@ -35,13 +39,13 @@ def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     if card.label:
         label = card.label
         yield (
-            f"epsilon {label.number(3)} for a label alone that is replaced, {_against(label)}, "
-            f"delta {label.delta:g}: {IMAGES_NOTE}"
+            f"epsilon {label.number(3)} for a label alone that is replaced, "
+            f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
         )
     for unit in ("patient", "client"):
-        yield _of_more(card, unit)
+        yield _of_more(experiment, card, unit)
     if experiment.seeded:
-        yield "the noise of this simulation is seeded: what it releases carries no guarantee"
+        yield SEEDED_VERDICT
 
 
 def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
@@ -49,8 +53,7 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
     replaced = card.epsilon("record", "replace_one")
     if math.isinf(added.value) and math.isinf(replaced.value):
         return f"nothing is proven for a record: {card.content['reason']}"
-    colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
-    looks = _against(added, replaced, colluding=colluding)
+    looks = _against(experiment, added, replaced)
     _, one, other = CHANGES["record"]
     if not is_meaningful(added):
         return (
@@ -63,20 +66,21 @@ def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
     return f"{numbers}, {looks}, {_deltas(added, replaced)}"
 
 
-def _of_more(card: PrivacyCard, unit: Unit) -> str:
+def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
     """Say what is proven of a patient or of a client, whose numbers are seldom small."""
     added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
     whole, one, other = CHANGES[unit]
     if math.isinf(added.value) and math.isinf(replaced.value):
         return f"nothing is proven for {whole}"
+    looks, deltas = _against(experiment, added, replaced), _deltas(added, replaced)
     if not is_meaningful(added):
         return (
             f"nothing meaningful is left for {whole}: {added.number(3)} ({unit}, add_remove), "
-            f"{replaced.number(3)} ({unit}, replace_one), {_deltas(added, replaced)}"
+            f"{replaced.number(3)} ({unit}, replace_one), {looks}, {deltas}"
         )
     return (
         f"for {whole}: epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}, "
-        f"{_deltas(added, replaced)}"
+        f"{looks}, {deltas}"
     )
 
 
@@ -91,8 +95,9 @@ def _deltas(first: Epsilon, second: Epsilon) -> str:
     return f"delta {' and '.join(deltas)}"
 
 
-def _against(*epsilons: Epsilon, colluding: int = 0) -> str:
+def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
     """Say whom the numbers hold against, by the most trust that one of them needs."""
+    colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     trust = weakest(epsilon.trust for epsilon in epsilons)
     if trust == "server":
         return "whoever looks except the coordinator, which sees answers without noise"
@@ -116,9 +121,9 @@ def how_trained(experiment: Experiment) -> str:
                 f"{training.unit}; with{counts} noisy class counts"
             )
         case "plain" if teacher.path is not None:
-            return f"none here: teachers are read from {teacher.path}"
+            return "none here: teachers are read from files"
         case "plain":
-            return "without noise: only the noise of the answers protects records"
+            return "without noise: nothing protects records but the noise of the answers, if any"
         case "output_gradient":
             return "noise on the gradients of outputs, which proves nothing"
     return f"labels alone are private ({training.name}, training.epsilon={training.epsilon:g})"
@@ -145,7 +150,7 @@ def how_answered(experiment: Experiment, card: PrivacyCard) -> str:
         case "label":
             every = answers.k is answers.threshold is None
             text = (
-                "a label for each image, now and then a random one of "
+                "a label for each image, by chance the teacher's or a random one of "
                 f"{'all classes' if every else 'those that the student finds likely'} "
                 f"(randomised response, answers.epsilon_per_answer={answers.epsilon_per_answer:g})"
             )

@@ -263,7 +263,7 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
     if test is None:
         return "nothing: the coordinator has no test images"
     simulation = experiment.config.federation.simulation
-    whose = "public, in a simulation" if simulation else "the coordinator's own"
+    whose = "taken as public in a simulation" if simulation else "the coordinator's own"
     return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"
 
 

@@ -13,7 +13,13 @@ from typing import Any
 from fed_dpsd import __version__
 from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
 from fed_dpsd.accounts.tally import Tally
-from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
+from fed_dpsd.accounts.words import (
+    SEEDED_VERDICT,
+    how_answered,
+    how_trained,
+    published_line,
+    verdict,
+)
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.completed import CompletedRun
@@ -26,6 +32,7 @@ POST_PROCESSING = (
     "post-processing."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
+NOTHING_PROVEN = "nothing is proven"
 CHANGES = {"add_remove": "added or removed", "replace_one": "replaced"}
 
 
@@ -33,8 +40,9 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
     """Return the content of privacy_card.json, for anything that is made of a run.
 
     `privacy` is that of the run's summary, unchanged. The other keys are words and names: the
-    `verdict` in sentences, what was `asked` and `answered`, the `source` of the numbers, what they
-    do `not_cover`, further `notes` on them, plug-ins that are `not_reviewed`, and `versions`.
+    `verdict` in sentences, what was `asked` and `answered`, the `source` of the numbers, what is
+    `not_covered` by them, further `notes` on them, plug-ins that are `not_reviewed`, and
+    `versions`. Where noise is seeded, the verdict begins with that: people quote first lines.
     """
     experiment, summary = run.experiment, run.summary
     card = PrivacyCard(summary["privacy"])
@@ -46,7 +54,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
             "student_sha256": summary["student_sha256"],
             "result": result_line(experiment, summary),
         },
-        "verdict": list(verdict(experiment, card)),
+        "verdict": sorted(verdict(experiment, card), key=lambda said: said != SEEDED_VERDICT),
         "asked": _asked(run),
         "answered": {
             "training": how_trained(experiment),
@@ -72,7 +80,10 @@ def _asked(run: CompletedRun) -> str:
     clients = f"{config.num_clients:,} client{'s' * (config.num_clients != 1)}"
     if summary["privacy"]["answers"] != run.experiment.answers.name:
         return f"{clients}; no answers to images"
-    asked = f"{clients}, {config.rounds:,} rounds of {config.queries_per_round:,} images"
+    cohort = config.clients_per_round
+    drawn = "" if cohort is None else f", {cohort:,} of them in each round by a public schedule"
+    rounds = f"{config.rounds:,} round{'s' * (config.rounds != 1)}"
+    asked = f"{clients}{drawn}, {rounds} of {config.queries_per_round:,} images"
     if (most := summary["queries"]["answered_per_client"]) is None:
         return f"{asked}; how many each answered is in the hospitals' own ledgers"
     return f"{asked}; {most:,} answered by the client that answered most"
@@ -88,7 +99,10 @@ def _source(run: CompletedRun) -> Iterator[str]:
     )
     yield f"{stated:,} of {config.num_clients:,} clients stated what the run cost them."
     if config.federation.simulation:
-        yield "The simulated clients' ledgers were read: `spent` is the most that one holds."
+        yield (
+            "The simulated clients' ledgers were read: `spent` is the most that this run cost one "
+            "of them."
+        )
     else:
         yield "Hospitals keep their ledgers, so the coordinator has their statements alone."
     if any(MORE_NOTE in row["notes"] for row in run.summary["privacy"]["proven"]):
@@ -102,19 +116,48 @@ def _not_covered(
     for claim in card.proven:
         if math.isinf(claim.value):
             unit, change = UNITS[claim.unit], CHANGES[claim.relation]
-            yield f"{unit} that is {change}: nothing is proven ({claim.unit}, {claim.relation})"
-    if experiment.training.name == "plain" and not card.covers_nothing:
+            yield f"{unit} that is {change}: {NOTHING_PROVEN} ({claim.unit}, {claim.relation})"
+    if not card.covers_nothing:
+        yield from _of_teachers(experiment, card)
+    if experiment.config.federation.simulation:
+        if not summary["accuracy"]["covered_by_epsilon"]:
+            yield (
+                "the accuracies of teachers and ensemble, the latter in the result's line, too: a "
+                "simulation computes them from the teachers, without the noise of answers"
+            )
+        if not card.covers_nothing:
+            yield "the counts of records and patients in the notes: a simulation counts exactly"
+    if summary["accuracy"]["student"] is not None:
+        yield "the test images, taken as public: accuracies are computed from them without noise"
+    yield "other runs on the same records: the clients' ledgers add them up"
+    yield "the choice of settings by the results of several runs (tuning)"
+
+
+def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
+    """Yield what is left of the proof for those who hold a teacher: that of its training alone."""
+    if experiment.training.name == "plain":
         yield (
             "the teachers themselves: they are trained without noise, so whoever holds one may "
             "learn its records"
         )
-    if experiment.config.federation.simulation and not summary["accuracy"]["covered_by_epsilon"]:
+        return
+    rows = [row for row in card.content["proven"] if row["unit"] == "record"]
+    if all(row.get("basis") != "answers" or row["epsilon"] == "inf" for row in rows):
+        return
+    trained = [row if row["basis"] == "training" else row | (row["beside"] or {}) for row in rows]
+    if any(row["basis"] != "training" for row in trained):
         yield (
-            "the accuracies of teachers and ensemble, the latter in the result's line, too: a "
-            "simulation computes them from records without noise"
+            "the teachers themselves: their training proves nothing of a record, so whoever holds "
+            "one may learn it"
         )
-    yield "other runs on the same records: the clients' ledgers add them up"
-    yield "the choice of settings by the results of several runs (tuning)"
+        return
+    numbers = " and ".join(
+        f"{Epsilon.from_json(row).number(5)} (record, {row['relation']})" for row in trained
+    )
+    yield (
+        f"the teachers themselves: against whoever holds one, their training alone proves "
+        f"{numbers}, trust {trained[0]['trust']}, delta {trained[0]['delta']:g}"
+    )
 
 
 def write_cards(folder: Path, card: Mapping[str, Any]) -> None:

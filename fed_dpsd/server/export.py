@@ -71,7 +71,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
         folder.mkdir(parents=True, exist_ok=True)
         write_cards(folder, card)  # comes first: by this card a later export knows the folder
         if not (folder / "README.md").exists():  # it may have been edited by hand
-            text = model_card(run, student.classes, card)
+            text = model_card(run, path.name, student.classes, card)
             write_atomically(folder / "README.md", text.encode())
         write_atomically(folder / "config.json", json_of(_config(student)))
         write_atomically(path, content)

@@ -1,12 +1,13 @@
 """Cards as the Hugging Face hub reads them: README.md of a student, and of synthetic images."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from fed_dpsd.accounts.card import SEEDED_NOTE, PrivacyCard
+from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.server.cards import NOTHING_PROVEN
 from fed_dpsd.server.completed import CompletedRun
 
 TASK = "image-classification"
@@ -14,11 +15,14 @@ SIZES = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7:
 LARGEST = "10M<n<100M"
 
 
-def model_card(run: CompletedRun, classes: Sequence[str], card: Mapping[str, Any]) -> str:
+def model_card(
+    run: CompletedRun, file: str, classes: Sequence[str], card: Mapping[str, Any]
+) -> str:
     """Return README.md of an exported student.
 
     Args:
         run: the run that trained it.
+        file: the name of its file beside it.
         classes: the names of its classes, in order.
         card: its privacy card.
     """
@@ -29,8 +33,9 @@ def model_card(run: CompletedRun, classes: Sequence[str], card: Mapping[str, Any
         "pipeline_tag": TASK,
         "tags": _tags(summary),
     }
-    if config.data.hub and config.data.path is None:
-        metadata["datasets"] = [config.data.hub]
+    hub = config.data.hub if config.data.path is None else None
+    if hub:
+        metadata["datasets"] = [hub]
     scores = {"accuracy": ("accuracy", "accuracy"), "auroc": ("roc_auc", "AUROC")}
     metrics = [
         {"type": kind, "value": summary[key]["student"], "name": shown}
@@ -38,26 +43,26 @@ def model_card(run: CompletedRun, classes: Sequence[str], card: Mapping[str, Any
         if summary[key]["student"] is not None
     ]
     if metrics:
-        tested = {"name": summary["data"], "type": config.data.hub or summary["data"]}
+        tested = {"name": summary["data"], "type": hub or summary["data"]}
         result = {"task": {"type": TASK}, "dataset": tested, "metrics": metrics}
         metadata["model-index"] = [{"name": name, "results": [result]}]
     sizes = [str(size) for size in config.data.shape]
     text = f"""\
 # A student of {summary["method"]} on {summary["data"]}
 
-A classifier of {" x ".join(sizes)} images into {len(classes)} classes. A server has distilled it
-from what {config.num_clients:,} clients' teachers released.
+A classifier of {" x ".join(sizes)} images into {len(classes)} classes, made of what
+{config.num_clients:,} client{"s" * (config.num_clients != 1)} released to a server.
 
 {_privacy(card)}
 ## Use
 
 ```bash
 pip install fed-dpsd
-fed-dpsd predict student.safetensors IMAGE_OR_FOLDER
+fed-dpsd predict {file} IMAGE_OR_FOLDER
 ```
 
-student.onnx maps `images`, (B, {", ".join(sizes)}) float32 in [0, 1], to `probabilities`,
-(B, {len(classes)}) float32; `fed-dpsd export --format onnx` writes it.
+An ONNX file, which `fed-dpsd export --format onnx` writes, maps `images`,
+(B, {", ".join(sizes)}) float32 in [0, 1], to `probabilities`, (B, {len(classes)}) float32.
 
 Classes, in order: {", ".join(classes)}.
 
@@ -65,7 +70,7 @@ Classes, in order: {", ".join(classes)}.
 
 {card["run"]["result"]}
 
-Accuracies are of {summary["accuracy"]["evaluated_on"]}. They say nothing about other images.
+{_evaluated(summary)} A published epsilon is a paper's formula, and guarantees nothing.
 """
     return _with_metadata(metadata, text)
 
@@ -112,30 +117,49 @@ from datasets import load_dataset
 images = load_dataset("parquet", data_files="{file}", split="train")
 ```
 
-The run's own result: {card["run"]["result"]}
+The run's own result: {card["run"]["result"]}. A published epsilon is a paper's formula, and
+guarantees nothing.
 """
     return _with_metadata(metadata, text)
 
 
+def _evaluated(summary: Mapping[str, Any]) -> str:
+    """Return what a student's accuracy is of."""
+    if summary["accuracy"]["student"] is None:
+        return "The student was not scored."
+    images = summary["accuracy"]["evaluated_on"]
+    return f"Accuracies are of {images}. They say nothing about other images."
+
+
 def _tags(summary: Mapping[str, Any]) -> list[str]:
     """Return the subjects; differential privacy is one where a record has a guarantee."""
-    claim = PrivacyCard(summary["privacy"]).epsilon("record", "add_remove")
-    guaranteed = math.isfinite(claim.value) and SEEDED_NOTE not in claim.notes
+    card = PrivacyCard(summary["privacy"])
+    claim = card.epsilon("record", "add_remove")
+    guaranteed = is_meaningful(claim) and SEEDED_NOTE not in claim.notes and not card.review
     tags = ["fed-dpsd", TASK, "federated-learning", "knowledge-distillation"]
     return [*tags, "differential-privacy"] if guaranteed else tags
 
 
 def _privacy(card: Mapping[str, Any]) -> str:
-    """Return what is proven, in sentences."""
-    verdict = "".join(f"- {line}\n" for line in card["verdict"])
-    reviewed = "".join(f"- not reviewed: {plugin}\n" for plugin in card["not_reviewed"])
+    """Return what is proven, in sentences, and what is not; the verdict has who is unprotected."""
+    left_out = [line for line in card["not_covered"] if NOTHING_PROVEN not in line]
+    reviewed = [f"not reviewed: {plugin}" for plugin in card["not_reviewed"]]
     return f"""\
 ## Privacy
 
-{verdict}{reviewed}
-{card["post_processing"]} PRIVACY.md has every number with its unit, relation, trust and delta, and
-what is not covered.
-"""
+{_bullets(card["verdict"] + reviewed)}
+{card["post_processing"]} PRIVACY.md has every number with its unit, relation, trust and delta.
+
+Not covered:
+
+{_bullets(left_out)}
+Notes on the numbers:
+
+{_bullets(card["notes"])}"""
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
 
 
 def _with_metadata(metadata: Mapping[str, Any], text: str) -> str:

@@ -30,7 +30,7 @@ SUMMARY = {
     "accuracy": {
         **{"student": 0.75, "ensemble": 0.9, "weighted_ensemble": None, "vote": 0.85},
         **{"clients": [0.5, 0.6, None], "answered_vote": None, "covered_by_epsilon": True},
-        "evaluated_on": "40 test images of digits, public, in a simulation",
+        "evaluated_on": "40 test images of digits, taken as public in a simulation",
     },
     "auroc": {"student": 0.8, "ensemble": 0.9, "weighted_ensemble": None, "clients": [0.7, 0.8, 1]},
     "confusion": [[18, 2], [8, 12]],

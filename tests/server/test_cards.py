@@ -8,7 +8,8 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from fed_dpsd.accounts.card import MORE_NOTE
+from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE
+from fed_dpsd.accounts.words import SEEDED_VERDICT
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards, hub_cards
 from fed_dpsd.server.completed import CompletedRun, open_completed
@@ -17,8 +18,10 @@ from fed_dpsd.server.student import open_student
 from fed_dpsd.server.synthesis import synthesize
 from tests.plugin import installed, write_installed
 
+VOTES = ("training=plain", "answers=votes", "answers.noise_multiplier=1000")
 DP = ("training=dp_sgd", "training.steps=20")
 PLAIN = ("training=plain", "answers=label", "answers.epsilon_per_answer=0.01")
+WEAK = ("training=plain", "answers=label", "answers.epsilon_per_answer=10", "noise=secure")
 CLEAR = ("training=plain", "answers=probabilities")
 
 
@@ -65,6 +68,62 @@ def test_a_card_has_the_runs_own_numbers_each_with_its_meaning(
     assert "Not reviewed" not in text
 
 
+def test_what_carries_no_guarantee_begins_with_that(finished):
+    card = cards.privacy_card_of(open_completed(finished(*DP)[0]))
+    assert card["verdict"][0] == SEEDED_VERDICT
+    assert "noise=secure" in SEEDED_VERDICT
+    card = cards.privacy_card_of(open_completed(finished(*DP, "noise=secure")[0]))
+    assert SEEDED_VERDICT not in card["verdict"]
+
+
+def test_every_number_of_the_verdict_says_whom_it_holds_against(finished):
+    """A record's proof may be the training's, a client's that of answers to a trusted server."""
+    folder, _, _ = finished(*VOTES, "answers.noise_at=server", "noise=secure")
+    lines = cards.privacy_card_of(open_completed(folder))["verdict"]
+    numbers = [line for line in lines if "epsilon" in line]
+    assert len(numbers) == 3
+    assert all("whoever looks except the coordinator" in line for line in numbers)
+
+
+def test_teachers_have_the_proof_of_their_training_alone(finished):
+    """Where the answers' noise proves less than the training, it covers no teacher and no score."""
+    settings = *DP, "answers=gradient", "answers.noise_multiplier=1e4"
+    folder, summary, _ = finished(*settings)
+    card = cards.privacy_card_of(open_completed(folder))
+    record = summary["privacy"]["proven"][0]
+    assert (record["basis"], record["beside"]["basis"]) == ("answers", "training")
+    (teachers,) = (line for line in card["not_covered"] if "teachers themselves" in line)
+    other = dataclasses.replace(Epsilon.from_json(record), value=record["beside"]["epsilon"])
+    assert f"{other.number(5)} (record, add_remove)" in teachers
+    assert "replace_one" in teachers
+    assert "delta 1e-05" in teachers
+
+
+def test_a_card_has_no_path_of_the_machine(finished, tmp_path):
+    export(finished(*DP)[0], tmp_path / "first", "safetensors")
+    teacher = tmp_path / "first" / "student.safetensors"
+    folder, _, _ = finished(*PLAIN, f"teacher.path={teacher}", "teacher.arch=cnn")
+    card = cards.privacy_card_of(open_completed(folder))
+    assert str(tmp_path) not in json.dumps(card)
+    assert TEACHER_NOTE in card["notes"]
+
+
+def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
+    settings = *PLAIN, f"ledger={tmp_path / 'ledger'}", "noise=secure"
+    finished(*settings)
+    folder, summary, _ = finished(*settings, "seed=1", "partition.seed=0")
+    row = summary["privacy"]["proven"][0]
+    assert row["spent"] == row["planned"]  # and not that of both runs, which the ledger holds
+    card = cards.privacy_card_of(open_completed(folder))
+    assert any("the most that this run cost one of them" in line for line in card["source"])
+
+
+def test_a_card_says_how_many_clients_a_round_asks(finished):
+    folder, _, _ = finished(*VOTES, "num_clients=4", "clients_per_round=2", "noise=secure")
+    asked = cards.privacy_card_of(open_completed(folder))["asked"]
+    assert asked.startswith("4 clients, 2 of them in each round by a public schedule, 1 round of ")
+
+
 def test_a_card_says_that_more_was_charged_than_planned(finished):
     folder, summary, _ = finished(*DP)
     run = open_completed(folder)
@@ -101,7 +160,7 @@ def test_a_deployments_card_names_statements_instead_of_ledgers(finished):
     card = cards.privacy_card_of(deployed)
     assert "the coordinator has their statements alone" in " ".join(card["source"])
     assert "in the hospitals' own ledgers" in card["asked"]
-    assert not any("accuracies" in line for line in card["not_covered"])
+    assert not any("accuracies of teachers" in line for line in card["not_covered"])
 
 
 # --- cards of the hub, whose own validation needs the network: its data classes read them back ---
@@ -121,27 +180,42 @@ def test_a_model_card_is_what_the_hub_reads(finished, tmp_path):
     assert card.data.pipeline_tag == "image-classification"
     block = content.split("---")[1]
     assert yaml.safe_load(card.data.to_yaml()) == yaml.safe_load(block)
-    assert all(line in content for line in read(tmp_path / "model")[0]["verdict"])
+    said = read(tmp_path / "model")[0]
+    assert all(line in content for line in said["verdict"] + said["notes"])
+    assert "predict student.safetensors" in content
+    assert "\n- the choice of settings by the results of several runs (tuning)\n" in content
+
+
+def test_data_of_ones_own_is_not_named_as_the_hubs(finished):
+    run = open_completed(finished(*DP)[0])
+    data = dataclasses.replace(run.experiment.config.data, hub="owner/set", path="/mine")
+    config = dataclasses.replace(run.experiment.config, data=data)
+    own = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, config=config))
+    content = hub_cards.model_card(own, "x.onnx", "0123456789", cards.privacy_card_of(run))
+    assert "owner/set" not in content
 
 
 def test_a_student_that_was_not_scored_has_no_result(finished):
     run = open_completed(finished(*CLEAR)[0])
-    nothing = {"accuracy": {**run.summary["accuracy"], "student": None}, "auroc": {"student": None}}
+    nothing = {key: {**run.summary[key], "student": None} for key in ("accuracy", "auroc")}
     unscored = dataclasses.replace(run, summary={**run.summary, **nothing})
-    data = ModelCard(hub_cards.model_card(unscored, "01", cards.privacy_card_of(run))).data
-    assert data.eval_results is None
+    card = ModelCard(hub_cards.model_card(unscored, "x.onnx", "01", cards.privacy_card_of(run)))
+    assert card.data.eval_results is None
+    assert "The student was not scored." in card.text
+    assert "Accuracies are of" not in card.text
+    assert not any("test images" in line for line in cards.privacy_card_of(unscored)["not_covered"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "guaranteed"),
-    [(CLEAR, False), (DP, False), ((*DP, "noise=secure"), True)],
-    ids=["clear", "seeded", "secure"],
+    [(CLEAR, False), (DP, False), ((*DP, "noise=secure"), True), (WEAK, False)],
+    ids=["clear", "seeded", "secure", "meaningless"],
 )
 def test_differential_privacy_is_a_tag_only_where_a_record_has_a_guarantee(
     finished, overrides, guaranteed
 ):
     run = open_completed(finished(*overrides)[0])
-    data = ModelCard(hub_cards.model_card(run, "01", cards.privacy_card_of(run))).data
+    data = ModelCard(hub_cards.model_card(run, "x.onnx", "01", cards.privacy_card_of(run))).data
     assert ("differential-privacy" in data.tags) == guaranteed
 
 

@@ -143,7 +143,7 @@ def test_a_delta_that_is_too_large_is_said(small):
 def test_what_accuracies_are_measured_on_is_said(straight):
     _, summary, _ = straight()
     said = summary["accuracy"]["evaluated_on"]
-    assert said == "360 test images of digits, public, in a simulation"
+    assert said == "360 test images of digits, taken as public in a simulation"
 
 
 def test_a_method_that_releases_nothing_proves_nothing(small):

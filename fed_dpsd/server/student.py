@@ -26,6 +26,7 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
+ALL_TEACHERS = "its result is all teachers together; export a run of another method"
 ROUNDING = 1e-3  # most that a probability may differ between processors
 
 
@@ -112,24 +113,30 @@ def student_of(run: CompletedRun) -> Student:
     """
     config, summary = run.experiment.config, run.summary
     arch, width = config.model.student, config.model.student_width
-    if run.experiment.method.averages:  # an average of teachers has their architecture
+    weights = below("student", run.state.tensors)
+    if alone := below("teachers.0", weights):  # an ensemble: of one teacher, it is that teacher
+        weights = alone if len(alone) == len(weights) else {}
+    if run.experiment.method.averages or alone:  # they have the teachers' architecture
         arch, width = config.architecture(0), config.model.teacher_width
     network = Network(arch, width, config.data.shape, config.data.num_classes)
-    weights = below("student", run.state.tensors)
     model = network.build()
     if reason := misfit(model, weights):
+        reason = ALL_TEACHERS if alone else reason if weights else "it trains none"
         raise UserError(
             f"{run.folder}: method {summary['method']} has no student of its own: {reason}"
         )
     model.load_state_dict(weights)
     card = privacy_card_of(run)
+    digest = checkpoint.digest_of(weights)  # the summary's, except where a prefix is gone
+    card["run"]["student_sha256"] = digest
     facts = {
         "version": __version__,
         "network": vars(network),
         "result": result_line(run.experiment, summary),
         "classes": config.data.class_names,
         "check": _check(model, network).tolist(),
-        **{key: summary[key] for key in ("method", "data", "student_sha256")},
+        **{key: summary[key] for key in ("method", "data")},
+        "student_sha256": digest,
         "privacy": card.pop("privacy"),
         "card": card,
     }

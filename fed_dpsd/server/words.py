@@ -60,7 +60,8 @@ def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Itera
     place, proven = shown_path(folder), summary["privacy"]["proven"]
     if any(SEEDED_NOTE in row["notes"] for row in proven):
         yield NO_GUARANTEE
-    if summary["student_sha256"] is not None:  # method=local has no student
+    # method=local has no student, and that of method=ensemble is all teachers together
+    if summary["student_sha256"] is not None and summary["method"] != "ensemble":
         yield f"the student in a file: fed-dpsd export {place}"
     yield f"a page of it, tables and figures: fed-dpsd report {place}"
     if not all(NOTHING_NOTE in row["notes"] for row in proven):

@@ -20,6 +20,7 @@ from fed_dpsd.server import checkpoint, onnx_file
 from fed_dpsd.server import export as exports
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import FACTS, Network, open_student
+from fed_dpsd.server.words import next_steps
 
 FEDAVG = (
     *("method=fedavg", "training=plain", "answers=probabilities", "model.teacher=cnn_bn"),
@@ -150,9 +151,26 @@ def test_onnx_cannot_be_read_without_its_package(tmp_path, monkeypatch):
 # --- files ---
 
 
+def test_central_trainings_only_teacher_is_its_student(finished, tmp_path):
+    settings = "method=central", "num_clients=1", "training=plain", "answers=probabilities"
+    folder, summary, test = finished(*settings)
+    student = open_student(export(folder, tmp_path / "model", "safetensors").path)
+    right = student.predict(test.images).argmax(1) == test.labels
+    assert right.mean() == pytest.approx(summary["accuracy"]["student"], abs=1e-6)
+    export(folder, tmp_path / "model", "onnx")  # a second export knows the folder as its own
+
+
+def test_a_run_without_a_file_to_export_offers_none(finished, tmp_path):
+    folder, summary, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
+    assert not any("export" in line for line in next_steps(folder, summary, folder / "ledger"))
+    folder, summary, _ = finished()
+    assert any("export" in line for line in next_steps(folder, summary, folder / "ledger"))
+
+
 def test_what_cannot_be_exported_is_said(finished, tmp_path):
     folder, _, _ = finished("method=ensemble", "training=plain", "answers=probabilities")
-    with pytest.raises(UserError, match="method ensemble has no student of its own"):
+    none = "method ensemble has no student of its own: its result is all teachers together"
+    with pytest.raises(UserError, match=none):
         export(folder, tmp_path, "safetensors")
     with pytest.raises(UserError, match="is not a run folder"):
         export(tmp_path, tmp_path, "safetensors")

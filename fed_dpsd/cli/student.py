@@ -2,16 +2,25 @@
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from fed_dpsd.cli.console import say, say_failed
+from fed_dpsd.cli.console import console, say, say_failed
 from fed_dpsd.errors import UserError, reason_of
 
+if TYPE_CHECKING:
+    from fed_dpsd.server.student import Student
+
 AT_ONCE = 256  # images that are classified together
+SHOWN = 20  # rows of a table on a terminal
 
 
 Run = Annotated[
@@ -84,6 +93,7 @@ def predict(
     every_class: Annotated[
         bool, typer.Option("--all", help="The probability of every class, in a column each.")
     ] = False,
+    out: Annotated[Path | None, typer.Option(help="FILE.csv to write, in place of stdout.")] = None,
     about: Annotated[
         bool,
         typer.Option("--about", help="Say first what the model's run reached, and its privacy."),
@@ -91,38 +101,99 @@ def predict(
 ) -> None:
     """Print a CSV line on each image: the file, its class and the class's probability.
 
-    Images are made grey or RGB and scaled as a hospital's records are. Nothing is sent anywhere. A
-    file that cannot be read gets a line on stderr, and the exit code is 1 at the end.
+    A terminal shows a table of the first images instead, without --all. Images are made grey or
+    RGB and scaled as a hospital's records are. Nothing is sent anywhere. A file that cannot be
+    read gets a line on stderr, and the exit code is 1 at the end.
     """
-    import numpy as np
-
     from fed_dpsd.api import load_student
-    from fed_dpsd.data.images import open_image, scaled
+    from fed_dpsd.display import shown
     from fed_dpsd.server.cards import as_markdown
+    from fed_dpsd.storage import replacing
 
+    if out is not None and out.exists():
+        raise UserError(f"--out {out} exists already; choose another file")
     student = load_student(model)
     if about:
         say(str(student.facts.get("result")))
         if student.card:  # files of former versions have none
             say(as_markdown(student.card))
-    files, shape, bad = _files(paths), student.network.shape, 0
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(["file", "class", "probability", *(student.classes if every_class else ())])
-    for start in range(0, len(files), AT_ONCE):
-        images = {}
-        for path in files[start : start + AT_ONCE]:
-            try:
-                images[path] = scaled(open_image(path, shape[0])[1], shape)
-            except (OSError, ValueError) as error:
-                bad += 1
-                say_failed(f"{path} is left out: {reason_of(error)}")
-        scores = student.predict(np.stack([*images.values()])) if images else ()
-        for path, row in zip(images, scores, strict=True):
-            best = int(row.argmax())
-            shown = row[best], *(row if every_class else ())
-            writer.writerow([path, student.classes[best], *(f"{score:.4f}" for score in shown)])
+    files, bad = _files(paths), list[Path]()
+    header = ["file", "class", "probability", *(student.classes if every_class else ())]
+    rows = _predicted(student, files, every_class, bad)
+    if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be no UTF-8
+        sys.stdout.reconfigure(errors="surrogateescape")
+    if out is None and sys.stdout.isatty():
+        with shown(console):
+            listed = list(rows)
+        (_write_csv if every_class else _print_table)(sys.stdout, header, listed)
+    elif out is None:
+        with shown(console):
+            _write_csv(sys.stdout, header, rows)
+    else:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                shown(console),
+                replacing(out) as part,
+                part.open("w", encoding="utf-8", errors="surrogateescape") as file,
+            ):
+                _write_csv(file, header, rows)
+        except OSError as error:
+            raise UserError(
+                f"--out {out} cannot be written ({error.strerror}); choose another file"
+            ) from None
+        print(out.absolute())
     if bad:
         raise typer.Exit(1)
+
+
+def _predicted(
+    student: "Student", files: Sequence[Path], every_class: bool, bad: list[Path]
+) -> Iterator[list[str]]:
+    """Yield the cells of each image that can be read; name the others, and add them to `bad`."""
+    import numpy as np
+
+    from fed_dpsd.data.images import open_image, scaled
+    from fed_dpsd.progress import reporting
+
+    shape = student.network.shape
+    with reporting("images", len(files)) as task:
+        for start in range(0, len(files), AT_ONCE):
+            images = {}
+            for path in files[start : start + AT_ONCE]:
+                try:
+                    images[path] = scaled(open_image(path, shape[0])[1], shape)
+                except (OSError, ValueError) as error:
+                    bad.append(path)
+                    say_failed(f"{path} is left out: {reason_of(error)}")
+            scores = student.predict(np.stack([*images.values()])) if images else ()
+            for path, row in zip(images, scores, strict=True):
+                best = int(row.argmax())
+                cells = row[best], *(row if every_class else ())
+                yield [str(path), student.classes[best], *(f"{score:.4f}" for score in cells)]
+            task.advance(len(files[start : start + AT_ONCE]))
+
+
+def _write_csv(file: TextIO, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+
+
+def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print the first rows as people read them, and how many images each class has."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in header:
+        table.add_column(name, justify="right" if name == "probability" else "left")
+    for row in rows[:SHOWN]:
+        table.add_row(*map(Text, row))
+    out = Console(file=file, highlight=False)
+    out.print(table)
+    if len(rows) > SHOWN:
+        out.print(f"and {len(rows) - SHOWN:,} more; --out FILE.csv writes all", soft_wrap=True)
+    counts = Counter(row[1] for row in rows).most_common(SHOWN)
+    text = ", ".join(f"{name} ({number:,})" for name, number in counts)
+    out.print(f"{len(rows):,} images: {text or 'none'}", markup=False, soft_wrap=True)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

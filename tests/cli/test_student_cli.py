@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 
 import numpy as np
@@ -44,6 +45,49 @@ def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, 
     assert "proven" in told  # the run's result, with what it cost
     assert "# Privacy card" in told
     assert "| record | add_remove |" in told
+
+
+def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
+    fed_dpsd, tmp_path, model, monkeypatch
+):
+    (tmp_path / "new").mkdir()
+    for number in range(25):
+        Image.new("L", (8, 8), 10 * number).save(tmp_path / "new" / f"[{number:02}].png")
+    _, piped, _ = fed_dpsd("predict", model, "new")
+    code, printed, told = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
+    assert (code, told) == (0, "")
+    assert printed == [str(tmp_path / "sub" / "all.csv")]
+    assert (tmp_path / "sub" / "all.csv").read_text().splitlines() == piped
+    code, _, told = fed_dpsd("predict", model, "new", "--out", "sub/all.csv")
+    assert (code, "sub/all.csv exists already" in told) == (1, True)
+
+    monkeypatch.setenv("TERM", "dumb")  # no bold letters
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, shown, _ = fed_dpsd("predict", model, "new")
+    assert code == 0
+    assert shown[0].split() == ["file", "class", "probability"]
+    assert [line.split() for line in shown[1:21]] == [line.split(",") for line in piped[1:21]]
+    assert shown[21] == "and 5 more; --out FILE.csv writes all"
+    assert shown[22].startswith("25 images: ")
+    classes = [row["class"] for row in csv.DictReader(piped)]
+    assert f"{classes[0]} ({classes.count(classes[0])})" in shown[22]
+    _, shown, _ = fed_dpsd("predict", model, "new", "--all")
+    assert shown[0].startswith("file,class,probability,0,1,")
+    assert len(shown) == 26
+
+
+def test_a_name_that_is_no_text_is_written_as_it_is(fed_dpsd, tmp_path, model):
+    name = b"\xff.png"
+    (tmp_path / "new").mkdir()
+    place = os.fsdecode(bytes(tmp_path / "new") + b"/" + name)
+    try:
+        with open(place, "wb") as file:
+            Image.new("L", (8, 8)).save(file, "PNG")
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    code, _, told = fed_dpsd("predict", model, "new", "--out", "all.csv")
+    assert (code, told) == (0, "")
+    assert name in (tmp_path / "all.csv").read_bytes()
 
 
 def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, model):

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, WEAK_DELTA_NOTE, PrivacyCard
+from fed_dpsd.accounts.card import NOTHING_NOTE, WEAK_DELTA_NOTE, PrivacyCard, plan_of
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
+from fed_dpsd.privacy.training import TrainingMechanism
 
 MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
@@ -15,6 +16,11 @@ SEEDED_VERDICT = (
     "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
     "numbers are those of the same run with noise=secure"
 )
+BESIDES = {  # that leaves clients before or between their answers
+    "weights": "the teachers' own weights leave",
+    "baseline": "the weights of a classifier of all records leave",
+    "class_counts": "exact class counts leave",
+}
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
     "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
@@ -130,7 +136,16 @@ def how_trained(experiment: Experiment) -> str:
 
 
 def how_answered(experiment: Experiment, card: PrivacyCard) -> str:
-    """Say what leaves a client in a run, and where its noise is added."""
+    """Say what leaves a client in a run, where its noise is added, and what leaves besides."""
+    stages = {stage.mechanism.name for stage in plan_of(experiment).stages}
+    others = stages - {card.content["answers"]}
+    if isinstance(experiment.training, TrainingMechanism):  # which has told of its noisy counts
+        others -= {"class_counts"}
+    besides = [said for name, said in BESIDES.items() if name in others]
+    return "; besides, ".join([_answers(experiment, card), *besides])
+
+
+def _answers(experiment: Experiment, card: PrivacyCard) -> str:
     answers, left = experiment.answers, card.content["answers"]
     if left != answers.name:
         clear = {

@@ -8,8 +8,9 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE
-from fed_dpsd.accounts.words import SEEDED_VERDICT
+from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE, PrivacyCard, plan_of, privacy_card
+from fed_dpsd.accounts.words import SEEDED_VERDICT, how_answered
+from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards, hub_cards
 from fed_dpsd.server.completed import CompletedRun, open_completed
@@ -116,6 +117,24 @@ def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
     assert row["spent"] == row["planned"]  # and not that of both runs, which the ledger holds
     card = cards.privacy_card_of(open_completed(folder))
     assert any("the most that this run cost one of them" in line for line in card["source"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "besides"),
+    [
+        (("training=dp_sgd",), ""),
+        (("training=plain", "answers=probabilities"), "; besides, exact class counts leave"),
+        (("method=dp_dfd",), "; besides, the teachers' own weights leave"),
+        (("method=dgd",), "; besides, the weights of a classifier of all records leave"),
+        (("method=feddf", "training=plain"), "none: the teachers' own weights leave the clients"),
+    ],
+)
+def test_a_card_names_all_that_leaves(tmp_path, overrides, besides):
+    experiment = from_overrides(overrides, tmp_path)
+    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)))
+    said = how_answered(experiment, card)
+    assert said.endswith(besides)
+    assert besides or "besides" not in said
 
 
 def test_a_card_says_how_many_clients_a_round_asks(finished):

@@ -35,6 +35,7 @@ from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
+NO_SECRET_NOTE = "no secret lies there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
 SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
@@ -355,14 +356,18 @@ def ledger_files(path: Path) -> list[Path]:
 
 
 def account(
-    entries: Sequence[Entry], delta: float, unit: Unit, relation: Relation
+    entries: Sequence[Entry],
+    delta: float,
+    unit: Unit,
+    relation: Relation,
+    further_notes: tuple[str, ...] = (),
 ) -> dict[Basis, Epsilon]:
     """Return the epsilons that a ledger's charges prove together, the smallest first.
 
     Their settings are taken as chosen in advance. A budget bounds the one by the training.
     """
     queries = sum(entry.queries for entry in entries)
-    notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE]
+    notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
     if unit == "patient":
         notes.append(PATIENT_NOTE)
     if (unit, relation) == ("record", "replace_one") and any(map(_of_patients, entries)):

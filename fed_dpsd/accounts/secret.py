@@ -27,6 +27,14 @@ def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStrea
     return SecretStreams(secret_of(ledger_folder(experiment, run_folder) / f"{name}.secret"))
 
 
+def has_secret(ledger: Path) -> bool:
+    """Return whether the secret of a simulated client, or a hospital's, lies where its ledger does.
+
+    Seeded noise needs none.
+    """
+    return ledger.with_suffix(".secret").exists() or (ledger.parent.parent / "secret").exists()
+
+
 def secret_of(path: Path) -> bytes:
     """Return the secret at `path`; the operating system draws it if there is none yet.
 

@@ -166,15 +166,17 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Print what each client was charged so far, and what that proves. Nothing is written."""
-    from fed_dpsd.accounts.card import account, ledger_files
+    from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
     from fed_dpsd.accounts.reading import read
+    from fed_dpsd.accounts.secret import has_secret
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
     if not 0 < delta < 1:
         raise UserError(f"--delta {delta:g} must be between 0 and 1, both excluded")
     accounts = {file: read(file) for file in ledger_files(path)}
+    notes = {file: () if has_secret(file) else (NO_SECRET_NOTE,) for file in accounts}
     totals = {
-        file: {pair: account(entries, delta, *pair) for pair in UNITS_AND_RELATIONS}
+        file: {pair: account(entries, delta, *pair, notes[file]) for pair in UNITS_AND_RELATIONS}
         for file, entries in accounts.items()
     }
     if as_json:

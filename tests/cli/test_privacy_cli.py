@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fed_dpsd.accounts.card import NO_SECRET_NOTE
 from fed_dpsd.experiment import set_up
 from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -170,6 +171,16 @@ def test_ledger_prints_what_each_client_has_spent_and_by_whom_it_is_paid(fed_dps
     _, out, _ = fed_dpsd("privacy", "ledger", folder)
     assert "has paid" not in "".join(out)  # answers of plain teachers pay themselves
     assert "client," in "".join(out[:2]).replace(" ", "")  # whose epsilon is finite here
+
+
+def test_a_ledger_of_seeded_noise_says_so(fed_dpsd):
+    """As the card of its run does: whoever reads the ledger alone must not take it for a proof."""
+    for noise in ("seeded", "secure"):
+        _, (folder,), _ = fed_dpsd("run", *SMALL, "rounds=1", f"noise={noise}")
+        _, out, _ = fed_dpsd("privacy", "ledger", folder)
+        _, (content,), _ = fed_dpsd("privacy", "ledger", folder, "--json")
+        for text in ("".join(out), content):
+            assert (NO_SECRET_NOTE in text) == (noise == "seeded")
 
 
 def test_ledgers_that_are_elsewhere_are_named(fed_dpsd, tmp_path):

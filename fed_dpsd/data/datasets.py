@@ -72,6 +72,19 @@ def load_test(config: DataConfig, cache: Path) -> Split:
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)
 
 
+def class_names(config: DataConfig, cache: Path) -> tuple[str, ...]:
+    """Return the names of the classes, in order, and nothing is downloaded for them.
+
+    They are those of `config`; otherwise those that a data set of the hub declared when it was
+    loaded here; their numbers where neither knows any.
+    """
+    if config.path is None and config.hub is not None and not config.classes:
+        for split in sources.SPLITS:
+            if (place := _cached(config, split, cache)("classes.json")).is_file():
+                return tuple(json.loads(place.read_text()))
+    return config.class_names
+
+
 def _digits() -> Dataset:
     """Return scikit-learn's digits as uint8, with a fixed random split."""
     from sklearn.datasets import load_digits
@@ -105,7 +118,12 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
                 "folders train and test divide it otherwise, and a coordinator needs test alone"
             )
         for name, part in parts.items():
-            _save(_cached(config, name, cache), part, notes)
+            place_of_part = _cached(config, name, cache)
+            if len(source.classes) == config.num_classes:
+                write_atomically(
+                    place_of_part("classes.json"), json.dumps(list(source.classes)).encode()
+                )
+            _save(place_of_part, part, notes)
     for note in json.loads(place("notes.json").read_text()) if place("notes.json").exists() else ():
         _say_once(note)
     patients = np.load(place("patients.npy")) if place("patients.npy").is_file() else None

@@ -37,6 +37,7 @@ class Source(NamedTuple):
         labels: (N,) int64.
         patients: (N,) int64, or None where they are not known.
         strays: a line on each file that belongs to no class.
+        classes: the names of the classes that a data set of the hub declares, if it does.
     """
 
     where: str
@@ -45,6 +46,7 @@ class Source(NamedTuple):
     labels: NDArray[np.int64]
     patients: NDArray[np.int64] | None = None
     strays: Sequence[str] = ()
+    classes: Sequence[str] = ()
 
 
 def some(lines: Sequence[str]) -> str:
@@ -221,6 +223,7 @@ def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Pa
         ),
         labels,
         patients,
+        classes=tables.names_in(table.schema, config.label_column),
     )
 
 

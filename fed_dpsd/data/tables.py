@@ -199,9 +199,14 @@ def declared_classes(path: Path, column: str) -> list[str]:
     if path.suffix == ".csv":
         return []
     with _is_parquet(path):
-        metadata = pyarrow.parquet.read_schema(path).metadata or {}
+        return names_in(pyarrow.parquet.read_schema(path), column)
+
+
+def names_in(schema: pyarrow.Schema, column: str | None) -> list[str]:
+    """Return the classes that a table's schema declares for a column, as `declared_classes`."""
     try:
-        names = json.loads(metadata[b"huggingface"])["info"]["features"][column]["names"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[column]["names"]
     except (ValueError, KeyError, TypeError):
         return []
     texts = isinstance(names, list) and all(isinstance(name, str) for name in names)

@@ -17,6 +17,7 @@ from fed_dpsd.accounts.words import (
     published_line,
     verdict,
 )
+from fed_dpsd.data.datasets import class_names
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
@@ -107,7 +108,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         rounds=rounds,
         versions=_json(folder / "versions.json"),
         settings=_settings(experiment),
-        classes=experiment.config.data.class_names,
+        classes=class_names(experiment.config.data, Path(experiment.config.cache)),
         simulated=experiment.config.federation.simulation,
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),

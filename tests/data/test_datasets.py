@@ -147,6 +147,38 @@ def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
     assert FakeHub.subset == "cropped"
 
 
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (["shirt", "coat", "bag"], ("shirt", "coat", "bag")),
+        (["0", "1", "2"], ("0", "1", "2")),
+        (["shirt", "coat", "bag", "boot"], ("0", "1", "2")),  # of another number of classes
+        (None, ("0", "1", "2")),
+    ],
+)
+def test_classes_have_the_names_that_a_data_set_of_the_hub_declares(
+    tmp_path, monkeypatch, declared, expected
+):
+    import flwr_datasets
+    from datasets import ClassLabel, Dataset, Features, Image, Value
+
+    label = ClassLabel(names=declared) if declared else Value("int64")
+
+    class Declaring(FakeHub):
+        def load_split(self, split):
+            rows = {"image": [picture(7), picture(8)], "label": [1, 2]}
+            return Dataset.from_dict(rows, features=Features({"image": Image(), "label": label}))
+
+    monkeypatch.setattr(flwr_datasets, "FederatedDataset", Declaring)
+    monkeypatch.setattr(partition, "_is_online", lambda: True)
+    config = replace(CONFIG, hub="some/set")
+    assert datasets.class_names(config, tmp_path) == ("0", "1", "2")  # before it is loaded
+    datasets.load(config, tmp_path)
+    assert datasets.class_names(config, tmp_path) == expected
+    own = replace(config, classes=("a", "b", "c"))
+    assert datasets.class_names(own, tmp_path) == ("a", "b", "c")
+
+
 @pytest.mark.parametrize("online", [False, True])
 def test_what_cannot_be_downloaded_is_one_line(tmp_path, monkeypatch, online):
     """Without a network the libraries are told so, since they would try for half a minute."""

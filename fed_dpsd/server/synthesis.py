@@ -132,6 +132,8 @@ def drawn(
     if source is None:
         source = "generator" if kept or grows else "questions"
     streams = Streams(seed)
+    crops = config.pictures and method.asks_pictures
+    real = " Crops of real pictures may be among them; PRIVACY.md names those." if crops else ""
     if source == "generator" and kept:
         parts = _of_kept_generator(world, method.latent_size, kept, streams)
         origin = "The run's generator drew them from new latent vectors, as its last round left it"
@@ -146,9 +148,10 @@ def drawn(
         )
     elif isinstance(method, FedDPSD):
         parts = _of_next_rounds(method, student, world, run, streams)
-        origin = "They are questions as the run's next rounds would have asked them."
+        origin = f"They are questions as the run's next rounds would have asked them.{real}"
     else:
-        return _of_the_bank(run, number, streams), "They are among the images that the run asked."
+        origin = f"They are among the images that the run asked.{real}"
+        return _of_the_bank(run, number, streams), origin
     return _taken(parts, number), origin
 
 

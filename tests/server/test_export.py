@@ -114,11 +114,12 @@ def test_onnx_that_answers_otherwise_than_torch_is_noticed(finished, tmp_path, m
 @pytest.mark.ci
 def test_without_its_test_images_a_run_is_compared_on_drawn_ones(finished, tmp_path, monkeypatch):
     def gone(experiment):
-        raise UserError("the folder is gone")
+        raise UserError("/home/me/records is gone")
 
     monkeypatch.setattr(exports, "test_split", gone)
     compared = export(finished()[0], tmp_path, "onnx").compared
-    assert "on 256 drawn images, as the run's own cannot be read (the folder is gone)" in compared
+    assert "on 256 drawn images, as the run has no test images" in compared
+    assert "/home/me" not in (tmp_path / "privacy_card.json").read_text()
 
 
 @pytest.mark.parametrize("package", onnx_file.PACKAGES)

@@ -188,7 +188,8 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
     for row in rows[:SHOWN]:
         table.add_row(*map(Text, row))
     out = Console(file=file, highlight=False)
-    out.print(table)
+    if rows:
+        out.print(table)
     if len(rows) > SHOWN:
         out.print(f"and {len(rows) - SHOWN:,} more; --out FILE.csv writes all", soft_wrap=True)
     counts = Counter(row[1] for row in rows).most_common(SHOWN)

@@ -211,7 +211,8 @@ def _lines(card: Mapping[str, Any]) -> Iterator[str]:
         yield "Notes on the proven numbers:\n"
         yield from _bullets(card["notes"])
     yield "## Versions\n"
-    libraries = [f"{name} {version}" for name, version in (versions["run"] or {}).items()]
+    known = {name: version for name, version in (versions["run"] or {}).items() if version}
+    libraries = [f"{name} {version}" for name, version in known.items()]
     yield from _bullets(
         (f"the run: {', '.join(libraries) or 'not known'}", f"this card: {versions['artefact']}")
     )

@@ -77,6 +77,15 @@ def test_what_carries_no_guarantee_begins_with_that(finished):
     assert SEEDED_VERDICT not in card["verdict"]
 
 
+def test_a_run_of_no_commit_names_none(finished):
+    folder, _, _ = finished(*DP)
+    versions = json.loads((folder / "versions.json").read_text())
+    (folder / "versions.json").write_text(json.dumps({**versions, "commit": None}))
+    text = cards.as_markdown(cards.privacy_card_of(open_completed(folder)))
+    assert "commit" not in text
+    assert "torch" in text
+
+
 def test_every_number_of_the_verdict_says_whom_it_holds_against(finished):
     """A record's proof may be the training's, a client's that of answers to a trusted server."""
     folder, _, _ = finished(*VOTES, "answers.noise_at=server", "noise=secure")

@@ -188,13 +188,15 @@ def _print_table(file: TextIO, header: Sequence[str], rows: Sequence[Sequence[st
     for row in rows[:SHOWN]:
         table.add_row(*map(Text, row))
     out = Console(file=file, highlight=False)
-    if rows:
-        out.print(table)
+    if not rows:
+        out.print("no image can be read")
+        return
+    out.print(table)
     if len(rows) > SHOWN:
         out.print(f"and {len(rows) - SHOWN:,} more; --out FILE.csv writes all", soft_wrap=True)
     counts = Counter(row[1] for row in rows).most_common(SHOWN)
     text = ", ".join(f"{name} ({number:,})" for name, number in counts)
-    out.print(f"{len(rows):,} images: {text or 'none'}", markup=False, soft_wrap=True)
+    out.print(f"{len(rows):,} images: {text}", markup=False, soft_wrap=True)
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

@@ -74,6 +74,8 @@ def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
     _, shown, _ = fed_dpsd("predict", model, "new", "--all")
     assert shown[0].startswith("file,class,probability,0,1,")
     assert len(shown) == 26
+    code, shown, _ = fed_dpsd("predict", model, "lost.png")
+    assert (code, shown) == (1, ["no image can be read"])
 
 
 def test_a_name_that_is_no_text_is_written_as_it_is(fed_dpsd, tmp_path, model):

@@ -121,8 +121,10 @@ def how_trained(experiment: Experiment) -> str:
             rate = training.sample_rate
             taken = "all records" if rate == 1 else f"about {100 * rate:.3g} % of the records"
             counts = "" if training.counts_classes else "out"
+            number = plan_of(experiment).trainings
+            repeated = f"{number:,} trainings of " if number > 1 else ""
             return (
-                f"DP-SGD: {training.steps} steps on {taken}, with noise of "
+                f"DP-SGD: {repeated}{training.steps} steps on {taken}, with noise of "
                 f"{training.noise_multiplier:.6g} times the largest gradient of a "
                 f"{training.unit}; with{counts} noisy class counts"
             )

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
 from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE, PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.words import SEEDED_VERDICT, how_answered
+from fed_dpsd.accounts.words import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards, hub_cards
@@ -144,6 +144,14 @@ def test_a_card_names_all_that_leaves(tmp_path, overrides, besides):
     said = how_answered(experiment, card)
     assert said.endswith(besides)
     assert besides or "besides" not in said
+
+
+@pytest.mark.parametrize(
+    ("method", "begins"), [("dp_fedavg", "DP-SGD: 3 trainings of "), ("fed_dpsd", "DP-SGD: 100 ")]
+)
+def test_a_card_counts_private_trainings(tmp_path, method, begins):
+    experiment = from_overrides([f"method={method}", "training=dp_sgd", "rounds=3"], tmp_path)
+    assert how_trained(experiment).startswith(begins)
 
 
 def test_a_card_says_how_many_clients_a_round_asks(finished):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.audits.lira import Members, Scores, lira, logits
-from fed_dpsd.audits.one_run import Guesses, conclude
+from fed_dpsd.audits.one_run import Guesses, conclude, profile, refuted
 from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
@@ -26,6 +26,7 @@ Say = Callable[[str], None]
 WANTED = (0.01, 0.001)  # rates of false positives
 TARGETS = 3  # one run in so many is attacked; the others are its shadows
 FEWEST = 6  # runs of a setting: at least two targets, and four shadows
+ALARM = 0.01  # chance at most that guesses refute a proof that holds, in each row
 CURVE = np.geomspace(1e-4, 1, 200)  # rates of false positives at which a figure draws
 ASSUMPTION = (
     "the adversary knows the coins of the shadow runs and sees the attacked model's answers"
@@ -60,9 +61,20 @@ class Outcome:
         return tuple(point(self.scores, self.included, wanted) for wanted in WANTED)
 
     @property
-    def contradicts(self) -> bool:
+    def above_cap(self) -> bool:
         """Return whether a point lies above its cap by more than its interval."""
         return any(each.exceeds(self.claims) for each in self.points)
+
+    @functools.cached_property
+    def refuted(self) -> bool:
+        """Return whether Theorem 12 refutes the proof, which also few sure guesses can do."""
+        claim = profile(self.claims)
+        return bool(claim and self._fair and refuted(claim, self._guesses, ALARM))
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether the attack finds more than the proof allows, in either way."""
+        return self.above_cap or self.refuted
 
     @property
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -102,8 +114,21 @@ class Outcome:
                 f"cap@{wanted}": cap(found.fpr_high, self.claims[:1]),
                 f"profile_cap@{wanted}": cap(found.fpr_high, self.claims),
             }
-        least = {"epsilon_at_least": self._epsilon_at_least, "above_cap": self.contradicts}
-        return row | least | facts(self.row, self.victim)
+        row |= {
+            "epsilon_at_least": self._epsilon_at_least,
+            "above_cap": self.above_cap,
+            "refuted": self.refuted,
+        }
+        return row | facts(self.row, self.victim)
+
+    @property
+    def _fair(self) -> bool:
+        """Return whether the coins are fair, as Theorem 12 has them."""
+        return bool(self.row.runs[0].experiment.partition.fraction == 0.5)
+
+    @property
+    def _guesses(self) -> Guesses:
+        return Guesses(self.included, self.scores)
 
     @property
     def _epsilon_at_least(self) -> float | None:
@@ -111,11 +136,10 @@ class Outcome:
 
         None where the coins are not fair.
         """
-        if self.row.runs[0].experiment.partition.fraction != 0.5:
+        if not self._fair:
             return None
-        guesses = Guesses(self.included, self.scores)
         delta = self.row.runs[0].experiment.config.privacy.delta
-        audit = conclude(guesses, delta, 2 * FAILURE, 0, ASSUMPTION, "trained models")
+        audit = conclude(self._guesses, delta, 2 * FAILURE, 0, ASSUMPTION, "trained models")
         return audit.lower_bound
 
 

@@ -5,7 +5,7 @@ each other (docs/privacy.md, Theorems 12 and 13).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +53,13 @@ def approximate(epsilon: float, delta: float) -> Claim:
     return lambda likely: max(0.0, (likely - delta) / ratio, 1 - delta - ratio * (1 - likely))
 
 
+def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
+    """Claim pairs of epsilon and delta that are proven together; None where none is finite."""
+    # Beyond 700 an exponential is beyond double precision.
+    parts = [approximate(epsilon, delta) for epsilon, delta in claims if epsilon <= 700]
+    return (lambda likely: max(part(likely) for part in parts)) if parts else None
+
+
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
     """Say whether so many right guesses refute a claim.
 
@@ -96,12 +103,8 @@ def strongest(
         failure: in (0, 1), that the result is too large, over coins and noise.
         tolerance: of the result, which is rounded down; 0 where nothing is refuted.
     """
-    order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
-    right = np.cumsum(guesses.right.ravel()[order])
     best = 0.0
-    for fraction in GUESSED:
-        made = math.ceil(fraction * len(order))
-        counts = (len(order), made, int(right[made - 1]), failure / len(GUESSED))
+    for counts in _counts(guesses, failure):
         if refutes(family(best + tolerance), *counts):
             low, high = best + tolerance, LARGEST
             while high - low > tolerance:
@@ -109,6 +112,26 @@ def strongest(
                 low, high = (middle, high) if refutes(family(middle), *counts) else (low, middle)
             best = low
     return best
+
+
+def refuted(claim: Claim, guesses: Guesses, failure: float) -> bool:
+    """Return whether guesses refute a claim, at one of the fractions of `strongest`.
+
+    Args:
+        claim: symmetric, increasing and convex.
+        guesses: of all runs together; runs on canaries of their own are one algorithm.
+        failure: in (0, 1), that a claim that holds is refuted.
+    """
+    return any(refutes(claim, *counts) for counts in _counts(guesses, failure))
+
+
+def _counts(guesses: Guesses, failure: float) -> Iterator[tuple[int, int, int, float]]:
+    """Yield what `refutes` takes besides the claim, for each fraction of the canaries."""
+    order = np.argsort(-np.abs(guesses.scores), axis=None, kind="stable")
+    right = np.cumsum(guesses.right.ravel()[order])
+    for fraction in GUESSED:
+        made = math.ceil(fraction * len(order))
+        yield len(order), made, int(right[made - 1]), failure / len(GUESSED)
 
 
 def advantage_at_least(guesses: Guesses, failure: float) -> float:

@@ -16,6 +16,8 @@ from fed_dpsd.audits.one_run import (
     approximate,
     conclude,
     gaussian,
+    profile,
+    refuted,
     refutes,
     strongest,
 )
@@ -48,6 +50,21 @@ def test_a_pure_claim_stands_against_randomised_response_and_falls_soon_after(
     """
     exact = int(binom.isf(failure, made, expit(epsilon))) + 1
     assert exact <= least_refuted(approximate(epsilon, 0.0), made, failure) <= exact + 2
+
+
+def test_a_profile_is_refuted_where_it_is_too_small_and_not_where_it_holds():
+    """A right one is refuted less than once in 100 times; here mu is 1."""
+    guesses = gaussian_guesses(1.0, 4, 2_000)
+    deltas = np.geomspace(1e-6, 0.5, 24)
+    right, wrong = ([(gaussian_epsilon(mu, delta), delta) for delta in deltas] for mu in (1, 0.5))
+    assert not refuted(profile(right), guesses, 0.01)
+    assert refuted(profile(wrong), guesses, 0.01)
+    # One pair of the wrong profile allows more than all together do.
+    assert not refuted(profile(wrong[:1]), guesses, 0.01)
+
+
+def test_nothing_is_claimed_where_no_epsilon_is_finite():
+    assert profile([(math.inf, 1e-5), (512_000.0, 1e-5)]) is None
 
 
 def steinke(epsilon, delta, canaries, made, right):

@@ -157,7 +157,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     Raises:
         UserError: there are too few runs, or they have no coins.
     """
-    known: list[Scores] = []
+    known: list[tuple[Scores, tuple[Claim, ...]]] = []
     for number, row in enumerate(rows_of(path)):
         if len(row.runs) < FEWEST:
             raise UserError(
@@ -167,18 +167,20 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
         victims: tuple[Victim, ...] = ("teachers", "student")
         for victim in ("untrained teachers", *victims) if number == 0 else victims:
             say(f"{row.name}: {victim}")
-            scores = _scores(row, victim)
-            if any(np.array_equal(scores, other) for other in known):
+            scores, claims = _scores(row, victim), tuple(row.least_proven(victim).claims(victim))
+            # Equal models with another claim are a case of their own, such as noise left out.
+            if any(claims == of and np.array_equal(scores, other) for other, of in known):
                 say("  the same models as in an earlier row")
                 continue
-            known.append(scores)
-            yield from _guess(row, victim, scores, included)
+            known.append((scores, claims))
+            yield from _guess(row, victim, scores, included, claims)
 
 
-def _guess(row: Row, victim: Victim, scores: Scores, included: Members) -> Iterator[Outcome]:
+def _guess(
+    row: Row, victim: Victim, scores: Scores, included: Members, claims: tuple[Claim, ...]
+) -> Iterator[Outcome]:
     """Guess at the coins of the targets, by both attacks."""
     shadows = len(scores) - len(scores) // TARGETS
-    claims = tuple(row.runs[-1].claims(victim))
     likelihoods = lira(scores[:shadows], included[:shadows], scores[shadows:])
     # The sign is the guess, so a loss is measured from the middle of the shadows' losses.
     thresholds = scores[shadows:] - np.median(scores[:shadows])

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -149,6 +149,10 @@ class Row:
     name: str
     runs: Sequence[ShadowRun]
 
+    def least_proven(self, victim: Victim) -> ShadowRun:
+        """Return the run of which least is proven, as where more was charged than planned."""
+        return max(self.runs, key=lambda run: run.proven(victim).value)
+
     def accuracy(self, victim: Victim) -> tuple[float, float]:
         """Return mean and sample standard deviation of the accuracy on the test split, if known."""
         scores = [run.summary["accuracy"] for run in self.runs]
@@ -163,7 +167,7 @@ class Row:
 
 def facts(row: Row, victim: Victim) -> dict[str, Any]:
     """Return what is claimed of a setting's victim, and where it was measured, for a table."""
-    first, proven = row.runs[0], row.runs[0].proven(victim)
+    first, proven = row.runs[0], row.least_proven(victim).proven(victim)
     published = first.summary["privacy"]["epsilon_published"] if victim == "student" else "inf"
     accuracy, deviation = row.accuracy(victim)
     return {
@@ -182,18 +186,22 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
     }
 
 
-def rows_of(path: Path) -> Iterator[Row]:
-    """Yield the settings of a sweep's folder, or table, whose run folders lie beside it.
+def rows_of(path: Path) -> list[Row]:
+    """Return the settings of a sweep's folder, or table, whose run folders lie beside it.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
     """
     (table,) = tables_of([path])
     settings = read([table])
-    for name, setting in zip(names(settings), settings, strict=True):
-        alone = is_run_folder(table.parent)  # a run's own table lies in its folder
-        keys = [run["key"] for run in _by_seed(setting)]
-        yield Row(name, [_opened(table.parent / ("" if alone else key)) for key in keys])
+    alone = is_run_folder(table.parent)  # a run's own table lies in its folder
+    return [
+        Row(
+            name,
+            [_opened(table.parent / ("" if alone else run["key"])) for run in _by_seed(setting)],
+        )
+        for name, setting in zip(names(settings), settings, strict=True)
+    ]
 
 
 def _by_seed(setting: Setting) -> list[dict[str, str]]:

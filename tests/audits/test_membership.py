@@ -97,6 +97,31 @@ def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     ]
 
 
+def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
+    plain, private, monkeypatch
+):
+    """A mechanism that draws no noise makes the models in the clear, and claims more of them."""
+    rows = [shadows.rows_of(folder)[0] for folder in (plain, plain, private)]
+    monkeypatch.setattr(membership, "rows_of", lambda path: rows)
+    scores = np.random.default_rng(0).normal(size=(RUNS, 1_437))
+    monkeypatch.setattr(membership, "_scores", lambda row, victim: scores)
+    said = []
+    found = [o for o in membership.attack(plain, said.append) if o.attack == "lira"]
+    claimed = [(o.victim, round(o.claims[0][0], 3)) for o in found]
+    # In the clear nothing is claimed of teachers and student alike: only the first is attacked.
+    assert claimed == [("untrained teachers", 0), ("teachers", np.inf), ("teachers", 0.993)]
+    assert sum("the same models" in line for line in said) == 4
+
+
+def test_caps_are_those_of_the_run_of_which_least_is_proven(private):
+    (row,) = shadows.rows_of(private)
+    more = row.runs[4].summary
+    more["privacy"]["proven"] = [claim | {"epsilon": 7.5} for claim in more["privacy"]["proven"]]
+    assert row.least_proven("student") is row.runs[4]
+    assert row.least_proven("teachers").proven("teachers").number(3) == "0.993"
+    assert shadows.facts(row, "student")["epsilon_proven"] == "7.5"
+
+
 def test_private_teachers_stay_below_their_caps(private):
     """Their attacks may exceed the interval of a right proof once in 20 times each."""
     found = attacked(private)

@@ -157,12 +157,11 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     Raises:
         UserError: there are too few runs, or they have no coins.
     """
+    rows = rows_of(path)
+    for row in rows:
+        _check(row, path)
     known: list[tuple[Scores, tuple[Claim, ...]]] = []
-    for number, row in enumerate(rows_of(path)):
-        if len(row.runs) < FEWEST:
-            raise UserError(
-                f"{path}: {row.name} has {len(row.runs)} runs; sweep over at least {FEWEST} seeds"
-            )
+    for number, row in enumerate(rows):
         included = np.stack([run.included for run in row.runs])
         victims: tuple[Victim, ...] = ("teachers", "student")
         for victim in ("untrained teachers", *victims) if number == 0 else victims:
@@ -174,6 +173,31 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
                 continue
             known.append((scores, claims))
             yield from _guess(row, victim, scores, included, claims)
+
+
+def _check(row: Row, path: Path) -> None:
+    """Refuse a setting in which shadow runs say nothing of targets, or say who is a member.
+
+    Raises:
+        UserError: there are too few runs, or their coins or holders are not as they should be.
+    """
+    number = len(row.runs)
+    if number < FEWEST:
+        runs = "run" if number == 1 else "runs"
+        raise UserError(
+            f"{path}: {row.name} has {number} {runs}; sweep over at least {FEWEST} seeds"
+        )
+    partitions = [run.experiment.partition for run in row.runs]
+    if len({partition.coins for partition in partitions}) < number:
+        raise UserError(
+            f"{path}: {row.name} has runs with the same partition.coins, so that its shadow runs "
+            "tell the targets' coins; leave partition.coins as it is, which follows the seed"
+        )
+    if len({partition.seed for partition in partitions}) > 1:
+        raise UserError(
+            f"{path}: {row.name} has runs with several values of partition.seed, so that not only "
+            "coins decide who holds a record; sweep with one"
+        )
 
 
 def _guess(

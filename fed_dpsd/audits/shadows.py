@@ -209,10 +209,24 @@ def _by_seed(setting: Setting) -> list[dict[str, str]]:
 
 
 def _opened(folder: Path) -> ShadowRun:
-    experiment = open_run_folder(folder)
-    if not isinstance(experiment.partition, Coins):
+    if not is_run_folder(folder):
         raise UserError(
-            f"{folder}: partition={experiment.partition.name} leaves no record out, so that there "
-            "is nobody to tell members from; sweep with partition=coins"
+            f"the run folder {folder} is not there; an attack needs those of a sweep beside its "
+            "table, so give the folder that the sweep wrote to"
+        )
+    experiment = open_run_folder(folder)
+    partition, size = experiment.partition, experiment.config.data.records_per_patient
+    if not isinstance(partition, Coins) or partition.fraction == 1:
+        coins = isinstance(partition, Coins)
+        typed = "partition.fraction=1" if coins else f"partition={partition.name}"
+        raise UserError(
+            f"{folder}: {typed} leaves no record out, so that there is nobody to tell members "
+            "from; sweep with partition=coins and a partition.fraction below 1"
+        )
+    if size is not None:
+        raise UserError(
+            f"{folder}: data.records_per_patient={size} makes up patients of the records that are "
+            "there, so a coin moves other records too; leave it out, or use a data set whose "
+            "records name their patients"
         )
     return ShadowRun(folder, experiment)

@@ -6,6 +6,7 @@ Seeds are fixed; each statistical test says how often a right implementation wou
 import csv
 import dataclasses
 import functools
+import shutil
 import sys
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from scipy.special import expit
 
 from fed_dpsd import api, cli
-from fed_dpsd.audits import membership, shadows
+from fed_dpsd.audits import inversion, membership, shadows
 from fed_dpsd.data.partition import Coins
 from fed_dpsd.errors import UserError
 from fed_dpsd.server.run_folder import open_run_folder
@@ -162,6 +163,55 @@ def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
     folder = swept(*(tmp_path / "iid", "training=plain", "answers=probabilities"), "partition=iid")
     with pytest.raises(UserError, match="partition=iid leaves no record out"):
         list(membership.attack(folder, lambda line: None))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda n: Coins(seed=0, coins=5, fraction=0.5), "the same partition.coins"),
+        (lambda n: Coins(seed=n, coins=n, fraction=0.5), "several values of partition.seed"),
+    ],
+)
+def test_runs_whose_coins_or_holders_are_not_as_theorems_have_them_are_refused(
+    plain, monkeypatch, change, says
+):
+    (row,) = shadows.rows_of(plain)
+    runs = [
+        dataclasses.replace(
+            run, experiment=dataclasses.replace(run.experiment, partition=change(number))
+        )
+        for number, run in enumerate(row.runs)
+    ]
+    monkeypatch.setattr(membership, "rows_of", lambda path: [row, shadows.Row("other", runs)])
+    with pytest.raises(UserError, match=f"other has runs with {says}"):
+        next(membership.attack(plain, lambda line: None))  # before anything is attacked
+
+
+@pytest.mark.parametrize(
+    ("known", "other", "says"),
+    [
+        ("fraction: 0.5", "fraction: 1.0", "partition.fraction=1 leaves no record out"),
+        ("records_per_patient: null", "records_per_patient: 3", "a coin moves other records too"),
+    ],
+)
+def test_settings_in_which_a_coin_is_not_one_record_are_refused(
+    plain, tmp_path, known, other, says
+):
+    (row,) = shadows.rows_of(plain)
+    for attack in (membership.attack, inversion.attack):
+        folder = tmp_path / attack.__module__
+        shutil.copytree(row.runs[0].folder, folder)
+        text = (folder / "config.yaml").read_text()
+        assert known in text
+        (folder / "config.yaml").write_text(text.replace(known, other))
+        with pytest.raises(UserError, match=says):
+            next(attack(folder, lambda line: None))
+
+
+def test_a_table_without_its_run_folders_is_refused(plain, tmp_path):
+    shutil.copy(plain / "results.csv", tmp_path)
+    with pytest.raises(UserError, match="is not there; an attack needs those of a sweep beside"):
+        next(membership.attack(tmp_path, lambda line: None))
 
 
 def test_the_command_writes_a_table_a_page_and_a_figure(plain, tmp_path, monkeypatch, capsys):

@@ -21,8 +21,8 @@ class Point:
 
     The threshold is a non-member's score, the highest that leaves at most `wanted` of the
     non-members above it. So `fpr_high` bounds the rate behind an order statistic, which is Clopper
-    and Pearson's bound for as many counts. Intervals take the guesses as independent, which those
-    at records of one run are not quite.
+    and Pearson's bound for as many as are wanted. Intervals take the guesses as independent, which
+    those at records of one run are not quite.
 
     Args:
         wanted: the rate of false positives that was asked for.
@@ -60,8 +60,13 @@ class Point:
 
     @property
     def fpr_high(self) -> float:
-        """Return an upper bound on the rate of false positives."""
-        return float(rates.high(self.false_positives, self.non_members, FAILURE / 2))
+        """Return an upper bound on the rate of false positives.
+
+        Where scores are equal, fewer non-members than wanted may be above the threshold. That they
+        are few has then chosen the threshold, so the bound is that of as many as were wanted.
+        """
+        allowed = math.floor(self.wanted * self.non_members)
+        return float(rates.high(allowed, self.non_members, FAILURE / 2))
 
     def exceeds(self, claims: Sequence[Claim]) -> bool:
         """Return whether the interval lies above the cap of proven claims: a proof is wrong."""

@@ -17,8 +17,11 @@ Members = NDArray[np.bool_]
 
 
 def logits(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> Scores:
-    """Return log(p / (1 - p)) of each record's own class; (N,) from (N, K) and (N,)."""
-    sensitive = probabilities.astype(np.float64)
+    """Return log(p / (1 - p)) of each record's own class; (N,) from (N, K) and (N,).
+
+    It is 0 where a model answers with no numbers, so that one such run blinds no attack on others.
+    """
+    sensitive = np.nan_to_num(probabilities.astype(np.float64))
     own = sensitive[np.arange(len(labels)), labels]
     sensitive[np.arange(len(labels)), labels] = 0
     return np.asarray(np.log(np.maximum(own, TINY)) - np.log(np.maximum(sensitive.sum(1), TINY)))

@@ -57,6 +57,11 @@ def test_a_record_that_all_shadows_hold_is_not_guessed_at():
     assert np.isfinite(guesses).all()
 
 
+def test_answers_that_are_no_numbers_count_as_no_hint():
+    found = logits(np.array([[np.nan, np.nan], [0.25, 0.75]]), np.array([0, 1]))
+    assert found == pytest.approx([0, np.log(3)])
+
+
 def test_logits_are_exact_where_probabilities_are_near_one_or_zero():
     probabilities = np.array([[1 - 1e-7, 1e-7], [0.0, 1.0], [0.25, 0.75]], np.float32)
     found = logits(probabilities, np.array([0, 0, 1]))

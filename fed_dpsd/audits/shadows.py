@@ -153,6 +153,18 @@ class Row:
         """Return the run of which least is proven, as where more was charged than planned."""
         return max(self.runs, key=lambda run: run.proven(victim).value)
 
+    @property
+    def seeds(self) -> str:
+        """Return the seeds: the first and the last, or all where some between them are missing."""
+        seeds = [run.experiment.config.seed for run in self.runs]
+        whole = seeds == list(range(seeds[0], seeds[-1] + 1))
+        return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
+
+    def all_of(self, key: str) -> str:
+        """Return the different values of a key of versions.json; "" if no run has it."""
+        values = [run.versions.get(key) for run in self.runs]
+        return ", ".join(dict.fromkeys(value for value in values if value))
+
     def accuracy(self, victim: Victim) -> tuple[float, float]:
         """Return mean and sample standard deviation of the accuracy on the test split, if known."""
         scores = [run.summary["accuracy"] for run in self.runs]
@@ -173,7 +185,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "accuracy_deviation": deviation,
-        "seeds": f"{first.experiment.config.seed}-{row.runs[-1].experiment.config.seed}",
+        "seeds": row.seeds,
         "epsilon_proven": proven.number(5),
         "unit": proven.unit,
         "relation": proven.relation,
@@ -181,8 +193,8 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
         "trust": proven.trust,
         **({"review": proven.review} if proven.review else {}),
         "epsilon_published": published,
-        "commit": first.versions.get("commit"),
-        "machine": first.versions.get("machine"),
+        "commit": row.all_of("commit"),
+        "machine": row.all_of("machine"),
     }
 
 

@@ -145,6 +145,16 @@ def test_an_answer_s_noise_is_not_claimed_for_teachers(tmp_path):
     assert run.proven("teachers").number(5) == "inf"
 
 
+def test_a_table_names_the_seeds_and_commits_that_there_are(plain):
+    (row,) = shadows.rows_of(plain)
+    assert shadows.facts(row, "student")["seeds"] == f"0-{RUNS - 1}"
+    fewer = shadows.Row(row.name, [row.runs[number] for number in (0, 1, 4)])
+    for number, run in enumerate(fewer.runs):
+        run.versions["commit"] = f"abc{number // 2}"
+    found = shadows.facts(fewer, "student")
+    assert (found["seeds"], found["commit"]) == ("0, 1, 4", "abc0, abc1")
+
+
 def test_coins_decide_who_is_a_member_and_nothing_else(plain):
     (row,) = shadows.rows_of(plain)
     first, second = row.runs[:2]

@@ -41,7 +41,7 @@ LATENT_SIZE = 64
 DIVERSITY = 0.1  # weight of the term that keeps a generator from one picture a class
 RECOGNISER, RECOGNISER_WIDTH = "cnn", 16
 LEARNING = {"epochs": 3, "min_steps": 600, "batch_size": 64, "learning_rate": 0.002}
-COMPARED = 3_000  # the most members, and as many others, that a picture is compared with
+COMPARED_OF_A_CLASS = 300  # the most members, and as many others, that a picture is compared with
 CPU = torch.device("cpu")
 
 
@@ -53,8 +53,8 @@ class Score:
         inception: Inception score of the classifier, from 1 to the number of classes (Salimans et
             al., arXiv 1606.03498).
         recognised: fraction of the pictures that the classifier takes for the attacked class.
-        nearest_member: fraction whose nearest record, among as many members as others, is a member;
-            a half where pictures tell nothing of who is one.
+        nearest_member: fraction whose nearest record, among as many members as others of each
+            class, is a member; a half where pictures tell nothing of who is one.
         reached: fraction that the attacked model takes for the class; where it is small, the attack
             has not ended, and says nothing. NaN for pictures of a control.
     """
@@ -269,7 +269,7 @@ class Judge:
     Args:
         classifier: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
         members: (M, C, H, W) records that the attacked model has learned from.
-        others: (M, C, H, W) records of the same kind, which it has not.
+        others: (M, C, H, W) records that it has not, as many of each class.
         streams: the randomness of an attack on one run.
     """
 
@@ -280,19 +280,26 @@ class Judge:
 
     @classmethod
     def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
-        """Return the judge of a run, with as many members as others.
+        """Return the judge of a run, with as many members as others of each class.
 
-        A teacher's are the records that its client holds, or would hold.
+        A class of which there are more members has better pictures, and more of them are near to a
+        member, whoever the members are. A teacher's are the records that its client holds, or would
+        hold.
         """
-        records, included = run.data.train.images, run.included
+        records, included = run.data.train, run.included
         streams = Streams(run.experiment.config.seed)
         rng = streams.numpy("compared")
         part = np.arange(len(records)) if victim == "student" else run.holders[0]
-        members, others = (
-            rng.permutation(part[included[part] == truth]) for truth in (True, False)
-        )
-        number = min(COMPARED, len(members), len(others))
-        return cls(classifier, records[members[:number]], records[others[:number]], streams)
+        members, others = [], []
+        for label in range(run.experiment.config.data.num_classes):
+            own = part[records.labels[part] == label]
+            inside, outside = (
+                rng.permutation(own[included[own] == here]) for here in (True, False)
+            )
+            number = min(COMPARED_OF_A_CLASS, len(inside), len(outside))
+            members.append(records.images[inside[:number]])
+            others.append(records.images[outside[:number]])
+        return cls(classifier, np.concatenate(members), np.concatenate(others), streams)
 
     def score(self, pictures: Images, labels: NDArray[np.int64]) -> Score:
         """Score (B, C, H, W) pictures that were drawn for (B,) classes."""

@@ -251,6 +251,22 @@ def test_the_command_says_which_proof_is_wrong(plain, tmp_path, monkeypatch, cap
     assert "more than is proven: the only setting, teachers, lira: " in capsys.readouterr().err
 
 
+def test_pictures_are_compared_with_as_many_members_as_others_of_each_class(plain):
+    (row,) = shadows.rows_of(plain)
+    run, records = row.runs[0], row.runs[0].data.train
+    known = zip(records.images, records.labels, run.included, strict=True)
+    facts = {image.tobytes(): (label, inside) for image, label, inside in known}
+    for victim, most in (("student", 1_437), ("teachers", 1_437 // 8 + 1)):
+        judge = inversion.Judge.of(run, victim, None)
+        members, others = (
+            [facts[image.tobytes()] for image in images] for images in (judge.members, judge.others)
+        )
+        assert {inside for _, inside in members} == {True}
+        assert {inside for _, inside in others} == {False}
+        assert sorted(label for label, _ in members) == sorted(label for label, _ in others)
+        assert most / 2 < len(members) + len(others) <= most
+
+
 def test_a_runs_experiment_is_read_back_with_its_coins(plain):
     (row,) = shadows.rows_of(plain)
     assert open_run_folder(row.runs[3].folder).partition == Coins(seed=0, coins=3, fraction=0.5)

@@ -120,7 +120,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
             if data not in recognisers:
                 say(f"the classifier of {data.name} that judges pictures")
                 recognisers[data] = recogniser(row.runs[0])
-            victims: tuple[Victim, ...] = ("teachers", "student")
+            victims = row.runs[0].victims
             if number == 0:
                 yield from _controls(row, recognisers[data])
                 victims = ("untrained teachers", *victims)

@@ -163,8 +163,8 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
     known: list[tuple[Scores, tuple[Claim, ...]]] = []
     for number, row in enumerate(rows):
         included = np.stack([run.included for run in row.runs])
-        victims: tuple[Victim, ...] = ("teachers", "student")
-        for victim in ("untrained teachers", *victims) if number == 0 else victims:
+        control: tuple[Victim, ...] = () if number else ("untrained teachers",)
+        for victim in (*control, *row.runs[0].victims):
             say(f"{row.name}: {victim}")
             scores, claims = _scores(row, victim), tuple(row.least_proven(victim).claims(victim))
             # Equal models with another claim are a case of their own, such as noise left out.

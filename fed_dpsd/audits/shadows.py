@@ -77,6 +77,12 @@ class ShadowRun:
         return included
 
     @property
+    def victims(self) -> tuple[Victim, ...]:
+        """Return which trained models there are: no student where teachers are the result."""
+        alone = plan_of(self.experiment).ends_with_teachers
+        return ("teachers",) if alone else ("teachers", "student")
+
+    @property
     def holders(self) -> list[NDArray[np.int64]]:
         """Return the numbers of the records that each client holds, or would, whatever its coin."""
         everything = dataclasses.replace(self.experiment.partition, fraction=1.0, coins=0)

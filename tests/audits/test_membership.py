@@ -17,6 +17,7 @@ from fed_dpsd import api, cli
 from fed_dpsd.audits import inversion, membership, shadows
 from fed_dpsd.data.partition import Coins
 from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.simulation import sweep as sweeps
 
@@ -153,6 +154,15 @@ def test_a_table_names_the_seeds_and_commits_that_there_are(plain):
         run.versions["commit"] = f"abc{number // 2}"
     found = shadows.facts(fewer, "student")
     assert (found["seeds"], found["commit"]) == ("0, 1, 4", "abc0, abc1")
+
+
+def test_a_method_that_ends_with_teachers_has_no_student_to_attack(tmp_path):
+    local, both = (
+        shadows.ShadowRun(tmp_path, from_overrides(["partition=coins", *more], tmp_path))
+        for more in (["method=local"], [])
+    )
+    assert local.victims == ("teachers",)
+    assert both.victims == ("teachers", "student")
 
 
 def test_coins_decide_who_is_a_member_and_nothing_else(plain):

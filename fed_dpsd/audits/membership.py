@@ -162,6 +162,7 @@ def attack(path: Path, say: Say) -> Iterator[Outcome]:
         _check(row, path)
     known: list[tuple[Scores, tuple[Claim, ...]]] = []
     for number, row in enumerate(rows):
+        say(f"{row.name}: seeds {row.seeds}, the last {len(row.runs) // TARGETS} under attack")
         included = np.stack([run.included for run in row.runs])
         control: tuple[Victim, ...] = () if number else ("untrained teachers",)
         for victim in (*control, *row.runs[0].victims):

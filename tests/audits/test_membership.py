@@ -113,6 +113,7 @@ def test_models_of_an_earlier_row_are_attacked_again_where_more_is_claimed(
     # In the clear nothing is claimed of teachers and student alike: only the first is attacked.
     assert claimed == [("untrained teachers", 0), ("teachers", np.inf), ("teachers", 0.993)]
     assert sum("the same models" in line for line in said) == 4
+    assert said[0].endswith(f": seeds 0-{RUNS - 1}, the last {RUNS // 3} under attack")
 
 
 def test_caps_are_those_of_the_run_of_which_least_is_proven(private):

@@ -58,7 +58,8 @@ def test_a_deployments_partitions_are_not_public(deployed):
 def test_what_a_student_is_tested_on_is_said(small, deployed):
     test = held_out(small())
     assert len(test) == 360
-    assert evaluated_on(small(), test) == "360 test images of digits, taken as public in a simulation"
+    said = evaluated_on(small(), test)
+    assert said == "360 test images of digits, taken as public in a simulation"
     said = evaluated_on(deployed(), held_out(deployed()))
     assert said == "360 test images of digits, the coordinator's own"
     own = deployed("data=folder", "data.shape=[1,8,8]", "data.num_classes=10")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fed_dpsd.report.markup import Content, Html, element, folded, html, listed, table
+from fed_dpsd.report.numbers import rounded_up
 
 WIDTH, HEIGHT = 400, 260
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 26, 42
@@ -59,6 +60,7 @@ class Axis:
         logarithmic: whether equal steps are equal factors.
         most: larger values, which say no more than this one, are drawn together beyond the axis.
         whole: whether values between whole numbers mean nothing.
+        bound: whether values are upper bounds, which are never rounded down.
     """
 
     title: str
@@ -67,6 +69,11 @@ class Axis:
     logarithmic: bool = False
     most: float = math.inf
     whole: bool = False
+    bound: bool = False
+
+    def written(self, value: float, decimals: int = 3) -> str:
+        """Return a value as text, with at most so many decimals; of a bound, five digits."""
+        return rounded_up(value, 5) if self.bound else number(round(value, decimals))
 
     def beyond(self, value: float) -> bool:
         """Return whether a value is drawn beyond the axis."""
@@ -268,7 +275,7 @@ def _drawn(
             low, high = place_y(py - reach), place_y(py + reach)
             bar = f"M{at_x:.1f},{high:.1f}V{low:.1f}m-4,0h8M{at_x - 4:.1f},{high:.1f}h8"
             marks.append(element("path", d=bar, class_="bar"))
-        told = f"{series.name}: {number(round(py, 3))} ({y.title}) at {number(px)} ({x.title})"
+        told = f"{series.name}: {y.written(py)} ({y.title}) at {x.written(px)} ({x.title})"
         marks.append(_mark(style, at_x, at_y, told))
     yield element("g", marks, class_=f"s{style % COLOURS}")
 
@@ -307,8 +314,8 @@ def _numbers(title: str, x: Axis, y: Axis, series: Sequence[Series], decimals: i
         if point is None:
             return ""
         spread = f" ± {point[1]:,.{decimals}f}" if point[1] else ""
-        return f"{point[0]:,.{decimals}f}{spread}"
+        return f"{y.written(point[0]) if y.bound else format(point[0], f',.{decimals}f')}{spread}"
 
-    rows = ([number(at), *(cell(each, at) for each in series)] for at in places)
+    rows = ([x.written(at), *(cell(each, at) for each in series)] for at in places)
     caption = f"{title}: {y.title} by {x.title}"
     return table(caption, [x.title, *(each.name for each in series)], rows, wide=True)

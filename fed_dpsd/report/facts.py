@@ -1,5 +1,6 @@
 """The facts of one run that its page tells, as its folder holds them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ class Facts:
         asks: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
         ledgers: for each hospital whose own ledger could be read, as in a rehearsal, its charges
-            in words.
+            in words; the same for simulated clients whose ledger is shared with other runs.
     """
 
     name: str
@@ -70,6 +71,19 @@ class Facts:
         return next(
             row for row in self.card["proven"] if (row["unit"], row["relation"]) == (unit, relation)
         )
+
+    @property
+    def seeded(self) -> bool:
+        """Return whether something is proven that holds with secret noise alone: it was seeded."""
+        rows = [*self.card["proven"], *([self.card["label"]] if self.card.get("label") else [])]
+        return any(
+            "seeded noise" in row["notes"] and math.isfinite(float(row["epsilon"])) for row in rows
+        )
+
+    @property
+    def answers_images(self) -> bool:
+        """Return whether clients are asked images, rather than for weights, or for nothing."""
+        return self.card["answers"] not in ("weights", "nothing")
 
     @property
     def releases_nothing(self) -> bool:

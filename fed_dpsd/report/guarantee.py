@@ -152,10 +152,12 @@ def _claims(card: Mapping[str, Any]) -> Iterator[Html]:
 
 
 def _published(facts: Facts) -> str:
-    said = facts.published
+    said = f"{facts.published[:1].upper()}{facts.published[1:]}."
+    if math.isinf(float(facts.card["epsilon_published"])):
+        return said
     return (
-        f"{said[:1].upper()}{said[1:]}. That is the number by which papers name such a run. Where "
-        "it differs from the proven ones, only the proven ones say what can be learned of a record."
+        f"{said} That is the number by which papers name such a run. Where it differs from the "
+        "proven ones, only the proven ones say what can be learned of a record."
     )
 
 
@@ -189,7 +191,11 @@ def tile(facts: Facts) -> tuple[Content, Content]:
         return "privacy", html([element("strong", "nothing leaves"), "no client releases anything"])
     row = facts.row("record", "add_remove")
     said = f"trust {row['trust']}, delta {row['delta']:g}{review(row)}"
-    if not facts.meaningful:
+    if math.isinf(float(row["epsilon"])):
+        said = f"nothing is proven{review(row)}: no meaningful protection"
+    elif not facts.meaningful:
         said += ": no meaningful protection"
+    elif facts.seeded:
+        said += ", seeded noise"
     number = element("strong", rounded_up(float(row["epsilon"])))
     return "epsilon proven for a record, added or removed", html([number, said])

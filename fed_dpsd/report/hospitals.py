@@ -59,7 +59,9 @@ def _totals(facts: Facts) -> Html:
         f"{row['delta']:g}{review(row)}, proven of the releases that the hospital stated.",
         [
             *("hospital", "asks answered", "releases stated, by mechanism"),
-            *("epsilon spent (record, add_remove)", "its ledger, over its life", "remarks"),
+            "epsilon spent (record, add_remove)",
+            "its ledger, over its life (record, add_remove)",
+            "remarks",
         ],
         rows,
     )

@@ -89,9 +89,9 @@ def _spent(facts: Facts) -> Html | None:
         f"The {facts.clients} that spent most has spent epsilon {rounded_up(last)} (record, "
         f"add_remove{review(row)}) after round {numbers[-1]}; the plan is {rounded_up(planned)}."
     )
-    axis = Axis(f"epsilon (record, add_remove{review(row)})", 0)
+    axis = Axis(f"epsilon (record, add_remove{review(row)})", 0, bound=True)
     title = f"Epsilon spent by each {facts.clients}"
-    return chart("spent", title, said, ROUND, axis, series, decimals=3)
+    return chart("spent", title, said, ROUND, axis, series)
 
 
 def _by_line(
@@ -133,8 +133,14 @@ def pictures(facts: Facts) -> Iterator[Html]:
         return
     some = {rounds[round(i * (len(rounds) - 1) / (PICTURES - 1))] for i in range(PICTURES)}
     yield paragraphs(
-        "The server drew these images and asked for their classes. They are public: no record is "
-        "among them. Each picture shows the first of a round."
+        "The server made these images, with no other knowledge of the records than what the "
+        f"{facts.clients}s had released. "
+        + (
+            "So the proven epsilons cover them, too. "
+            if facts.meaningful
+            else "Nothing meaningful is proven of that, so they may show what records look like. "
+        )
+        + "Each picture shows the first of a round."
     )
     shown = []
     for number in sorted(some):

@@ -81,7 +81,8 @@ def _cost(facts: Facts) -> str:
     row = facts.row("record", "add_remove")
     if math.isinf(float(row["epsilon"])):
         return "Nothing is proven of the privacy of a record."
-    said = f"What left the {facts.clients}s is proven to cost at most {guarantee.short(row)}"
+    what = "With secret noise, what" if facts.seeded else "What"
+    said = f"{what} left the {facts.clients}s is proven to cost at most {guarantee.short(row)}"
     if not facts.meaningful:
         return f"{said}, which protects no record in practice."
     return (
@@ -92,8 +93,7 @@ def _cost(facts: Facts) -> str:
 
 
 def _warnings(facts: Facts) -> Iterator[Html]:
-    notes = {note for row in facts.card["proven"] for note in row["notes"]}
-    if "seeded noise" in notes:
+    if facts.seeded:
         yield element(
             "div",
             paragraphs(
@@ -124,9 +124,9 @@ def _tiles(facts: Facts) -> Html:
             tiles.append(
                 ("agreement with the answers", html([element("strong", percent(agreed)), said]))
             )
-        queries = line["answered_queries"]
-        said = f"synthetic, in {counted(len(facts.rounds), 'round')}"
-        tiles.append(("images answered", html([element("strong", f"{queries:,}"), said])))
+        if facts.answers_images and (queries := line["answered_queries"]):
+            said = f"synthetic, in {counted(len(facts.rounds), 'round')}"
+            tiles.append(("images answered", html([element("strong", f"{queries:,}"), said])))
     return terms(tiles, class_="tiles")
 
 
@@ -160,19 +160,24 @@ def _clients(facts: Facts) -> Iterator[Html]:
                 percent(accuracies[number]) if number < len(accuracies) else "unknown",
                 _area(areas[number] if number < len(areas) else None),
                 "unknown" if spent is None else rounded_up(spent),
+                *([facts.ledgers.get(number, "unknown")] if facts.ledgers else []),
                 f"{refused.get(number, 0):,}",
             ]
         )
     row = facts.row("record", "add_remove")
+    shared = " The ledger is one that runs share: it has the charges of all of them."
     yield table(
         f"Each client: the mean of its own teachers on the test images, measured without noise, "
         f"and the epsilon that the run has cost it (record, add_remove, trust "
-        f"{row['trust']}, delta {row['delta']:g}{guarantee.review(row)}).",
+        f"{row['trust']}, delta {row['delta']:g}{guarantee.review(row)})."
+        + shared
+        * bool(facts.ledgers),
         [
             "client",
             "own teachers' accuracy",
             "own teachers' AUROC",
             "epsilon spent",
+            *(["its ledger, over its life (record, add_remove)"] if facts.ledgers else []),
             "refused rounds",
         ],
         rows,
@@ -191,26 +196,24 @@ def _traffic(facts: Facts) -> Iterator[Html]:
     clients = facts.summary["num_clients"]
     asked, answered = queries["bytes_to_clients"], queries["bytes_to_server"]
     images = facts.rounds[-1]["answered_queries"] if facts.rounds else 0
+    each = images * (facts.settings.get("clients_per_round") or clients) * facts.answers_images
     rows = [
-        [
-            "asked, server to clients",
-            size(asked),
-            size(asked / clients),
-            _each(asked, clients, images),
-        ],
-        [
-            *("answered, clients to server", size(answered), size(answered / clients)),
-            _each(answered, clients, images),
-        ],
+        [said, size(count), size(count / clients), *([size(count / each)] if each else [])]
+        for said, count in (
+            (f"asked, server to {facts.clients}s", asked),
+            (f"answered, {facts.clients}s to server", answered),
+        )
     ]
+    own = [f"for each {facts.clients}", f"for each image and {facts.clients} asked"]
     yield table(
         "Payload of all rounds, without what the transport adds.",
-        ["direction", "in all", f"for each {facts.clients}", f"for each image and {facts.clients}"],
+        ["direction", "in all", *own[: 1 + bool(each)]],
         rows,
     )
+    worked = seconds["teachers"] + seconds["rounds"]  # the total is of the last process alone
     yield terms(
         [
-            ("time in all", duration(seconds["total"])),
+            ("time in all, without pauses", duration(max(seconds["total"], worked))),
             ("of it, teachers and diagnostics", duration(seconds["teachers"])),
             ("of it, rounds", duration(seconds["rounds"])),
             ("teachers' answers", f"{queries['forward_answers']:,} (images times teachers)"),
@@ -220,20 +223,11 @@ def _traffic(facts: Facts) -> Iterator[Html]:
     )
 
 
-def _each(count: int, clients: int, images: int) -> str:
-    return size(count / clients / images) if images else "-"
-
-
 def _repeat(facts: Facts) -> Iterator[Html]:
     if facts.command:
         yield element("pre", element("code", facts.command.replace("`", "'")))
         yield paragraphs(
-            "This command has the same settings. On the same machine with the same versions it "
-            "gives the same student, bit by bit. Another processor rounds otherwise, so its noise "
-            "falls otherwise."
-            if facts.simulated
-            else "This command has the same settings; APP is the app's folder. Hospitals draw "
-            "secret noise, so that another run gives another student.",
+            _again(facts),
             "FOLDER and FILE stand for paths of the machine that it ran on."
             if "=FOLDER" in facts.command or "=FILE" in facts.command
             else "",
@@ -245,6 +239,24 @@ def _repeat(facts: Facts) -> Iterator[Html]:
     if digest := facts.summary["student_sha256"]:
         rows.append(("SHA-256 of the student", f"`{digest}`"))
     yield folded("Versions, machine, and the student's digest", terms(rows, class_="facts"))
+
+
+def _again(facts: Facts) -> str:
+    """Return what the command gives, and what it leaves out."""
+    said = "This command has the same settings"
+    if not facts.simulated:
+        return (
+            f"{said}; APP is the app's folder. Hospitals draw secret noise, so that another run "
+            "gives another student."
+        )
+    if facts.ledgers:
+        said += ", except ledger=FOLDER, where charges of other runs stand, too"
+    if facts.settings.get("noise") == "secure":
+        return f"{said}. Its noise is secret, so that another run gives another student."
+    return (
+        f"{said}. On the same machine with the same versions it gives the same student, bit by "
+        "bit. Another processor rounds otherwise, so its noise falls otherwise."
+    )
 
 
 def _settings(facts: Facts) -> Iterator[Html]:

@@ -14,7 +14,10 @@ MOST_ROWS = 60  # settings in a chart of rows
 MOST_LINES = 8  # settings in a chart of lines
 LARGEST_EPSILON = 100.0  # larger ones say as little as this one
 EPSILON = Axis(
-    "proven epsilon of a run (record, add_remove)", logarithmic=True, most=LARGEST_EPSILON
+    "proven epsilon of a run (record, add_remove)",
+    logarithmic=True,
+    most=LARGEST_EPSILON,
+    bound=True,
 )
 
 

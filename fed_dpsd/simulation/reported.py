@@ -27,6 +27,7 @@ from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import read_summary
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.sweep import TABLE, Cell, write_tables
+from fed_dpsd.storage import client_name
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
@@ -155,15 +156,27 @@ def _samples(folder: Path) -> dict[int, Path]:
 
 
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
-    """Return what the ledgers of a rehearsal's hospitals hold, in words."""
-    if experiment.config.federation.simulation or place == folder:
-        return {}
-    delta, told = experiment.config.privacy.delta, {}
-    for number in range(experiment.config.num_clients):
-        for path in ledgers_in(place / f"hospital{number}" / "state" / "ledger").values():
-            entries = read(path)
-            (proof, *_) = account(entries, delta, "record", "add_remove").values()
-            told[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
+    """Return what ledgers hold that may have seen other runs, in words, by their client's number.
+
+    They are those of a rehearsal's hospitals, or those of the key `ledger`.
+    """
+    config, told = experiment.config, {}
+    if config.federation.simulation:
+        paths = ledgers_in(Path(config.ledger)) if config.ledger else {}
+        known = {
+            n: paths[name] for n in range(config.num_clients) if (name := client_name(n)) in paths
+        }
+    else:
+        hospitals = range(config.num_clients if place != folder else 0)
+        known = {
+            n: path
+            for n in hospitals
+            for path in ledgers_in(place / f"hospital{n}" / "state" / "ledger").values()
+        }
+    for number, path in known.items():
+        entries = read(path)
+        (proof, *_) = account(entries, config.privacy.delta, "record", "add_remove").values()
+        told[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
     return told
 
 

@@ -67,6 +67,14 @@ def test_large_values_stand_together_beyond_the_axis_and_keep_their_numbers():
     assert "> 100" in [e["text"] for e in page.all("text")]
 
 
+def test_bounds_are_never_rounded_down():
+    axis = Axis("epsilon", bound=True)
+    page = drawn(Series("s", [(2.987952144403, 5.632237)]), x=axis, y=axis)
+    assert page.rows("A chart") == [{"epsilon": "2.988", "s": "5.6323"}]
+    (mark,) = (e for e in page.all("title") if e["text"].startswith("s: "))
+    assert mark["text"] == "s: 5.6323 (epsilon) at 2.988 (epsilon)"
+
+
 def test_error_bars_reach_as_far_as_they_say():
     page = drawn(Series("s", [(1, 50), (2, 70)], [10, math.nan]))
     (bar,) = page.all("path", class_="bar")

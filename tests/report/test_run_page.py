@@ -31,6 +31,7 @@ def test_the_result_comes_first_with_its_interval_and_what_it_costs(tmp_path):
     shown = check_structure(page(run(tmp_path)))
     lead = shown.text_of("p", class_="lead")
     assert "75.0 % of 40 test images (95 % interval 59.8 to 85.8 %)" in lead
+    assert "With secret noise, what left the clients is proven to cost at most epsilon" in lead
     assert "epsilon 2.99 (record, add_remove, trust nobody, delta 1e-05)" in lead
     assert "right in at most 95.3 % of cases" in lead
     main = next(number for number, e in enumerate(shown.elements) if e["tag"] == "main")
@@ -163,8 +164,9 @@ def test_curves_have_their_numbers_beside_them(tmp_path):
         *("15.0", "30.0", "45.0", "60.0", "75.0")
     ]
     spent = shown.rows("Epsilon spent by each client")
-    assert spent[-1]["clients 0, 1"] == "2.500"
-    assert spent[-1]["client 2"] == "1.250"
+    assert spent[-1]["clients 0, 1"] == "2.5"
+    assert spent[-1]["client 2"] == "1.25"
+    assert spent[-1]["the whole plan: 2.99"] == "2.988"  # of 2.98795, never rounded down
     told = [each["text"] for each in shown.all("desc")]
     assert any("has spent epsilon 2.5 (record, add_remove) after round 5" in text for text in told)
 
@@ -173,7 +175,7 @@ def test_of_many_clients_that_differ_the_most_the_median_and_the_least_are_drawn
     spent = [{c: 0.1 * c * n for c in range(20)} for n in range(1, 6)]
     shown = check_structure(page(run(tmp_path, spent=spent)))
     last = shown.rows("Epsilon spent by each client")[-1]
-    assert (last["most"], last["median"], last["least"]) == ("9.500", "4.750", "0.000")
+    assert (last["most"], last["median"], last["least"]) == ("9.5", "4.75", "0")
 
 
 def test_logs_of_earlier_versions_have_fewer_curves(tmp_path):
@@ -214,6 +216,21 @@ def test_traffic_is_in_all_for_each_client_and_for_each_image(tmp_path):
     asked, answered = check_structure(page(run(tmp_path))).rows("Payload")
     assert list(asked.values()) == ["asked, server to clients", "3.0 MB", "1.0 MB", "1.6 kB"]
     assert list(answered.values())[1:] == ["1.9 kB", "640 B", "1 B"]
+    facts = run(tmp_path, settings={"clients_per_round": 1})
+    asked, _ = check_structure(page(facts)).rows("Payload")
+    assert list(asked.values())[1:] == ["3.0 MB", "1.0 MB", "4.7 kB"]  # two clients saw no image
+
+
+def test_where_weights_leave_no_image_is_said_to_be_asked(tmp_path):
+    shown = check_structure(page(with_card(run(tmp_path), answers="weights")))
+    assert "images answered" not in shown.text_of("dl", class_="tiles")
+    assert list(shown.rows("Payload")[0]) == ["direction", "in all", "for each client"]
+
+
+def test_the_time_of_a_resumed_run_is_no_less_than_that_of_its_rounds(tmp_path):
+    seconds = {"total": 5.0, "teachers": 4.0, "rounds": 60.0}  # total: of the last process
+    shown = check_structure(page(run(tmp_path, summary=SUMMARY | {"seconds": seconds})))
+    assert "time in all, without pauses64.0 s" in shown.text_of("section", id="traffic")
 
 
 def test_the_command_and_every_setting_are_there(tmp_path):
@@ -224,6 +241,43 @@ def test_the_command_and_every_setting_are_there(tmp_path):
     other = run(tmp_path, command="fed-dpsd run data=mnist data.path=FOLDER")
     assert "stand for paths" in page(other)
     assert not check_structure(page(run(tmp_path, command=""))).all("pre")
+
+
+def test_the_same_bits_are_promised_of_seeded_noise_alone(tmp_path):
+    assert "the same student, bit by bit" in page(run(tmp_path))
+    secret = page(run(tmp_path, settings={"noise": "secure"}))
+    assert "bit by bit" not in secret
+    assert "Its noise is secret, so that another run gives another student." in secret
+
+
+def test_a_ledger_that_runs_share_stands_beside_what_this_run_has_cost(tmp_path):
+    facts = run(tmp_path, ledgers={0: "9 charges: epsilon 3.5"})
+    shown = check_structure(page(facts))
+    first, second, _ = shown.rows("The ledger is one that runs share")
+    assert first["its ledger, over its life (record, add_remove)"] == "9 charges: epsilon 3.5"
+    assert second["its ledger, over its life (record, add_remove)"] == "unknown"
+    assert "except ledger=FOLDER, where charges of other runs stand, too." in page(facts)
+
+
+def test_where_nothing_is_proven_secret_noise_would_prove_nothing_either(tmp_path):
+    facts = with_card(run(tmp_path, meaningful=False), proven=epsilon_of_all(CARD, "inf"))
+    shown = check_structure(page(facts))
+    assert not shown.all("div", class_="note")
+    assert "nothing is proven: no meaningful protection" in shown.text_of("dl", class_="tiles")
+    assert "trust nobody" not in shown.text_of("dl", class_="tiles")
+
+
+def test_images_are_covered_only_by_what_is_proven(tmp_path):
+    assert "So the proven epsilons cover them, too." in page(run(tmp_path))
+    bare = page(with_card(run(tmp_path, meaningful=False), proven=epsilon_of_all(CARD, "inf")))
+    assert "they may show what records look like" in bare
+    assert "cover them" not in bare
+
+
+def test_what_is_not_published_names_no_run(tmp_path):
+    facts = run(tmp_path, published="nothing published: the papers' formulas give no epsilon")
+    apart = check_structure(page(with_card(facts, epsilon_published="inf")))
+    assert "by which papers name" not in apart.text_of("div", class_="apart")
 
 
 # --- deployments ---

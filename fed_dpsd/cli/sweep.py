@@ -65,11 +65,15 @@ def report(
     seconds and partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.simulation.reported import facts_of, tables_of
+    from fed_dpsd.simulation.reported import facts_of, run_in, tables_of
 
     places = [path.absolute() for path in paths]
-    tables = tables_of(places, out and out.absolute())
     run = facts_of(places)
+    if run and run.unfinished:  # its numbers are not a table's yet
+        say(f"not finished: {run.unfinished.told}")
+        print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
+        return
+    tables = tables_of(places, out and out.absolute())
     for path in pages.write(tables, (out or tables[0].parent).absolute(), against, run):
         print(path)
 

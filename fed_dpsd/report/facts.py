@@ -6,6 +6,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fed_dpsd.report.numbers import counted
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that has not completed.
+
+    Args:
+        name: the name of its run folder.
+        done: how many rounds are done.
+        rounds: how many rounds there are to be.
+        error: what ended it, in a line; "" where nothing says so, as after kill -9.
+        under_way: whether a process goes on with it now.
+        command: the command that goes on with it.
+    """
+
+    name: str
+    done: int
+    rounds: int
+    error: str
+    under_way: bool
+    command: str
+
+    @property
+    def told(self) -> str:
+        """Return how far it came and why it is no further, in sentences after a colon."""
+        came = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
+        if self.under_way:
+            return f"it is under way, and {came}."
+        why = self.error.rstrip(".") or "its process was killed, or its machine stopped"
+        return f"it {came}. It ended: {why}."
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -33,6 +65,7 @@ class Facts:
         charges: the content of charges.json.
         ledgers: for each hospital whose own ledger could be read, as in a rehearsal, its charges
             in words; the same for simulated clients whose ledger is shared with other runs.
+        unfinished: how far a run came that has not completed; None for a completed one.
     """
 
     name: str
@@ -54,6 +87,7 @@ class Facts:
     asks: Sequence[Mapping[str, Any]] = ()
     charges: Mapping[str, Any] = field(default_factory=dict)
     ledgers: Mapping[int, str] = field(default_factory=dict)
+    unfinished: Unfinished | None = None
 
     @property
     def clients(self) -> str:

@@ -69,6 +69,26 @@ def right_at_most(row: Mapping[str, Any]) -> float:
     return (1 + float(row["delta"]) * ratio) / (1 + ratio)
 
 
+def spent(facts: Facts) -> str:
+    """Return what an unfinished run has cost so far, in a sentence with its whole meaning."""
+    row = facts.row("record", "add_remove")
+    if facts.simulated:
+        said, value = "So far it has cost a client at most", float(row.get("spent", "inf"))
+        nothing, late = "So far no client has been charged", ""
+    else:
+        said = "So far the hospitals have stated charges of at most"
+        value = max(facts.costs.values(), default=0.0)
+        nothing = "So far no hospital has stated a charge"
+        late = "; a ledger may hold one ask more, whose answer was lost"
+    if not value:
+        return f"{nothing}{late}."
+    if math.isinf(value):
+        said = "So far nothing is proven of what it has released: epsilon inf (record, add_remove"
+        return f"{said}{review(row)})."
+    seeded = ", if its noise were secret" * facts.seeded
+    return f"{said} {short(row | {'epsilon': value})}{seeded}{late}."
+
+
 def statement(facts: Facts) -> Iterator[Html]:
     """Yield the section: the verdict, what it means, the numbers, and what is left out."""
     card = facts.card
@@ -198,4 +218,5 @@ def tile(facts: Facts) -> tuple[Content, Content]:
     elif facts.seeded:
         said += ", seeded noise"
     number = element("strong", rounded_up(float(row["epsilon"])))
-    return "epsilon proven for a record, added or removed", html([number, said])
+    of = "epsilon proven" + " of the whole plan," * bool(facts.unfinished)
+    return f"{of} for a record, added or removed", html([number, said])

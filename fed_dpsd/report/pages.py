@@ -9,6 +9,17 @@ from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
 from fed_dpsd.report.table import FIRST_LINE, replace_own, write_page, write_summary
 
+UNFINISHED = "results.html"  # the name that the page of the completed run has, too
+
+
+def write_unfinished(run: Facts, folder: Path) -> Path:
+    """Write the page of a run that has not completed, where that of the completed one will be.
+
+    Raises:
+        UserError: the report did not write the existing file, or it cannot be written.
+    """
+    return replace_own(folder / UNFINISHED, run_page.page(run), FIRST_LINE)
+
 
 def write(
     tables: Sequence[Path], folder: Path, against: str | None = None, run: Facts | None = None

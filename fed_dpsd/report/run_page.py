@@ -8,7 +8,7 @@ from typing import Any
 from fed_dpsd.report import guarantee, rounds
 from fed_dpsd.report.classes import classes, right_and_all
 from fed_dpsd.report.document import Section, document
-from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.hospitals import hospitals
 from fed_dpsd.report.markup import Content, Html, element, folded, html, paragraphs, table, terms
 from fed_dpsd.report.numbers import (
@@ -30,6 +30,7 @@ def page(facts: Facts) -> str:
     of = "run" if facts.simulated else "deployment"
     where = f"{counted(facts.summary['num_clients'], facts.clients)}"
     title = f"{facts.summary['method']} on {facts.summary['data']}: a {of} with {where}"
+    title += ", not finished" * bool(facts.unfinished)
     kind = f"Report of one {of} of FedDPSD · {facts.name} · seed {facts.summary['seed']}"
     sections = [
         Section("privacy", "What is protected, and what is not", guarantee.statement(facts)),
@@ -48,8 +49,30 @@ def page(facts: Facts) -> str:
 
 
 def _lead(facts: Facts) -> Html:
-    sentences = " ".join([_result(facts), _cost(facts)])
-    return html([element("p", sentences, class_="lead"), *_warnings(facts), _tiles(facts)])
+    first = _so_far(facts, facts.unfinished) if facts.unfinished else _ended(facts)
+    return html([*first, *_warnings(facts), _tiles(facts)])
+
+
+def _ended(facts: Facts) -> Iterator[Html]:
+    yield element("p", f"{_result(facts)} {_cost(facts)}", class_="lead")
+
+
+def _so_far(facts: Facts, unfinished: Unfinished) -> Iterator[Html]:
+    """Yield how far an unfinished run came, what is spent for good, and the command to go on."""
+    of = "run" if facts.simulated else "deployment"
+    said = f"This {of} is not finished: {unfinished.told}"
+    yield element("p", f"{said} {guarantee.spent(facts)}", class_="lead")
+    yield paragraphs(
+        "What is charged stays charged, whether the run goes on or not. "
+        + (
+            "The command that writes this page again:"
+            if unfinished.under_way
+            else "The command to go on, which charges nothing twice:"
+        )
+    )
+    yield element("pre", element("code", unfinished.command))
+    if facts.summary["accuracy"]["student"] is not None:
+        yield paragraphs(f"After round {unfinished.done:,}: {_result(facts)}")
 
 
 def _result(facts: Facts) -> str:
@@ -57,7 +80,7 @@ def _result(facts: Facts) -> str:
     summary = facts.summary
     accuracy, counts = summary["accuracy"]["student"], right_and_all(facts)
     asked = counted(len(facts.rounds), "round")
-    if summary["student_sha256"] is None:
+    if summary["student_sha256"] is None and not facts.unfinished:
         return f"This method trains no student of its own; it ended after {asked}."
     if accuracy is None:
         return (

@@ -64,6 +64,18 @@ def _locked(run_folder: Path) -> IO[bytes]:
     return lock
 
 
+def in_use(run_folder: Path) -> bool:
+    """Return whether another process goes on with the run."""
+    try:
+        with (run_folder / "lock").open("rb") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 class HostedFederation(ABC):
     """The base of every engine: it settles asks, checks and sums answers, and counts bytes.
 

@@ -26,7 +26,13 @@ from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion
 from fed_dpsd.server.run_folder import open_log, save_samples
-from fed_dpsd.server.summary import ANSWERS, TRAVELLED, add_privacy, blank_summary
+from fed_dpsd.server.summary import (
+    ANSWERS,
+    TRAVELLED,
+    add_privacy,
+    blank_summary,
+    record_round,
+)
 from fed_dpsd.server.trackers import Tracking
 from fed_dpsd.storage import remove, write_json
 from fed_dpsd.streams import Streams
@@ -159,12 +165,7 @@ def _student_scores(
 
 def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]) -> None:
     """Record the latest round, so that a run that fails later still says how far it came."""
-    for name in METRICS:
-        summary[name]["student"] = line[f"student_{name}"]
-    for name in ANSWERS:
-        summary["queries"][name] = line[name]
-    for name in ("confusion", "calibration"):  # logs of earlier versions have none
-        summary[name] = line.get(f"student_{name}")
+    record_round(summary, line)
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 
 

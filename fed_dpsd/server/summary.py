@@ -17,6 +17,7 @@ from fed_dpsd.experiment import Experiment, largest_partition, scattered_patient
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
+from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, write_json
 
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
@@ -71,6 +72,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged; delete it, and `fed-dpsd resume {folder}` writes it again"
         ) from None
+
+
+def record_round(summary: dict[str, Any], line: Mapping[str, Any]) -> None:
+    """Record the student's scores and the answers so far, from a line of rounds.jsonl."""
+    for name in METRICS:
+        summary[name]["student"] = line[f"student_{name}"]
+    for name in ANSWERS:
+        summary["queries"][name] = line[name]
+    for name in ("confusion", "calibration"):  # logs of earlier versions have none
+        summary[name] = line.get(f"student_{name}")
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,17 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.facts import Facts, Unfinished
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
-from fed_dpsd.server.summary import read_summary
+from fed_dpsd.server.summary import (
+    TRAVELLED,
+    add_privacy,
+    blank_summary,
+    read_summary,
+    record_round,
+)
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.sweep import TABLE, Cell, write_tables
 from fed_dpsd.storage import client_name
@@ -81,26 +90,68 @@ def _table_at(path: Path) -> Path:
 
 def _cell(folder: Path) -> Cell:
     """Return a completed run as a sweep with one cell has it."""
-    experiment, summary = open_run_folder(folder), read_summary(folder)
-    if summary.get("status") != "completed":
-        error = summary.get("error") or "it was stopped, or is still under way"
+    experiment = open_run_folder(folder)
+    if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {error}; go on: fed-dpsd resume {folder}"
+            f"{folder}: the run has not completed: {unfinished.told} A page of it alone: "
+            f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
     experiment = dataclasses.replace(experiment, config=config)
     return Cell(folder.name, folder.name, "", {}, experiment)
 
 
+# --- a run that has not completed ---
+
+
+def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
+    """Return how far the run of a folder came; None if it has completed."""
+    summary = read_summary(folder)
+    if summary.get("status") == "completed":
+        return None
+    under_way, name = in_use(folder), shlex.quote(folder.name)
+    command = f"fed-dpsd {'report' if under_way else 'resume'} {name}"
+    if not (under_way or experiment.config.federation.simulation):
+        resume = f'resume="{folder.name}"'
+        command = f"flwr run APP federation --stream --run-config {shlex.quote(resume)}"
+    return Unfinished(
+        name=folder.name,
+        done=checkpoint.latest(folder / "checkpoint") or 0,  # the log may have run ahead of it
+        rounds=experiment.config.rounds,
+        error=summary.get("error") or "",
+        under_way=under_way,
+        command=command,
+    )
+
+
+def _summary_so_far(
+    folder: Path, experiment: Experiment, lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary of an unfinished run, whose last round and charges count as they are."""
+    summary = blank_summary(experiment, "") | read_summary(folder)
+    for line in lines[-1:]:
+        record_round(summary, line)
+        summary["queries"] |= {name: line[name] for name in TRAVELLED}
+        summary["seconds"]["rounds"] = line["seconds"]
+    add_privacy(summary, experiment, folder)
+    return summary
+
+
 # --- the facts of one run ---
 
 
 def facts_of(paths: Sequence[Path]) -> Facts | None:
-    """Return the facts of the one completed run that `paths` name; None for anything else."""
+    """Return the facts of the one run that `paths` name; None for anything else."""
     if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
         return None
-    experiment, summary = open_run_folder(folder), read_summary(folder)
-    rounds, plan, card = read_log(folder), plan_of(experiment), PrivacyCard(summary["privacy"])
+    experiment, rounds = open_run_folder(folder), read_log(folder)
+    unfinished = unfinished_in(folder, experiment)
+    if unfinished:
+        rounds = rounds[: unfinished.done]
+        summary = _summary_so_far(folder, experiment, rounds)
+    else:
+        summary = read_summary(folder)
+    plan, card = plan_of(experiment), PrivacyCard(summary["privacy"])
     delta, charges = experiment.config.privacy.delta, _json(folder / "charges.json")
     stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
     return Facts(
@@ -123,6 +174,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         asks=_lines(folder / "asks.jsonl"),
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
+        unfinished=unfinished,
     )
 
 

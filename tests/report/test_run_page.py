@@ -9,6 +9,7 @@ import pytest
 
 from fed_dpsd.accounts import words
 from fed_dpsd.report import guarantee, rounds
+from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.run_page import page
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
 
@@ -327,3 +328,39 @@ def test_a_large_delta_protects_nothing_either(tmp_path):
         words.MEANINGFUL_EPSILON,
         words.MEANINGFUL_DELTA,
     )
+
+
+# --- runs that have not completed ---
+
+HALF = Unfinished(
+    "a-run", 2, 5, "only 1 of 3 hospitals answered.", False, "flwr run APP federation"
+)
+
+
+def test_an_unfinished_deployment_tells_what_hospitals_have_stated(tmp_path):
+    shown = check_structure(page(deployment(tmp_path, unfinished=HALF)))
+    lead = shown.text_of("p", class_="lead")
+    assert lead.startswith(
+        "This deployment is not finished: it has done 2 of 5 rounds. It ended: only"
+    )
+    assert "the hospitals have stated charges of at most epsilon 2.5 (record, add_remove," in lead
+    assert "; a ledger may hold one ask more, whose answer was lost." in lead
+    assert "of the whole plan, for a record" in shown.text_of("dl", class_="tiles")
+    quiet = page(deployment(tmp_path, unfinished=HALF, costs={}))
+    assert "So far no hospital has stated a charge; a ledger may hold one ask more" in quiet
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"),
+    [
+        (0.0, "So far no client has been charged."),
+        (1.23451, "cost a client at most epsilon 1.24 (record, add_remove, trust nobody, delta"),
+        (
+            "inf",
+            "So far nothing is proven of what it has released: epsilon inf (record, add_remove)",
+        ),
+    ],
+)
+def test_what_an_unfinished_run_has_spent_is_told_first(tmp_path, spent, said):
+    facts = with_card(run(tmp_path, unfinished=HALF), proven=epsilon_of_all(CARD, 3.0, spent=spent))
+    assert said in check_structure(page(facts)).text_of("p", class_="lead")

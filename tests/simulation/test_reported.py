@@ -3,13 +3,18 @@
 import csv
 import json
 import shlex
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 from fed_dpsd import api
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
+from fed_dpsd.report import pages
 from fed_dpsd.report.run_page import page
+from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.reported import facts_of, tables_of
 from fed_dpsd.simulation.sweep import cell_key
@@ -50,8 +55,91 @@ def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
     with pytest.raises(UserError, match="cannot be written .*; choose --out"):
         tables_of([run], tmp_path / "file")
     (run / "summary.json").unlink()
-    with pytest.raises(UserError, match="has not completed: it was stopped, or is still under way"):
+    with pytest.raises(
+        UserError, match="has not completed: it has done 1 of 1 round. It ended: its"
+    ):
         tables_of([run])
+
+
+# --- runs that have not completed ---
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """The folder of a run of three rounds, stopped by Ctrl-C while it told of the first."""
+    folder = tmp_path / "runs" / "stopped"
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    experiment = from_overrides((*SMALL, f"run_folder={folder}"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        api.local_job(experiment, new_run_folder(experiment)).work(stop)
+    return folder
+
+
+def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopped):
+    shown = check_structure(page(facts_of([stopped])))
+    assert shown.text_of("h1").endswith("2 clients, not finished")
+    lead = shown.text_of("p", class_="lead")
+    assert lead.startswith(
+        "This run is not finished: it has done 1 of 3 rounds. It ended: stopped by Ctrl-C. So far "
+        "it has cost a client at most epsilon 641 (record, add_remove, trust nobody, delta 0)"
+    )
+    assert "What is charged stays charged" in page(facts_of([stopped]))
+    commands = [each["text"] for each in shown.all("pre")]
+    assert commands[0] == "fed-dpsd resume stopped"
+    assert shown.rows("Bounds of this run")[0]["epsilon of the whole plan"] == "1,920.1"
+    assert shown.rows("Bounds of this run")[0]["spent"] == "640.01"
+
+
+def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):
+    told = check_structure(page(facts_of([stopped]))).rows("Each class")
+    (stopped / "summary.json").unlink()  # as after kill -9, which writes none
+    shown = check_structure(page(facts_of([stopped])))
+    assert shown.rows("Each class") == told
+    assert "It ended: its process was killed, or its machine stopped." in shown.text_of(
+        "p", class_="lead"
+    )
+
+
+def test_a_charge_counts_before_its_round_is_done(stopped):
+    """The log may end before a client's answer to the next ask is in it: the ledger has it."""
+    (stopped / "summary.json").unlink()
+    shutil.rmtree(stopped / "checkpoint")
+    facts = facts_of([stopped])
+    assert (facts.unfinished.done, facts.rounds, facts.summary["accuracy"]["student"]) == (
+        0,
+        [],
+        None,
+    )
+    lead = check_structure(page(facts)).text_of("p", class_="lead")
+    assert "it has done 0 of 3 rounds." in lead
+    assert "has cost a client at most epsilon 641 (record, add_remove" in lead
+
+
+def test_a_run_under_way_says_so(stopped):
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    hold += "print('held', flush=True); input()"
+    command = [sys.executable, "-c", hold, str(stopped / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        shown = check_structure(page(facts_of([stopped])))
+        holder.communicate(b"\n")
+    lead = shown.text_of("p", class_="lead")
+    assert lead.startswith("This run is not finished: it is under way, and has done 1 of 3 rounds.")
+    assert shown.all("pre")[0]["text"] == "fed-dpsd report stopped"
+    assert facts_of([stopped]).unfinished.command == "fed-dpsd resume stopped"
+
+
+def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
+    path = pages.write_unfinished(facts_of([stopped]), stopped)
+    assert "not finished" in path.read_text()
+    api.resume(stopped, progress=False)
+    completed = facts_of([stopped])
+    assert completed.unfinished is None
+    assert path in list(pages.write(tables_of([stopped]), stopped, None, completed))
+    assert "not finished" not in path.read_text()
 
 
 # --- the facts of a run ---
@@ -79,7 +167,7 @@ def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
     shared = (*SMALL, "rounds=1", f"ledger={tmp_path}/ledger", f"out={tmp_path}/runs")
     api.run(*shared, progress=False)
     facts = facts_of([api.run(*shared, "method.student_steps=5", progress=False).folder])
-    spent = [row["spent"] for row in facts.card["proven"]][0]
+    spent = next(row["spent"] for row in facts.card["proven"])
     assert facts.ledgers.keys() == {0, 1}
     for told in facts.ledgers.values():
         assert float(told.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs

@@ -65,7 +65,7 @@ def report(
     seconds and partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.simulation.reported import facts_of, run_in, tables_of
+    from fed_dpsd.simulation.reported import facts_of, run_in, tables_of, unfinished_beside
 
     places = [path.absolute() for path in paths]
     run = facts_of(places)
@@ -74,7 +74,11 @@ def report(
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
         return
     tables = tables_of(places, out and out.absolute())
-    for path in pages.write(tables, (out or tables[0].parent).absolute(), against, run):
+    unfinished = unfinished_beside(places)
+    for each in unfinished:
+        say(f"{each.name} is not finished: {each.told}")
+    folder = (out or tables[0].parent).absolute()
+    for path in pages.write(tables, folder, against, run, unfinished):
         print(path)
 
 

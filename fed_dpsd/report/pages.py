@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fed_dpsd.report import alpha, confusion, curve, dots, paired, progress, run_page, sweep_page
-from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.figure import save
 from fed_dpsd.report.settings import beside, read
 from fed_dpsd.report.table import FIRST_LINE, replace_own, write_page, write_summary
@@ -22,7 +22,11 @@ def write_unfinished(run: Facts, folder: Path) -> Path:
 
 
 def write(
-    tables: Sequence[Path], folder: Path, against: str | None = None, run: Facts | None = None
+    tables: Sequence[Path],
+    folder: Path,
+    against: str | None = None,
+    run: Facts | None = None,
+    unfinished: Sequence[Unfinished] = (),
 ) -> Iterator[Path]:
     """Write the files, named after the first table, and yield each path.
 
@@ -31,6 +35,7 @@ def write(
         folder: folder to write to.
         against: name of a setting from which the others' paired differences are shown.
         run: the one run that the table is of, whose page it then is; None for a sweep.
+        unfinished: runs of the sweep that have not completed, which its page names.
 
     Raises:
         UserError: a file cannot be read or written, the report did not write the existing file, or
@@ -53,6 +58,8 @@ def write(
         if figure:
             yield save(figure, folder / f"{name}.png")
     page = (
-        run_page.page(run) if run else sweep_page.page(stem, settings, rounds, pairs, differences)
+        run_page.page(run)
+        if run
+        else sweep_page.page(stem, settings, rounds, pairs, differences, unfinished)
     )
     yield replace_own(folder / f"{stem}.html", page, FIRST_LINE)

@@ -52,8 +52,13 @@ class Setting:
     @property
     def review(self) -> str:
         """Return "not reviewed" where the code of a plug-in took part in a run; "" otherwise."""
-        noted = any(NOT_REVIEWED in run.get(CAVEATS, "") for run in self.runs)
-        return NOT_REVIEWED if noted else ""
+        return NOT_REVIEWED if any(NOT_REVIEWED in note for note in self.caveats) else ""
+
+    @property
+    def caveats(self) -> list[str]:
+        """Return the notes on the runs' epsilons, each once."""
+        notes = (note for run in self.runs for note in run.get(CAVEATS, "").split("; "))
+        return list(dict.fromkeys(filter(None, notes)))
 
     def score(self, column: str) -> tuple[float, float]:
         """Return mean and sample standard deviation, in percent; NaN for too few values."""
@@ -171,6 +176,8 @@ def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row
         raise UserError(
             f"{path} cannot be read ({reason_of(error)}); give a sweep's table"
         ) from None
+    if list(columns) == ["key"] and not rows:  # a sweep has begun it, and no run has completed
+        return []
     for column in needed:
         if column not in columns:
             raise UserError(f"{path} has no column {column!r}; give a table of `fed-dpsd sweep`")

@@ -5,12 +5,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fed_dpsd.report import paired, sweep_charts
 from fed_dpsd.report.document import Section, document
+from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
-from fed_dpsd.report.markup import Content, Html, element, folded, html, paragraphs, table, terms
+from fed_dpsd.report.markup import (
+    Content,
+    Html,
+    element,
+    folded,
+    html,
+    listed,
+    paragraphs,
+    table,
+    terms,
+)
 from fed_dpsd.report.numbers import counted, rounded_up
 from fed_dpsd.report.settings import (
     ACCURACIES,
-    CAVEATS,
     CLAIMS,
     LABEL,
     LABEL_LEGEND,
@@ -24,6 +34,10 @@ from fed_dpsd.report.settings import (
 from fed_dpsd.report.table import costs_of, origin, preface
 
 RECORD, REPLACED = CLAIMS[:2]
+SEEDED = (
+    "Simulations: their noise follows from public seeds, so their own files carry no guarantee. "
+    "The epsilons are those of the same runs with secret noise."
+)
 WORDS = {
     "student": "student",
     "ensemble": "ensemble of all teachers",
@@ -39,6 +53,7 @@ def page(
     rounds: Mapping[str, Sequence[Row]],
     pairs: Mapping[str, Sequence[Row]],
     differences: Sequence[Sequence[str]] = (),
+    unfinished: Sequence[Unfinished] = (),
 ) -> str:
     """Return the page's text.
 
@@ -48,6 +63,7 @@ def page(
         rounds: rows of each run's rounds, by the run's key.
         pairs: rows of each run's confusions, by the run's key.
         differences: header and rows of paired differences; () for none.
+        unfinished: runs of the sweep that have not completed, and are in none of the numbers.
     """
     data = ", ".join(dict.fromkeys(setting.values["data"] for setting in settings))
     experiment = next((s.values["experiment"] for s in settings if "experiment" in s.values), "")
@@ -65,7 +81,8 @@ def page(
         Section("meaning", "What the numbers mean, and leave out", _meaning(settings)),
         Section("repeat", "How to repeat it", _repeat(settings, experiment)),
     ]
-    lead = [element("p", _result(settings), class_="lead"), *sweep_charts.main(settings)]
+    lead = [element("p", _result(settings), class_="lead"), *_warnings(settings, unfinished)]
+    lead += sweep_charts.main(settings)
     return document(title, kind, html(lead), sections, [origin(settings)])
 
 
@@ -90,6 +107,20 @@ def _result(settings: Sequence[Setting]) -> str:
         f"{said} Best with a proven epsilon of at most {MEANINGFUL:g}: {_score(other)} % "
         f"({labels[id(other)]}), with {_claim(other)}."
     )
+
+
+def _warnings(settings: Sequence[Setting], unfinished: Sequence[Unfinished]) -> Iterator[Html]:
+    """Yield what a reader of the first sentences has to know besides."""
+    if unfinished:
+        runs = f"{counted(len(unfinished), 'run')} {'is' if len(unfinished) == 1 else 'are'}"
+        said = (
+            f"Not complete: {runs} in none of these numbers. The sweep's command goes on with what "
+            "has stopped, and skips what is finished."
+        )
+        each = listed(f"`{run.name}`: {run.told}" for run in unfinished)
+        yield element("div", paragraphs(said), each, class_="note")
+    if any("seeded noise" in s.caveats and not math.isinf(s.epsilon(RECORD)) for s in settings):
+        yield element("div", paragraphs(SEEDED), class_="note")
 
 
 def _is_meaningful(setting: Setting) -> bool:
@@ -191,8 +222,8 @@ def _details(settings: Sequence[Setting]) -> Iterator[Html]:
             facts.append(("published by the papers' formulas", said))
         if reason := setting.all_of(REASON):
             facts.append(("why an epsilon is inf", reason))
-        if caveats := setting.all_of(CAVEATS):
-            facts.append(("caveats", caveats))
+        if setting.caveats:
+            facts.append(("caveats", "; ".join(setting.caveats)))
         facts.append(("seeds", ", ".join(run["seed"] for run in setting.runs)))
         known = not math.isnan(setting.score("student")[0])
         title = f"{name}: {_score(setting)} %" if known else f"{name}: no student"
@@ -202,11 +233,14 @@ def _details(settings: Sequence[Setting]) -> Iterator[Html]:
 def _meaning(settings: Sequence[Setting]) -> Iterator[Html]:
     yield paragraphs(
         preface(settings),
-        "A proven epsilon bounds what anybody can learn of one record from all that left the "
-        "clients in a run: who guesses whether a fair coin put it there is right in at most 74 % "
-        "of cases at 1, 96 % at 3, and practically all at 10. Published numbers are those of the "
-        "papers' formulas, and guarantee nothing. Accuracies of teachers and ensembles were "
-        "measured without noise, and no epsilon covers them unless the training was private.",
+        "A proven epsilon bounds what can be learned of one record from a run, by anybody whom its "
+        "trust does not name: who guesses whether a fair coin put it there is right in at most "
+        "74 % of cases at 1, 96 % at 3, and practically all at 10, with a small delta. The best "
+        "settings above are the best on these test images, so on others they may do worse; "
+        "choosing a setting by runs on the same data costs privacy that is not counted. Published "
+        "numbers are those of the papers' formulas, and guarantee nothing. Accuracies of teachers "
+        "and ensembles were measured without noise, and no epsilon covers them unless the training "
+        "was private.",
     )
 
 

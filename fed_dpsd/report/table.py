@@ -12,7 +12,6 @@ from fed_dpsd.report import paired
 from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import (
     ACCURACIES,
-    CAVEATS,
     CLAIMS,
     LABEL,
     LABEL_LEGEND,
@@ -62,9 +61,7 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 def preface(settings: Sequence[Setting]) -> str:
     """Return an explanation of the numbers, with the values that all rows share."""
     costs = COSTS_NOTE if _costs(settings) else ""
-    runs = (run for setting in settings for run in setting.runs)
-    caveats = dict.fromkeys(note for run in runs for note in run.get(CAVEATS, "").split("; "))
-    notes = ", ".join(filter(None, caveats))
+    notes = ", ".join(dict.fromkeys(note for setting in settings for note in setting.caveats))
     caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
     if _labels(settings):
         caveat += " An epsilon of labels alone protects no image."

@@ -124,6 +124,19 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
     )
 
 
+def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
+    """Return the runs below sweeps' folders that have begun and not completed."""
+    folders = (
+        inside for path in paths for inside in sorted(path.glob("*/")) if not is_run_folder(path)
+    )
+    begun = (
+        folder
+        for folder in folders
+        if is_run_folder(folder) and read_summary(folder).get("status") != "completed"
+    )
+    return [run for folder in begun if (run := unfinished_in(folder, open_run_folder(folder)))]
+
+
 def _summary_so_far(
     folder: Path, experiment: Experiment, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from fed_dpsd.errors import UserError
 from fed_dpsd.report import pages
+from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.settings import read
 from fed_dpsd.report.sweep_page import page
 from fed_dpsd.report.table import FIRST_LINE
@@ -150,3 +152,33 @@ def test_the_file_is_the_reports_own(table, tmp_path):
     *_, written = pages.write([path], tmp_path)
     assert written.name == "curve.html"
     assert written.read_text().startswith(FIRST_LINE)
+
+
+def test_runs_that_have_not_completed_are_named_before_the_numbers(settings):
+    stopped = Unfinished("ab12", 2, 5, "the disk is full", False, "fed-dpsd resume ab12")
+    text = page("curve", settings, {}, {}, unfinished=[stopped])
+    note = check_structure(text).all("div", class_="note")[0]["text"]
+    assert "Not complete: 1 run is in none of these numbers." in note
+    assert "ab12: it has done 2 of 5 rounds. It ended: the disk is full." in note
+    assert "Not complete" not in page("curve", settings, {}, {})
+
+
+def test_seeded_noise_is_said_where_a_finite_epsilon_rests_on_it(table, settings):
+    (note,) = shown(settings).all("div", class_="note")
+    assert "their own files carry no guarantee" in note["text"]
+    bare = read([table(OWN | {"record_add_remove": "inf"})])
+    assert not shown(bare).all("div", class_="note")
+
+
+def test_a_caveat_that_two_seeds_have_is_told_once(table):
+    both = ("seeded noise; per run; delta is below one over 5", "seeded noise; per run")
+    (setting,) = read([table(*({"caveats": each, "seed": n} for n, each in enumerate(both)))])
+    assert setting.caveats == ["seeded noise", "per run", "delta is below one over 5"]
+    assert "per run; delta is below one over 5" in page("curve", [setting], {}, {})
+
+
+def test_a_table_without_a_completed_run_says_so(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text("key\n")  # as a sweep begins it
+    with pytest.raises(UserError, match="no run to report"):
+        read([path])

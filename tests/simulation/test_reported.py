@@ -16,7 +16,7 @@ from fed_dpsd.report import pages
 from fed_dpsd.report.run_page import page
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.repeat import command_of
-from fed_dpsd.simulation.reported import facts_of, tables_of
+from fed_dpsd.simulation.reported import facts_of, tables_of, unfinished_beside
 from fed_dpsd.simulation.sweep import cell_key
 from tests.conftest import SMALL, small_for
 from tests.report.runs import check_structure
@@ -130,6 +130,15 @@ def test_a_run_under_way_says_so(stopped):
     assert lead.startswith("This run is not finished: it is under way, and has done 1 of 3 rounds.")
     assert shown.all("pre")[0]["text"] == "fed-dpsd report stopped"
     assert facts_of([stopped]).unfinished.command == "fed-dpsd resume stopped"
+
+
+def test_a_sweeps_unfinished_runs_are_found_below_its_folder(stopped, tmp_path):
+    sweep = stopped.parent
+    api.run(*SMALL, "rounds=1", f"run_folder={sweep}/whole", progress=False)
+    (found,) = unfinished_beside([sweep])
+    assert (found.name, found.done, found.error) == ("stopped", 1, "stopped by Ctrl-C")
+    assert unfinished_beside([stopped]) == []
+    assert unfinished_beside([sweep / "results.csv"]) == []
 
 
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):

@@ -20,6 +20,7 @@ PAGES = ("run", "many classes", "deployment", "sweep")
 PAPER = 695  # CSS pixels between the margins of A4
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+RUN_AXE = "axe.run(document, {resultTypes: ['violations'], selectors: false})"
 CUT = """[...document.querySelectorAll('main *')]
     .filter(each => each.getBoundingClientRect().right > innerWidth + 1)
     .map(each => each.outerHTML.slice(0, 200))"""
@@ -29,7 +30,9 @@ CUT = """[...document.querySelectorAll('main *')]
 def browser():
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        found = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield found
         found.close()
 
@@ -87,13 +90,14 @@ def opened(browser, files):
     assert sum(url.startswith("file:") for url in asked) == len(contexts)
 
 
-@pytest.mark.parametrize("width", [360, 800, 1440])
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_is_wider_than_the_screen(opened, name, width):
-    page = opened(name, width)
-    assert page.evaluate(WIDER) == 0
-    page.evaluate(UNFOLD)
-    assert page.evaluate(WIDER) == 0
+def test_nothing_is_wider_than_the_screen(opened, name):
+    page = opened(name)
+    for step in ("", UNFOLD):
+        page.evaluate(step)
+        for width in (360, 800, 1440):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate(WIDER) == 0, width
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_axe_finds_nothing_serious(opened, axe, name, scheme):
     page = opened(name, 360 if scheme == "light" else 1440, color_scheme=scheme)
     page.evaluate(UNFOLD)
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    found = page.evaluate(RUN_AXE)["violations"]
     told = [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found]
     assert not [each for each in told if each[1] in ("serious", "critical")]
 
@@ -114,8 +118,17 @@ def test_axe_would_find_what_is_wrong(opened, axe):
     page = opened("run")
     page.evaluate("document.body.style.color = '#ccc'; document.images[0].removeAttribute('alt')")
     page.evaluate(axe)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    found = page.evaluate(RUN_AXE)["violations"]
     assert {"color-contrast", "image-alt"} <= {each["id"] for each in found}
+    assert all(each["nodes"][0]["html"] for each in found)
+
+
+def test_what_is_wider_than_the_screen_would_be_found(opened):
+    """The control, at a width that a page is brought to after it was opened."""
+    page = opened("run")
+    page.evaluate("document.querySelector('main').style.minWidth = '500px'")
+    page.set_viewport_size({"width": 360, "height": 900})
+    assert page.evaluate(WIDER) > 0
 
 
 def test_the_dark_page_is_dark_and_paper_is_white(opened):
@@ -127,7 +140,7 @@ def test_the_dark_page_is_dark_and_paper_is_white(opened):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_on_paper_nothing_is_cut_and_nothing_stays_folded(opened, name, tmp_path):
+def test_on_paper_nothing_is_cut_and_nothing_stays_folded(opened, name):
     page = opened(name, PAPER)
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -135,8 +148,6 @@ def test_on_paper_nothing_is_cut_and_nothing_stays_folded(opened, name, tmp_path
     assert not page.evaluate(CUT)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert not page.evaluate("document.querySelectorAll('details[open]').length")
-    page.pdf(path=tmp_path / "page.pdf", format="A4", prefer_css_page_size=True)
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_the_first_key_leads_past_the_links_to_the_result(opened):

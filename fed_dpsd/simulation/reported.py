@@ -19,7 +19,7 @@ from fed_dpsd.accounts.words import (
     verdict,
 )
 from fed_dpsd.data.datasets import class_names
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
 from fed_dpsd.methods.method import Plan
@@ -35,7 +35,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.simulation.repeat import command_of
-from fed_dpsd.simulation.sweep import TABLE, Cell, write_tables
+from fed_dpsd.simulation.sweep import PLACES, TABLE, Cell, write_tables
 from fed_dpsd.storage import client_name
 
 REPORTED = (
@@ -62,12 +62,18 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
             table = (out or path) / TABLE
             written.setdefault(table, []).append(_cell(path))
         tables.append(table)
+    apart = _apart([cell.experiment for cells in written.values() for cell in cells])
     for table, cells in written.items():
         try:
             table.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{table} cannot be written ({error.strerror}); choose --out") from None
-        write_tables(table, cells)
+        known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
+        own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
+        write_tables(
+            table,
+            [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
+        )
     return list(dict.fromkeys(tables))
 
 
@@ -86,6 +92,23 @@ def _table_at(path: Path) -> Path:
     if not is_run_folder(path) and not (path / TABLE).is_file():
         raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
     return path / TABLE
+
+
+def _apart(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the keys that set runs apart whose table would be the same except for its results."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for each in experiments:
+        settings = dict(leaves(json.loads(each.to_json())))
+        kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
+        alike.setdefault(kind, []).append(settings)
+    return [
+        key
+        for group in alike.values()
+        for key in group[0]
+        if key not in ("seed", *PLACES)
+        and all(key in other for other in group)
+        and any(other[key] != group[0][key] for other in group)
+    ]
 
 
 def _cell(folder: Path) -> Cell:

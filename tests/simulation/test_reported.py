@@ -14,6 +14,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.report import pages
 from fed_dpsd.report.run_page import page
+from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.reported import facts_of, tables_of, unfinished_beside
@@ -48,6 +49,14 @@ def test_several_runs_are_one_table_in_the_folder_that_is_named(run, tmp_path):
     assert tables_of([run, other]) == [run / "results.csv", other / "results.csv"]
     assert facts_of([run, other]) is None
     assert facts_of([path]) is None
+
+
+def test_runs_of_the_same_seed_are_set_apart_by_the_keys_that_differ(run, tmp_path):
+    other = ("answers.epsilon_per_answer=2", "rounds=1", f"out={tmp_path}/runs")
+    folder = api.run(*SMALL, *other, progress=False).folder
+    settings = read([*tables_of([run, folder], tmp_path / "report")])
+    assert names(settings) == ["epsilon_per_answer=10.0", "epsilon_per_answer=2"]
+    assert len(read(tables_of([run, folder]))) == 2  # from the tables of their own, too
 
 
 def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):

@@ -71,6 +71,7 @@ def _so_far(facts: Facts, unfinished: Unfinished) -> Iterator[Html]:
         )
     )
     yield element("pre", element("code", unfinished.command))
+    yield paragraphs(f"`{unfinished.name}` stands for the path of the run folder.")
     if facts.summary["accuracy"]["student"] is not None:
         yield paragraphs(f"After round {unfinished.done:,}: {_result(facts)}")
 
@@ -237,7 +238,11 @@ def _traffic(facts: Facts) -> Iterator[Html]:
     yield terms(
         [
             ("time in all, without pauses", duration(max(seconds["total"], worked))),
-            ("of it, teachers and diagnostics", duration(seconds["teachers"])),
+            *(
+                [("of it, teachers and diagnostics", duration(seconds["teachers"]))]
+                if facts.simulated
+                else []
+            ),
             ("of it, rounds", duration(seconds["rounds"])),
             ("teachers' answers", f"{queries['forward_answers']:,} (images times teachers)"),
             ("of them, with a gradient", f"{queries['backward_answers']:,}"),

@@ -167,7 +167,7 @@ def _summary_so_far(
     summary = blank_summary(experiment, "") | read_summary(folder)
     for line in lines[-1:]:
         record_round(summary, line)
-        summary["queries"] |= {name: line[name] for name in TRAVELLED}
+        summary["queries"] |= {name: line.get(name, 0) for name in TRAVELLED}
         summary["seconds"]["rounds"] = line["seconds"]
     add_privacy(summary, experiment, folder)
     return summary

@@ -345,6 +345,9 @@ def test_an_unfinished_deployment_tells_what_hospitals_have_stated(tmp_path):
     )
     assert "the hospitals have stated charges of at most epsilon 2.5 (record, add_remove," in lead
     assert "; a ledger may hold one ask more, whose answer was lost." in lead
+    assert shown.all("pre")[0]["text"] == HALF.command
+    assert "a-run stands for the path" in shown.text_of("main")
+    assert "diagnostics" not in shown.text_of("section", id="traffic")  # hospitals give none
     assert "of the whole plan, for a record" in shown.text_of("dl", class_="tiles")
     quiet = page(deployment(tmp_path, unfinished=HALF, costs={}))
     assert "So far no hospital has stated a charge; a ledger may hold one ask more" in quiet

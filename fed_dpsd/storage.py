@@ -85,7 +85,7 @@ def uninterrupted() -> Iterator[None]:
     try:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                if handler := signal.getsignal(number):  # None: what is not Python's stays
+                if handler := signal.getsignal(number):  # what is not Python's own stays as it is
                     former[number] = handler
                     signal.signal(number, lambda received, _: waiting.append(received))
         yield

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fed_dpsd.report import confusion, progress, run_page, sweep_page
+from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.settings import beside, read
 from tests.report.runs import SUMMARY, deployment, run
 
@@ -16,7 +17,11 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-PAGES = ("run", "many classes", "deployment", "sweep")
+PAGES = ("run", "many classes", "deployment", "unfinished", "sweep")
+STOPPED = Unfinished(
+    *("a-long-name-" * 10, 2, 5, f"{'/folder' * 20} is full", False),
+    command=f"flwr run APP federation --stream --run-config 'resume=\"{'a-long-name-' * 10}\"'",
+)
 PAPER = 695  # CSS pixels between the margins of A4
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true })"
 WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -60,7 +65,8 @@ def files(tmp_path_factory):
     pairs = beside([table], "confusion", confusion.COLUMNS)
     texts = (
         *(run_page.page(run(folder)), run_page.page(many), run_page.page(deployment(folder))),
-        sweep_page.page("table5_cifar10", read([table])[6:11], rounds, pairs),
+        run_page.page(deployment(folder, unfinished=STOPPED)),
+        sweep_page.page("table5_cifar10", read([table])[6:11], rounds, pairs, unfinished=[STOPPED]),
     )
     for name, text in zip(PAGES, texts, strict=True):
         (folder / f"{name}.html").write_text(text)

@@ -1,5 +1,6 @@
 """Environments with FedDPSD's wheel."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -26,3 +27,18 @@ def with_wheel(folder, *packages):
     (own,) = venv.glob("lib/python*/site-packages")
     (own / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return venv / "bin" / "fed-dpsd"
+
+
+def said_by(program, folder, *words):
+    """Run a program with its home in `folder`, out of reach of a checkout; returns what it says."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [program, *words],
+        cwd=folder,
+        env=own | {"FED_DPSD_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from PIL import Image
 
 from fed_dpsd.server.summary import read_summary
 from tests.conftest import SMALL
-from tests.environments import with_wheel
+from tests.environments import said_by, with_wheel
 from tests.forks import finished, fork
 from tests.plugin import FILES, PAGE, write, write_installed
 
@@ -139,22 +138,12 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
     """In an environment of its own, where both are installed."""
     program = with_wheel(tmp_path, write(tmp_path / "package"))
-    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
     chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
     words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
-        done = subprocess.run(
-            [program, *words, f"out={tmp_path}/runs", "--engine", *engine],
-            cwd=tmp_path,
-            env=own,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = said_by(program, tmp_path, *words, f"out={tmp_path}/runs", "--engine", *engine)
         assert "not reviewed: nothing is proven of what example==1.0 does" in done.stderr
         hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
         shutil.rmtree(tmp_path / "home" / "cache" / "teachers")

@@ -19,7 +19,7 @@ from fed_dpsd import api
 from fed_dpsd.simulation import superlink
 from fed_dpsd.simulation.placement import Placement, fraction
 from tests.conftest import SMALL
-from tests.environments import with_wheel
+from tests.environments import said_by, with_wheel
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
@@ -306,19 +306,9 @@ def test_the_wheel_gives_the_same_bits_on_both_engines_next_to_another_flower_ap
     script = packages / "fed_dpsd" / "_app" / "deploy" / "certificates.sh"
     assert os.access(script, os.X_OK)  # what docs/deployment.md needs comes with it
     assert (packages / "fed_dpsd" / "report" / "style.css").exists()  # and what pages need
-    own = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    own |= {"FED_DPSD_HOME": str(tmp_path / "home")}
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
-        done = subprocess.run(
-            [program, *small(tmp_path, "num_clients=3"), "--engine", *engine],
-            cwd=tmp_path,
-            env=own,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        done = said_by(program, tmp_path, *small(tmp_path, "num_clients=3"), "--engine", *engine)
         assert "round 3/3" in done.stderr
         assert "published 10 (label) · proven 1,921 (record, add_remove)" in done.stderr
         found = summary(Path(done.stdout.splitlines()[-1]))

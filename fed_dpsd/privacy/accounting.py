@@ -24,6 +24,7 @@ from dp_accounting import (
 from scipy.optimize import brentq
 
 from fed_dpsd.privacy import laws
+from fed_dpsd.privacy.contraction import Profile, contracted, smallest_epsilon, with_gaussian
 from fed_dpsd.privacy.epsilon import Epsilon, reviewed
 from fed_dpsd.privacy.events import (
     FinitePrecisionDpEvent,
@@ -48,6 +49,8 @@ LARGEST_MU = 1e6  # a larger one is beyond double precision, and means nothing
 LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
 # The part of a budget for the noise's finite precision: a fraction of it, and at most so much.
 PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
+# Answers that cost so much more than the training contract nothing that shows.
+TIMES_LARGER = 10
 # The fraction of delta for a life whose settings change; the rest is for one whose settings do not.
 CHANGED_SETTINGS_FRACTION = 0.05
 
@@ -131,6 +134,66 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
         return Bound(math.inf, delta, "none")
     ideal = _smallest_bound(_parts(counts), delta * math.exp(-loss))
     return Bound(ideal.epsilon + loss, delta if ideal.delta else 0.0, ideal.accountant)
+
+
+def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: float) -> Bound | None:
+    """Return the epsilon of answers that depend on records through trained teachers alone.
+
+    Args:
+        training: the event of one private training.
+        answers: all that its teachers gave, as between any two teachers.
+        others: all that leaves without passing through the teachers, such as class counts.
+        delta: in (0, 1).
+
+    Returns:
+        None where the bound is no smaller than that by the training or by the answers alone, or is
+        not computed: `others` are not Gaussian.
+    """
+    counts = [_without_precision(_count_leaves(event)) for event in (training, answers, others)]
+    (trained, _), (answered, _), (rest, _) = counts
+    loss = math.fsum(loss for _, loss in counts)
+    ideal_delta = delta * math.exp(-loss)
+    known = [_parts(trained), _parts(answered)]
+    alone = [_smallest_bound(parts, ideal_delta).epsilon for parts in known]
+    if loss > LARGEST_LOSS or not all(0 < epsilon < math.inf for epsilon in alone):
+        return None
+    if alone[1] > TIMES_LARGER * (alone[0] - math.log(ideal_delta)):
+        return None
+    if not all(isinstance(event, GaussianDpEvent) for event in rest):
+        return None
+    mu = math.sqrt(math.fsum(n / event.noise_multiplier**2 for event, n in rest.items()))
+    most = min(
+        epsilon(ComposedDpEvent([event, others]), delta).epsilon for event in (training, answers)
+    )
+    found = _contracted_epsilon(*known, mu, ideal_delta, most) + loss
+    return Bound(found, delta, "contraction") if found < most * (1 - 1e-6) else None
+
+
+Parts = frozenset[tuple[DpEvent, int]]
+
+
+@functools.lru_cache(maxsize=4096)
+def _contracted_epsilon(
+    training: Parts, answers: Parts, mu: float, delta: float, most: float
+) -> float:
+    profile = with_gaussian(contracted(_profile(training), _profile(answers)), mu)
+    return smallest_epsilon(profile, delta, most)
+
+
+@functools.lru_cache(maxsize=64)
+def _profile(parts: Parts) -> Profile:
+    """Return delta as a function of epsilon, for mechanisms of ideal noise."""
+    ordered = sorted(parts, key=repr)
+    if len(ordered) == 1:
+        ((event, releases),) = ordered
+        if isinstance(event, GaussianDpEvent):
+            return functools.partial(laws.gaussian_delta, 1 / event.noise_multiplier)
+        if (
+            isinstance(event, RandomizedResponseDpEvent)
+            and laws.exact_terms(event, releases) <= laws.EXACT_TERMS
+        ):
+            return functools.partial(laws.response_delta, event, releases)
+    return laws.discretised_deltas(ordered)
 
 
 def pure(event: DpEvent) -> Bound:

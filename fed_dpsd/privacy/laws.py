@@ -5,6 +5,7 @@ of a cut tail are added. delta is in (0, 1), N >= 1 the number of adaptive relea
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from fed_dpsd.privacy.events import (
 )
 
 FINEST_RESOLUTION = 1e-4
+PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # of a discretised profile
 SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
@@ -60,6 +62,16 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     tolerance = 1e-10 * (1 + largest)
     # The solver's error is added, so that rounding never flatters the result.
     return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
+
+
+def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the delta of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
+
+    The formula is that of `gaussian_epsilon`.
+    """
+    above = norm.logcdf(mu / 2 - epsilons / mu)
+    below = epsilons + norm.logcdf(-mu / 2 - epsilons / mu)
+    return np.asarray(np.exp(above) * -np.expm1(np.minimum(below - above, 0.0)))
 
 
 def gaussian_mu(event: DpEvent) -> float | None:
@@ -124,6 +136,16 @@ def response_epsilon(response: RandomizedResponseDpEvent, releases: int, delta: 
         return math.inf
     # The solver's error is added, so that rounding never flatters the result.
     return float(brentq(excess, 0.0, largest, xtol=1e-9 * largest)) + 2e-9 * largest
+
+
+def response_delta(
+    response: RandomizedResponseDpEvent, releases: int, epsilons: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Compute the delta of N k-ary randomised responses, exactly, as `response_epsilon` does."""
+    truth, lie = truth_and_lie(response)
+    law, missing = _sign_sum_law(releases, truth, lie)
+    losses = math.log(truth / lie) * (np.arange(len(law)) - releases)
+    return np.array([law @ np.maximum(0.0, -np.expm1(e - losses)) for e in epsilons]) + missing
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
@@ -258,6 +280,29 @@ def discretised_delta(parts: list[tuple[DpEvent, int]], epsilon: float) -> float
     At epsilon 0 it bounds the total variation distance.
     """
     return float(_composed(parts).get_delta_for_epsilon(epsilon))
+
+
+def discretised_deltas(
+    parts: list[tuple[DpEvent, int]],
+) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    """Return the delta of composed events as a function of epsilons >= 0, by discretisation.
+
+    It bounds both orders of the two worlds.
+    """
+    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
+    composed = _composed([part for part in parts if part not in small])
+    rest = sum(n * pure_epsilon(event) for event, n in small)
+    most = float(composed.get_epsilon_for_delta(SMALLEST_PROFILE))
+    grid = np.linspace(0.0, most if math.isfinite(most) else MOST_LOSSES * 1e-3, PROFILE_POINTS)
+    known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
+    # delta is convex in exp(epsilon), so a chord lies above it, and it falls beyond the last point.
+    odds = np.expm1(np.minimum(grid, 700.0))
+
+    def deltas(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+        at = np.expm1(np.clip(epsilons - rest, 0.0, 700.0))
+        return np.asarray(np.interp(at, odds, known))
+
+    return deltas
 
 
 def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:

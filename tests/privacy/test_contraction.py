@@ -1,0 +1,192 @@
+"""Answers of privately trained teachers: both kinds of noise together, by hand and attained."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+    RandomizedResponseDpEvent,
+    SelfComposedDpEvent,
+)
+from scipy.integrate import quad
+
+import fed_dpsd
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.claims import of_plan, proofs
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.privacy import laws
+from fed_dpsd.privacy.accounting import contraction, epsilon
+from fed_dpsd.privacy.contraction import with_gaussian
+
+DELTA = 1e-5
+NORMAL = statistics.NormalDist()
+NOTHING = ComposedDpEvent([])
+RESPONSE = RandomizedResponseDpEvent(3 / (math.exp(0.8) + 2), 3)  # epsilon 0.8 among 3 classes
+
+
+def gaussian(mu):
+    return GaussianDpEvent(1 / mu)
+
+
+def delta_of(mu, eps):
+    """The delta of a Gaussian mechanism, by the standard library."""
+    return NORMAL.cdf(mu / 2 - eps / mu) - math.exp(eps) * NORMAL.cdf(-mu / 2 - eps / mu)
+
+
+def solve(excess, high=50.0):
+    low = 0.0
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+    return high
+
+
+def mu_at(eps):
+    return solve(lambda mu: eps - solve(lambda e: delta_of(mu, e) - DELTA), 3.0)
+
+
+def contracted_by_hand(trained, answered, eps):
+    a = max(delta_of(trained, eps), 1e-300)
+    return a * delta_of(answered, math.log1p(math.expm1(eps) / a))
+
+
+def thresholds(trained, eps):
+    """How often a training's output passes the threshold of epsilon, in each of two worlds."""
+    at = eps / trained + trained / 2
+    return 1 - NORMAL.cdf(at - trained), 1 - NORMAL.cdf(at)
+
+
+def attained(trained, eps, first, second):
+    """The delta at epsilon of a teacher that shows on which side of a threshold its training fell.
+
+    Its answers have the law `first` on one side and `second` on the other, (N,) masses.
+    """
+    p, q = thresholds(trained, eps)
+    one, other = p * first + (1 - p) * second, q * first + (1 - q) * second
+    return np.maximum(one - math.exp(eps) * other, 0).sum()
+
+
+def shifted(mu):
+    """Two Gaussian laws, mu apart, on a fine grid."""
+    grid = np.arange(-12, 12 + mu, 1e-4)
+    return [1e-4 * np.exp(-((grid - m) ** 2) / 2) / math.sqrt(2 * math.pi) for m in (mu, 0)]
+
+
+@pytest.mark.parametrize(
+    ("trained", "answered", "expected"),
+    [(2.988, 1.891, 0.4574), (3, 3, 0.7007), (1, 1, 0.0863)],
+)
+def test_gaussian_trainings_and_answers_by_hand_and_attained(trained, answered, expected):
+    trained, answered = mu_at(trained), mu_at(answered)
+    found = contraction(gaussian(trained), gaussian(answered), NOTHING, DELTA)
+    by_hand = solve(lambda eps: contracted_by_hand(trained, answered, eps) - DELTA)
+    assert found.epsilon == pytest.approx(by_hand, abs=1e-6)
+    assert found.epsilon == pytest.approx(expected, abs=1e-3)
+    assert found.accountant == "contraction"
+    reached = attained(trained, found.epsilon, *shifted(answered))
+    assert reached == pytest.approx(DELTA, rel=1e-4)
+    # A claim that is one percent smaller is refuted by such a teacher.
+    assert attained(trained, 0.99 * found.epsilon, *shifted(answered)) > 1.01 * DELTA
+
+
+def test_responses_of_a_gaussian_training_are_attained():
+    truth, lie = laws.truth_and_lie(RESPONSE)
+    first, second = np.array([truth, lie, lie]), np.array([lie, truth, lie])
+    trained, delta = mu_at(1.0), 1e-7
+    found = contraction(gaussian(trained), RESPONSE, NOTHING, delta)
+    assert attained(trained, found.epsilon, first, second) == pytest.approx(delta, rel=1e-2)
+    assert found.epsilon < min(0.8, epsilon(gaussian(trained), delta).epsilon)
+
+
+def test_sampled_trainings_are_bounded_from_above_and_closely():
+    """At rate 1 the discretised profile stands for the exact one."""
+    answers = gaussian(0.6)
+    whole = SelfComposedDpEvent(PoissonSampledDpEvent(1.0, GaussianDpEvent(14.0)), 100)
+    sampled = contraction(whole, answers, NOTHING, DELTA).epsilon
+    exact = contraction(gaussian(10 / 14), answers, NOTHING, DELTA).epsilon
+    assert exact <= sampled <= exact + 1e-3
+    rarer = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(14.0)), 100)
+    assert contraction(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
+
+
+def test_a_gaussian_besides_adds_up_as_gaussians_do():
+    one, other = 0.7, 0.4
+    profile = with_gaussian(lambda eps: laws.gaussian_delta(one, eps), other)
+    epsilons = np.array([0.0, 0.3, 1.0, 3.0])
+    exact = laws.gaussian_delta(math.hypot(one, other), epsilons)
+    assert profile(epsilons) == pytest.approx(exact, rel=1e-9)
+
+
+def composed_by_hand(trained, answered, counted, eps):
+    """The mean of the contracted profile over the loss of the counts, by adaptive quadrature."""
+
+    def at(loss):
+        left = eps - loss
+        size = abs(left)
+        value = contracted_by_hand(trained, answered, size) if size > 1e-12 else 0.0
+        value = value if left >= 0 else -math.expm1(-size) + math.exp(-size) * value
+        return NORMAL.pdf((loss - counted**2 / 2) / counted) / counted * value
+
+    middle = counted**2 / 2
+    bounds = sorted((middle - 9 * counted, eps, middle + 9 * counted))
+    parts = zip(bounds[:-1], bounds[1:], strict=True)
+    return sum(quad(at, *part, epsabs=1e-14, epsrel=1e-10, limit=200)[0] for part in parts)
+
+
+def test_a_plan_prints_what_training_and_answers_prove_together():
+    """With class counts, which pass through no teacher, composed separately."""
+    queries = 20 * 256
+    scale = 2 * math.sqrt(queries) / 0.6
+    overrides = ("answers=gradient", f"answers.noise_multiplier={scale!r}")
+    planned = fed_dpsd.plan(*overrides)
+    experiment = from_overrides(overrides, None)
+    training = experiment.training
+    trained, counted = math.sqrt(training.steps) / training.noise_multiplier, training.count_noise
+    by_hand = solve(lambda eps: composed_by_hand(trained, 0.6, 1 / counted, eps) - DELTA, 5)
+    claim = planned.privacy.epsilon("record", "add_remove")
+    (row,) = (r for r in planned.privacy.content["proven"] if r["relation"] == "add_remove"
+              and r["unit"] == "record")  # fmt: skip
+    assert row["basis"] == claim.accountant == "contraction"
+    losses = 2 * (2.0**-17 + 1e-7)  # by finite precision: of the training, and of all answers
+    assert claim.value == pytest.approx(by_hand + losses / 2, abs=1e-6)
+    assert by_hand <= claim.value
+    alone = {each["basis"]: each["epsilon"] for each in row["beside"]}
+    assert claim.value < min(alone["answers"], alone["training"])
+    assert str(planned).count("by the training and the answers together") == 2
+
+
+def test_where_nothing_contracts_nothing_is_claimed(small):
+    """Labels at 10 an answer show the teacher; weights are the teacher; more is not Gaussian."""
+    trained = gaussian(0.7)
+    strong = SelfComposedDpEvent(RandomizedResponseDpEvent(3 / (math.exp(10) + 2), 3), 100)
+    assert contraction(trained, strong, NOTHING, DELTA) is None
+    assert contraction(trained, NonPrivateDpEvent(), NOTHING, DELTA) is None
+    assert contraction(NonPrivateDpEvent(), trained, NOTHING, DELTA) is None
+    assert contraction(trained, trained, RESPONSE, DELTA) is None
+    for overrides in (("answers=label",), ("method=fedavg", "teacher.same_start=true")):
+        experiment = small("training=dp_sgd", *overrides)
+        plan = plan_of(experiment)
+        found = proofs(of_plan(plan, plan.releases, "record", "add_remove"), DELTA)
+        assert {proof.basis for proof in found} == {"training", "answers"}
+
+
+def test_a_target_is_reached_by_both_kinds_of_noise(small):
+    """Without a budget, which counts the training alone."""
+    settings = ("training=dp_sgd", "answers=gradient", "answers.noise_multiplier=80",
+                "privacy.target_epsilon=0.5")  # fmt: skip
+    together = small(*settings)
+    alone = small(*settings, "privacy.budget=0.5")
+    assert together.training.noise_multiplier < alone.training.noise_multiplier
+    for experiment in (together, alone):
+        plan = plan_of(experiment)
+        charges = of_plan(plan, plan.releases, "record", "add_remove")
+        found = {proof.basis: proof.value for proof in proofs(charges, DELTA)}
+        aimed = found["contraction"] if experiment is together else found["training"]
+        assert aimed == pytest.approx(0.5, rel=0.01)
+        assert aimed <= 0.5
+        assert found["contraction"] <= 0.5

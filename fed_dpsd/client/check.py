@@ -56,7 +56,7 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     ledger = hospital.ledger
     with ledger.transaction():
         proofs = cards.account(ledger.entries(), hospital.delta, "record", "add_remove")
-    spent = proofs["training"]  # what a budget counts
+    spent = proofs.get("training", proofs["answers"])  # what a budget counts
     yield f"spent so far: {spent}; the budget is {hospital.budget:g}"
     yield f"when records change during a run: {hospital.when_records_change}"
     if lacking := hospital.open(experiment, "check").lacking():

@@ -18,7 +18,7 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.inference import Images
-from fed_dpsd.privacy.mechanism import ExactCounts, Mechanism, Shared, Weights
+from fed_dpsd.privacy.mechanism import ExactCounts, KeptTeachers, Mechanism, Shared, Weights
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.packing import pack
 from fed_dpsd.privacy.secure_sum import SumError
@@ -83,8 +83,12 @@ class Site:
         """
         if not isinstance(self.training, TrainingMechanism) or self._paid:
             return
+        identity = self._teachers.identity
         with self.ledger.transaction():
-            self.account.pay(self.training, self._teachers.identity, "training")
+            self.account.pay(self.training, identity, "training")
+            if self.account.keeps_teachers:
+                digest = hashlib.sha256(f"kept {identity}".encode()).hexdigest()
+                self.account.pay(KeptTeachers(), digest, "weights", training=identity)
         self._paid = True
 
     def join(self) -> None:
@@ -102,8 +106,10 @@ class Site:
 
         The teachers' first training costs nothing more if it was charged before.
         """
+        digests = {self.training.name: self._teachers.identity, ClassCounts.name: self._counts}
         with self.ledger.transaction():
-            return self.account.lacking(self.account.is_paid(self._teachers.identity))
+            paid = [name for name, digest in digests.items() if self.account.is_paid(digest)]
+            return self.account.lacking(paid)
 
     def check(self, ask: Ask) -> None:
         """Check an ask before anything private is read, so an error depends on public facts only.
@@ -169,15 +175,18 @@ class Site:
             self.account.pay(mechanism, digest, ask.kind, ask)
         return self._baseline(mechanism.training).sensitive_weights()
 
-    def class_counts(self) -> NDArray[np.float64]:
-        """Return the noisy class counts that the teachers' training released, (n, 1, K).
+    def class_counts(self, ask: Ask) -> NDArray[np.float64]:
+        """Charge and draw noisy class counts, (n, 1, K), for `release`; the same at every call.
 
         Raises:
-            ProtocolError: the training released no class counts.
+            BudgetSpent: the charge would exceed the budget or the plan; nothing was drawn.
+            ProtocolError: the training sets no noise for class counts.
         """
         if not (isinstance(self.training, TrainingMechanism) and self.training.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
-        return self._paid_teachers().class_counts
+        with self.ledger.transaction():
+            self.account.pay(ClassCounts(self.training), self._counts, "counts", ask)
+        return self._teachers.class_counts
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
@@ -232,7 +241,9 @@ class Site:
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
                     values = cut_off(bounded, mechanism.lattice).sum(0)
                 else:
-                    rng = self._noise.numpy("answer", self.client, int(digest, 16))
+                    # The noise follows the values too: it must never meet others.
+                    noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
+                    rng = self._noise.numpy("answer", self.client, int(noised, 16))
                     values = mechanism.noise(bounded, ask.predictions, rng)
                 self.ledger.store(digest, values)
         return Answer(ask.query_id, values, self.config.teachers_per_client)
@@ -263,12 +274,20 @@ class Site:
 
     def _covering(self, ask: Ask) -> str:
         """Return the digest of the private training that covers an answer; "" if there is none."""
-        if not isinstance(self.training, TrainingMechanism):
+        private = isinstance(self.training, TrainingMechanism)
+        if not private or ask.kind in ("counts", "baseline"):  # none passes through the teachers
             return ""
         return self._retraining(ask) if ask.kind == "train" else self._teachers.identity
 
+    @property
+    def _counts(self) -> str:
+        """Return the key of the noisy class counts: they are drawn once, whatever asks for them."""
+        return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
+
     def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
         """Return the key under which an answer is stored and charged; it also seeds the noise."""
+        if isinstance(mechanism, ClassCounts):
+            return self._counts
         method = json.dumps(former_method(self.config.method), sort_keys=True)
         content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(ask)) else ""
@@ -287,7 +306,7 @@ class Site:
 
     def _retraining(self, ask: Ask) -> str:
         """Return the key under which a training that starts at the ask's weights is charged."""
-        content = f"{self._teachers.identity} {ask.digest()}"
+        content = f"{self._teachers.input_digest} {ask.digest()}"
         content += f" {self._pull}" if self._pull else ""  # another pull has noise of its own
         return hashlib.sha256(content.encode()).hexdigest()
 

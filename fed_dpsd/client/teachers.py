@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
@@ -25,7 +27,14 @@ from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
-from fed_dpsd.models import initialise, load_vector, read_weights, to_vector, write_weights
+from fed_dpsd.models import (
+    initialise,
+    load_vector,
+    read_facts,
+    read_weights,
+    to_vector,
+    write_weights,
+)
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.fixed_features import remembering
@@ -39,6 +48,8 @@ from fed_dpsd.progress import reported
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
+INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
+PROBED = 16  # images whose gradients show a network's kernels
 # Shifts of the copies of an image, in pixels down and to the right.
 MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
@@ -94,6 +105,7 @@ class Teachers:
         self._device = device_of(config, client)
         self._learns_on = self._device if learns_there(training) else CPU
         self._models: list[Classifier | None] | None = None
+        self._inputs: dict[int, str] = {}
         self._read = None
         if config.teacher.path is not None:
             self._read = read_teacher(make_teacher(config, client, 0), config, client)
@@ -128,14 +140,32 @@ class Teachers:
         return json.dumps(settings, sort_keys=True)
 
     @functools.cached_property
-    def digests(self) -> list[str]:
-        """Return a digest of each teacher's records and every setting. They stay at the client."""
-        digests = []
+    def keys(self) -> list[str]:
+        """Return each teacher's name in the cache: a digest of its records and every setting."""
+        keys = []
         for shard, records in enumerate(self._shards):
             digest = hashlib.sha256(f"{self.settings} {shard}".encode())
             self._digest_records(records, digest.update)
-            digests.append(digest.hexdigest())
-        return digests
+            keys.append(digest.hexdigest())
+        return keys
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Return a digest of what each teacher is, or will be, trained on. They stay at the client.
+
+        Noise and charges follow it. A private training is named by its actual input, to the last
+        bit: other processors and libraries compute other features of the same records. A teacher in
+        the cache was charged under the digest that lies beside its weights.
+        """
+        if not self._noisy:
+            return self.keys
+        return [self._recorded(shard) or self._input(shard) for shard in self._numbers]
+
+    @functools.cached_property
+    def input_digest(self) -> str:
+        """Return a digest of what a training here and now would read, whatever the cache holds."""
+        inputs = map(self._input, self._numbers) if self._noisy else self.keys
+        return hashlib.sha256("".join(inputs).encode()).hexdigest()
 
     @functools.cached_property
     def records_digest(self) -> str:
@@ -200,11 +230,12 @@ class Teachers:
         assert self._training
         num_classes = self._config.data.num_classes
         counts = []
-        for digest, records in zip(self.digests, self._shards, strict=True):
-            rng = self._noise.numpy("class counts", self._client, int(digest, 16))
+        for shard, records in enumerate(self._shards):
             labels = records.labels
             if self._by_patient:
                 labels = labels[self._places(records)]
+            key = hashlib.sha256(f"{self.digests[shard]}".encode() + labels.tobytes()).hexdigest()
+            rng = self._noise.numpy("class counts", self._client, int(key, 16))
             counts.append(self._training.count(labels, num_classes, rng))
         return np.stack(counts)[:, None]
 
@@ -266,10 +297,9 @@ class Teachers:
 
     def _load_or_train(self, shard: int) -> Classifier:
         """Return a shard's teacher, on the processor, from the cache or trained now."""
-        config, digest = self._config, self.digests[shard]
-        path = Path(config.cache) / "teachers" / f"{digest}.safetensors"
+        config, path = self._config, self._cached(shard)
         teacher = make_teacher(config, self._client, shard)
-        if path.exists():
+        if path.exists() and (not self._noisy or self._recorded(shard) == self.digests[shard]):
             try:
                 teacher.load_state_dict(read_weights(path))
                 with contextlib.suppress(OSError):  # another user's cache cannot be touched
@@ -277,14 +307,34 @@ class Teachers:
                 return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again, to the same bits
-        # The noise of a training follows the records too: the same noise must never be drawn for
-        # other records.
-        noisy = self._training or self._custom or self._labels
-        purpose = ("private training", int(digest, 16)) if noisy else ("teacher batches", shard)
+        # The noise of a training follows its input: it must never be drawn for another one.
+        digest = self.digests[shard]
+        noisy = "private training", int(digest, 16)
+        purpose = noisy if self._noisy else ("teacher batches", shard)
         self._train(teacher, shard, config, *purpose)
         with replacing(path) as temporary:
-            write_weights(teacher, temporary)
+            write_weights(teacher, temporary, {INPUT: digest} if self._noisy else None)
         return teacher.to(CPU)
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self._shards))
+
+    @property
+    def _noisy(self) -> bool:
+        """Return whether the training draws noise."""
+        return bool(self._training or self._custom or self._labels)
+
+    def _cached(self, shard: int) -> Path:
+        return Path(self._config.cache) / "teachers" / f"{self.keys[shard]}.safetensors"
+
+    def _recorded(self, shard: int) -> str:
+        """Return the digest of the input that a cached teacher was trained on; "" if unknown."""
+        path = self._cached(shard)
+        try:
+            return read_facts(path).get(INPUT, "") if path.exists() else ""
+        except (OSError, SafetensorError):  # another process is deleting it, or it is damaged
+            return ""
 
     def _train(
         self, teacher: Classifier, shard: int, config: Config, purpose: str, number: int
@@ -292,26 +342,37 @@ class Teachers:
         """Train on one shard, by the training that has steps of its own if there is one."""
         records = self._shards[shard]
         streams = Streams(config.teacher.seed)
+        if not self._noisy:
+            batches = streams.torch(purpose, self._client, number)
+            train(teacher, records, config, batches, self._learns_on)
+            return
+        rng = self._noise.numpy(purpose, self._client, number)
         if self._labels:
             # Batches follow public numbers alone: a number that labels decide would tell of them.
             draw = functools.partial(streams.torch, client=self._client, query_id=shard)
             network = PublicImages(teacher, records.images, config, draw)
-            rng = self._noise.numpy(purpose, self._client, number)
             self._labels.train(network, records.labels, rng)
             return
+        model, inputs, labels = self._read_shard(teacher, shard)
         if self._custom:
-            with remembering("records"):
-                model, take = learner(teacher, records.images, CPU)
-            rng = self._noise.numpy(purpose, self._client, number)
-            self._custom.train(model, take(slice(None)), torch.from_numpy(records.labels), rng)
+            self._custom.train(model, inputs, labels, rng)
             return
+        assert self._training
+        train_privately(self._training, model, inputs, labels, rng)
+        teacher.to(memory_format=torch.channels_last)
+
+    def _read_shard(
+        self, teacher: Classifier, shard: int
+    ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+        """Return the part of a teacher that learns, and what it reads: inputs and labels."""
+        records = self._shards[shard]
+        images, labels = records.images, torch.from_numpy(records.labels)
         if not self._training:
-            batches = streams.torch(purpose, self._client, number)
-            train(teacher, records, config, batches, self._learns_on)
-            return
-        labels = torch.from_numpy(records.labels)
-        copies = shifted(records.images, self._training.copies)
-        images = copies.reshape(-1, *records.images.shape[1:])
+            with remembering("records"):
+                model, take = learner(teacher, images, CPU)
+            return model, take(slice(None)), labels
+        copies = shifted(images, self._training.copies)
+        images = copies.reshape(-1, *images.shape[1:])
         with remembering("records"):
             batch = _safe_batch(teacher, images)
             model, take = learner(teacher, images, CPU, batch)
@@ -320,9 +381,30 @@ class Teachers:
             places = torch.from_numpy(self._places(records))
             inputs = inputs[places].flatten(1, 2)
             labels = labels[places].repeat_interleave(self._training.copies, dim=1)
-        rng = self._noise.numpy(purpose, self._client, number)
-        train_privately(self._training, model, inputs, labels, rng)
-        teacher.to(memory_format=torch.channels_last)
+        return model, inputs, labels
+
+    def _input(self, shard: int) -> str:
+        """Return a digest of what a training of a shard reads, computed once.
+
+        It is of the first weights, the inputs and the labels, in their order. Inputs are features
+        where these are fixed. A network computes on: so the gradients of its first records are part
+        of the digest. Other kernels would round them differently.
+        """
+        if shard in self._inputs:
+            return self._inputs[shard]
+        teacher = make_teacher(self._config, self._client, shard)
+        model, inputs, labels = self._read_shard(teacher, shard)
+        digest = hashlib.sha256(f"{self.keys[shard]} {tuple(inputs.shape)}".encode())
+        for tensor in (*model.state_dict().values(), inputs, labels):
+            digest.update(np.ascontiguousarray(tensor.detach().numpy()).data)
+        if not teacher.fixed and len(inputs):
+            first = inputs[:PROBED].flatten(0, inputs.ndim - 4)[:PROBED]
+            model.eval()(first).square().sum().backward()
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    digest.update(np.ascontiguousarray(parameter.grad.numpy()).data)
+        self._inputs[shard] = digest.hexdigest()
+        return self._inputs[shard]
 
     def _places(self, records: Split) -> NDArray[np.int64]:
         """Return the (P, R) numbers of the records that stand for each patient of a shard."""

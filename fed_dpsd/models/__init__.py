@@ -75,10 +75,10 @@ def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-def write_weights(module: nn.Module, path: Path) -> None:
-    """Write a module's tensors to a safetensors file, for `read_weights`."""
+def write_weights(module: nn.Module, path: Path, facts: dict[str, str] | None = None) -> None:
+    """Write a module's tensors to a safetensors file, for `read_weights` and `read_facts`."""
     weights = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
-    safetensors.torch.save_file(weights, path)
+    safetensors.torch.save_file(weights, path, facts)
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

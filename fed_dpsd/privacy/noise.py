@@ -55,12 +55,15 @@ class SecureGenerator:
         The lattice's spacing is a power of two, at most 2^-25 of the scale. Each value is cut off
         towards zero to the lattice, so no norm grows. Whole numbers stay as they are where the
         scale is below 2^26. The noise's scale is rounded up to a multiple of the spacing. The
-        lattice's cost is proven in docs/privacy.md, Theorem 8.
+        lattice's cost is proven in docs/privacy.md, Theorem 8. The draw follows the sum as well as
+        the key: equal keys never add equal noise to different sums.
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
-        drawn = self._gaussian if law == "gaussian" else self._laplace
         sensitive = np.trunc(np.asarray(values, np.float64) / spacing).sum(axis=0)
+        key = self._stream.update(bytes(KEY_BYTES))
+        own = SecureGenerator(hmac.digest(key, sensitive.tobytes(), hashlib.sha256))
+        drawn = own._gaussian if law == "gaussian" else own._laplace
         noisy = sensitive + drawn(units, sensitive.size).reshape(sensitive.shape)
         return np.asarray(noisy * spacing)
 

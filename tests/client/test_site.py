@@ -7,11 +7,10 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from dp_accounting import SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.accounts.ledger import LedgerError, MemoryLedger
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
@@ -27,8 +26,9 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site
+from tests.proofs import spent
 
-BASES = get_args(Basis)
+BASES = ("training", "answers")
 
 
 def ask(query_id=1, seed=0, shape=(1, 8, 8)):
@@ -60,7 +60,7 @@ def make(experiment, records, ledger=None):
 def test_a_charge_comes_before_the_noise(small, records):
     class Watching(TopKRandomizedResponse):
         def noise(self, value, predictions, rng):
-            assert len(ledger.entries()) == 1
+            assert len(ledger.entries()) == 2
             return super().noise(value, predictions, rng)
 
     ledger = MemoryLedger()
@@ -141,7 +141,7 @@ def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     fewer = records.take(np.arange(59))
     again = make(small("training=plain", "answers=gradient"), fewer, ledger)[1](ask())
     assert (first.values == again.values).all()
-    assert len(ledger.entries()) == 1
+    assert len(ledger.entries()) == 2
 
 
 @pytest.mark.parametrize("classes", [1, 3, 9, 11])
@@ -168,7 +168,7 @@ def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
     ledger._answers.clear()
     again = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
     assert (first.values == again.values).all()
-    assert len(ledger.entries()) == 1
+    assert len(ledger.entries()) == 2
 
 
 def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
@@ -296,8 +296,8 @@ def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
 COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
 
 
-def test_class_counts_are_part_of_the_training_and_given_once(small, records, monkeypatch):
-    """A second ask gets the stored counts, and neither costs anything beside the training."""
+def test_class_counts_are_charged_and_drawn_once(small, records, monkeypatch):
+    """A second ask, of another number too, gets the stored counts and costs nothing."""
     ledger = MemoryLedger()
     site, answer = make(small(*PRIVATE, "training.count_fraction=60.0"), records, ledger)
     first = answer(COUNTS)
@@ -308,17 +308,18 @@ def test_class_counts_are_part_of_the_training_and_given_once(small, records, mo
     training, given = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
     assert (given.kind, given.releases, given.queries) == ("counts", 1, 0)
-    assert given.training == training.digest
+    assert given.training == ""  # they do not pass through teachers
     for pair in UNITS_AND_RELATIONS:
-        assert training.costs[pair] == site.training.event(*pair)
+        own, counted = site.training.event(*pair), site.training.count_event(*pair)
+        assert (training.costs[pair], given.costs[pair]) == (own, counted)
         by = {basis: epsilon(spent(ledger.entries(), *pair, basis), 1e-5) for basis in BASES}
-        assert by["training"] == epsilon(site.training.event(*pair), 1e-5)
-        assert by["answers"] == epsilon(site.training.count_event(*pair), 1e-5)
-        assert by["answers"].epsilon <= by["training"].epsilon
-    drawn = site.class_counts()
-    assert (drawn == site.class_counts()).all()
+        assert by["training"] == epsilon(ComposedDpEvent([own, counted]), 1e-5)
+        assert by["answers"] == epsilon(counted, 1e-5)
+    drawn = site.class_counts(COUNTS)
+    assert (drawn == site.class_counts(COUNTS)).all()
     monkeypatch.setattr(DPSGD, "count", lambda *_: np.full(10, 7.0))  # noise of its own, each time
     assert (answer(COUNTS).values == first.values).all()
+    assert (answer(replace(COUNTS, query_id=3)).values == first.values).all()
     assert len(ledger.entries()) == 2
 
 
@@ -342,7 +343,7 @@ def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
     scales = site.training.count_noise, other.training.count_noise
     gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
     assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
-    assert [entry.kind for entry in ledger.entries()].count("training") == 2
+    assert [entry.kind for entry in ledger.entries()] == ["training", "counts"] * 2
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_over_budget_no_class_is_counted(small, records, monkeypatch):
     site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
     assert answer(COUNTS) == Refusal(0, "the client's privacy budget is spent", Statement())
     with pytest.raises(sites.BudgetSpent):  # whatever a method asks the site for first
-        site.class_counts()
+        site.class_counts(COUNTS)
     assert not site.ledger.entries()
 
 

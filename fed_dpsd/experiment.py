@@ -14,6 +14,7 @@ import numpy as np
 from dp_accounting import ComposedDpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.accounts.claims import of_plan, on, proofs
 from fed_dpsd.binder import Binder
 from fed_dpsd.combinations import cautions, misfits, name_of
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
@@ -22,7 +23,7 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.methods.method import Method, World
+from fed_dpsd.methods.method import Method, Plan, World
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.overrides import Composition, read
@@ -232,14 +233,26 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
 
     unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
 
-    def spend(value: float) -> float:
+    def plan(value: float) -> Plan:
         trial = with_value(value)
-        stages = method.plan(World.of(config, trial.training, trial.answers)).bases[axis]
-        event = ComposedDpEvent([stage.event(unit, "add_remove") for stage in stages])
+        return method.plan(World.of(config, trial.training, trial.answers))
+
+    def spend(value: float) -> float:
+        event = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan(value).paid])
         return unchanged_epsilon(event, settings.delta)
 
+    def contracted(value: float) -> float:
+        planned = plan(value)
+        charges = of_plan(planned, planned.releases, unit, "add_remove")
+        return min(spend(value), on("contraction", proofs(charges, settings.delta)).value)
+
+    target, (least, most) = settings.target_epsilon, CALIBRATED_BETWEEN[field]
     try:
-        value = calibrate(spend, settings.target_epsilon, *CALIBRATED_BETWEEN[field])
+        value = calibrate(spend, target, least, most)
+        # A budget counts the training alone. Without one, noise on both axes counts together.
+        gains = axis == "training" and settings.budget is None and contracted(value) < spend(value)
+        if gains and contracted(most) >= target:
+            value = calibrate(contracted, target, least, most)
     except ValueError as error:
         binder.problems.append(f"privacy.{error}")
         return experiment

@@ -5,11 +5,11 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dp_accounting import DpEvent
+from dp_accounting import ComposedDpEvent, DpEvent
 
 from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
@@ -201,19 +201,29 @@ class Account:
         """Return whether the ledger holds a charge under a digest, whichever run was charged."""
         return self.ledger.charges().find(digest) is not None
 
-    def lacking(self, trained: bool) -> Literal["", "budget", "queries"]:
+    @property
+    def keeps_teachers(self) -> bool:
+        """Return whether the teachers themselves are the result of the planned run."""
+        return self._plan.ends_with_teachers
+
+    def lacking(self, paid: Collection[str]) -> Literal["", "budget", "queries"]:
         """Name the limit that the planned run would exceed; "" if it exceeds none.
 
         Args:
-            trained: whether the teachers' first training is paid for.
+            paid: names of the mechanisms of which one release is paid for: the teachers' first
+                training, and class counts.
         """
-        bases = self._plan.bases
-        unpaid = [replace(s, asks=s.asks - trained) for s in bases.get("training", ())]
-        queries = self.ledger.charges().queries + sum(stage.asks for stage in unpaid)
-        queries += sum(stage.asks * max(stage.queries, 1) for stage in self._plan.stages)
+        unpaid = [
+            replace(stage, asks=stage.asks - (stage.mechanism.name in paid))
+            for stage in self._plan.charged
+        ]
+        queries = self.ledger.charges().queries
+        queries += sum(stage.asks * max(stage.queries, 1) for stage in unpaid)
         if queries > self._most_queries:
             return "queries"
-        return "" if self._budget_admits(*unpaid or self._plan.stages) else "budget"
+        names = {stage.mechanism.name for stage in self._plan.paid}
+        admitted = self._budget_admits(*(s for s in unpaid if s.mechanism.name in names))
+        return "" if admitted else "budget"
 
     def _budget_admits(self, *more: Entry | Stage) -> bool:
         """Return whether the budget admits `more`, for each relation that it bounds.
@@ -350,7 +360,7 @@ def _rounded_up(value: float, digits: int = 4) -> str:
 
 def _paid(plan: Plan) -> Sequence[Stage]:
     """Return the stages that a budget pays: private trainings, or else what leaves."""
-    return plan.bases.get("training", plan.stages)
+    return plan.paid
 
 
 def _bounded(settings: PrivacyConfig) -> tuple[Relation, ...]:
@@ -365,6 +375,6 @@ def _costs(stages: Sequence[Stage], relation: Relation) -> list[DpEvent]:
 
 def _cost(charge: Entry | Stage, relation: Relation) -> DpEvent:
     """Return what a charge costs a record's budget."""
-    if isinstance(charge, Entry):
-        return charge.event("record", relation, "training")
+    if isinstance(charge, Entry) and charge.training:
+        return ComposedDpEvent([])
     return charge.event("record", relation)

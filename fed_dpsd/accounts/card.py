@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from fed_dpsd.accounts.entry import MARK, Entry, spent
+from fed_dpsd.accounts.claims import Proof, claims, covers, of_entries, of_plan, on, proofs
+from fed_dpsd.accounts.entry import MARK, Entry
 from fed_dpsd.accounts.reading import is_database, ledgers_in
-from fed_dpsd.accounts.spending import bound, covers
 from fed_dpsd.config import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
 from fed_dpsd.models import pictures, pretrained
-from fed_dpsd.privacy.accounting import Bound, epsilon, prove
-from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon
+from fed_dpsd.privacy.accounting import Bound, prove
+from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, prove_label
 from fed_dpsd.privacy.mechanism import (
     UNITS_AND_RELATIONS,
@@ -29,7 +29,6 @@ from fed_dpsd.privacy.mechanism import (
     Relation,
     Unit,
     quorum_of,
-    weakest,
 )
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -41,7 +40,6 @@ SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
-SCATTERED_NOTE = "{} patients have records at several clients, and pay at each of them"
 MADE_UP_NOTE = "patients are made up: {} records of one class each"
 QUORUM_NOTE = "against the coordinator and {} of the other clients together"
 TEACHER_NOTE = "teachers from a file: proven only if each saw its own client's records alone"
@@ -49,13 +47,17 @@ TUNING_NOTE = "tuning not covered"
 NOTHING_NOTE = "nothing is released"
 TIME_NOTE = "the time that a client takes tells about how many records it has"
 COUNTS_NOTE = "class counts tell about how many records of each class a client has"
-UNKNOWN_RECORDS_NOTE = "delta should be below one over the records of each client"
-WEAK_DELTA_NOTE = "delta is NOT"  # so begins the next note where delta is too large
-RECORDS_NOTE = "delta is {}below one over the {:,} records of the largest client"
+DELTA_NOTE = "delta should be below one over the records of each client"
+TEST_NOTE = "test images are taken as public"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
 _LEDGERS = "a client_*.sqlite, its folder, or a run folder"
+BY: dict[Basis, str] = {
+    "training": "the training",
+    "answers": "the answers",
+    "contraction": "the training and the answers together",
+}
 TOO_LITTLE_NOISE = "there is so little noise that no finite epsilon is computed"
 
 
@@ -92,14 +94,13 @@ class PrivacyCard:
         """Return a line on each proven epsilon, with what else is proven beside it."""
         lines = []
         for row in self.content["proven"]:
-            claim, beside = Epsilon.from_json(row), row.get("beside")
+            claim, beside = Epsilon.from_json(row), row["beside"]
             line = str(claim)
             if beside:
-                other = dataclasses.replace(claim, value=float(beside["epsilon"])).number(5)
-                line += (
-                    f" by the {row['basis']}; by the {beside['basis']} {other} "
-                    f"(trust {beside['trust']})"
-                )
+                line += f" by {BY[row['basis']]}"
+            for other in beside:
+                number = dataclasses.replace(claim, value=float(other["epsilon"])).number(5)
+                line += f"; by {BY[other['basis']]} {number} (trust {other['trust']})"
             lines.append(line)
         if self.label:
             lines.append(f"{self.label}: of labels alone, {IMAGES_NOTE}")
@@ -154,14 +155,14 @@ def privacy_card(
     ledgers: Sequence[Sequence[Entry]] = (),
     charged: Releases = MappingProxyType({}),
     notes: tuple[str, ...] = (),
-    records: int | None = None,
 ) -> dict[str, Any]:
     """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
     The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
-    charged besides. Where the teachers were trained privately, there are two proofs of each: by
-    the training, and by what leaves. Both hold. The smaller number is the claim, the other stands
-    beside it (docs/privacy.md, "Two axes").
+    charged besides. Where the teachers were trained privately, there are several proofs of each: by
+    the training, by what leaves, and perhaps by both together. All hold. The smallest number is the
+    claim, the others stand beside it (docs/privacy.md, "Two axes"). No number here depends on
+    records: cards are public.
 
     Args:
         experiment: the experiment with the mechanisms and delta.
@@ -170,36 +171,33 @@ def privacy_card(
             Empty before a run, and where hospitals keep their ledgers.
         charged: releases by mechanism that a client was or may be charged for.
         notes: further facts about the run.
-        records: number of records of the largest client, where that is public; None otherwise.
     """
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
     rows = []
     for unit, relation in UNITS_AND_RELATIONS:
+        found = proven(experiment, plan, unit, relation, notes)
+        more = _charged(plan, charged, settings.delta, unit, relation)
+        used = [proofs(of_entries(ledger, unit, relation), settings.delta) for ledger in ledgers]
         claims = []
-        for basis in plan.bases:
-            planned = proven(experiment, plan, unit, relation, basis, notes, records)
-            used = [
-                epsilon(spent(ledger, unit, relation, basis), settings.delta) for ledger in ledgers
-            ]
-            more = _charged(plan, charged, settings.delta, unit, relation, basis)
-            most = max([more, *used], key=_value)
+        for basis, planned in found.items():
+            spent = [on(basis, each) for each in used]
+            most = max([*(on(basis, each) for each in more), *spent], key=_value, default=None)
             claim = planned
-            if most.epsilon > planned.value:
+            if most is not None and most.value > planned.value:
                 claim = dataclasses.replace(
                     planned,
-                    value=most.epsilon,
+                    value=most.value,
                     delta=settings.delta,
-                    accountant=most.accountant,
+                    accountant=most.bound.accountant,
                     notes=(*planned.notes, MORE_NOTE),
                 )
             row = claim.to_json() | {"basis": basis, "planned": _number(planned.value)}
-            claims.append(row | ({"spent": _number(max(map(_value, used)))} if used else {}))
-        smaller, *others = sorted(claims, key=lambda row: float(row["epsilon"]))
+            claims.append(row | ({"spent": _number(max(map(_value, spent)))} if used else {}))
+        smallest, *others = sorted(claims, key=lambda row: float(row["epsilon"]))
         kept = ("basis", "trust", "epsilon")
-        beside = [{key: row[key] for key in kept} for row in others]
-        rows.append(smaller | {"beside": beside[0] if beside else None})
-    charges = [stage.mechanism for stages in plan.bases.values() for stage in stages]
+        rows.append(smallest | {"beside": [{key: row[key] for key in kept} for row in others]})
+    charges = [stage.mechanism for stage in plan.charged]
     uncharged = () if experiment.training in charges else (experiment.training,)
     reasons = [each.reason for each in (*uncharged, *charges) if each.reason]
     reason = None
@@ -243,22 +241,23 @@ def plugins_note(experiment: Experiment) -> tuple[str, ...]:
     return (NOT_REVIEWED_NOTE.format(names),) if names else ()
 
 
-def _value(bound: Bound) -> float:
-    return bound.epsilon
+def _value(proof: Proof) -> float:
+    return proof.value
 
 
 def _charged(
-    plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation, basis: Basis
-) -> Bound:
-    """Bound the epsilon of the plan together with all that was charged besides.
+    plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation
+) -> list[list[Proof]]:
+    """Return the proofs of the plan together with all that was charged besides.
 
-    The bound is 0 where nothing was charged besides, since the plan has a bound of its own.
+    There are none where nothing was charged besides, since the plan has its own.
     """
     if not covers(plan, charged):
-        return Bound(math.inf, delta, "none")
+        return [[Proof("answers", Bound(math.inf, delta, "none"), "nobody")]]
     if not +(Counter(charged) - plan.releases):
-        return Bound(0.0, delta, "none")
-    return bound(plan, plan.releases | Counter(charged), delta, unit, relation, basis)
+        return []
+    whole = of_plan(plan, plan.releases | Counter(charged), unit, relation)
+    return [proofs(whole, delta)]
 
 
 def proven(
@@ -266,24 +265,21 @@ def proven(
     plan: Plan,
     unit: Unit,
     relation: Relation,
-    basis: Basis,
     further_notes: tuple[str, ...] = (),
-    records: int | None = None,
-) -> Epsilon:
-    """Return the epsilon of a plan's answers that is proven on a basis, with its caveats."""
+) -> dict[Basis, Epsilon]:
+    """Return the epsilons that are proven of a plan, with their caveats, by the proof's basis."""
     config, delta = experiment.config, experiment.config.privacy.delta
     further_notes = (*further_notes, *plugins_note(experiment))
-    if not any(plan.bases.values()):
-        return prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
+    if not plan.stages:
+        nothing = prove((), delta, unit, relation, (NOTHING_NOTE, *further_notes))
+        return {"answers": nothing}
     notes = [SEEDED_NOTE, RUN_NOTE] if experiment.seeded else [RUN_NOTE]
-    notes.append(TUNING_NOTE)
-    if records is None:
-        notes.append(UNKNOWN_RECORDS_NOTE)
+    notes += [TUNING_NOTE, DELTA_NOTE]
+    if config.federation.simulation:
+        notes.append(TEST_NOTE)
     else:
-        notes.append(RECORDS_NOTE.format("" if delta * records < 1 else "NOT ", records))
-    if not config.federation.simulation:
         notes.append(TIME_NOTE)
-        if _counted(experiment, plan):
+        if plan.counts:
             notes.append(COUNTS_NOTE)
     if unit == "patient":
         notes.append(PATIENT_NOTE)
@@ -299,17 +295,17 @@ def proven(
         notes.append(str(pictures.load(config.pictures, config.data.shape[1])))
     if "pretrained" in {*map(config.architecture, range(config.num_clients)), config.model.student}:
         notes.append(pretrained.NOTE)
-    if basis == "answers" and (quorum := quorum_of(experiment.answers)):
-        notes.append(QUORUM_NOTE.format(quorum.colluding))
-    stages, caveats = plan.bases[basis], (*notes, *further_notes)
-    return prove(stages, delta, unit, relation, caveats, plan.queries)
-
-
-def _counted(experiment: Experiment, plan: Plan) -> bool:
-    """Return whether class counts leave the clients, noisy or not."""
-    training = experiment.training
-    drawn = isinstance(training, TrainingMechanism) and training.counts_classes
-    return drawn or "class_counts" in plan.releases
+    mechanisms = (stage.mechanism for stage in plan.charged)
+    caveats = reviewed((*notes, *further_notes), *mechanisms)
+    found = claims(
+        of_plan(plan, plan.releases, unit, relation), delta, unit, relation, plan.queries
+    )
+    quorum = quorum_of(experiment.answers)
+    summed = (*caveats, QUORUM_NOTE.format(quorum.colluding)) if quorum else caveats
+    return {
+        basis: dataclasses.replace(claim, notes=caveats if basis == "training" else summed)
+        for basis, claim in found.items()
+    }
 
 
 def _by_patient(experiment: Experiment) -> bool:
@@ -362,9 +358,10 @@ def account(
     relation: Relation,
     further_notes: tuple[str, ...] = (),
 ) -> dict[Basis, Epsilon]:
-    """Return the epsilons that a ledger's charges prove together, the smallest first.
+    """Return the epsilons that a ledger's charges prove, by the proof's basis, smallest first.
 
-    Their settings are taken as chosen in advance. A budget bounds the one by the training.
+    Their settings are taken as chosen in advance. A budget bounds the one by the training, or by
+    the answers where there is no private training.
     """
     queries = sum(entry.queries for entry in entries)
     notes = ["over the ledger's life", "settings chosen in advance", PUBLIC_NOTE, *further_notes]
@@ -374,17 +371,8 @@ def account(
         notes.append(SAME_PATIENT_NOTE)
     if any(entry.mechanism.endswith(MARK) for entry in entries):
         notes.append(NOT_REVIEWED_NOTE.format("a plug-in"))
-    proofs: dict[Basis, Epsilon] = {}
-    for basis in get_args(Basis):
-        bound = epsilon(spent(entries, unit, relation, basis), delta)
-        trust = weakest(
-            entry.trust for entry in entries if not (basis == "training" and entry.training)
-        )
-        proofs[basis] = Epsilon(
-            *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
-            tuple(notes),
-        )
-    return dict(sorted(proofs.items(), key=lambda proof: proof[1].value))
+    found = claims(of_entries(entries, unit, relation), delta, unit, relation, queries)
+    return {basis: dataclasses.replace(claim, notes=tuple(notes)) for basis, claim in found.items()}
 
 
 def _of_patients(entry: Entry) -> bool:

@@ -2,18 +2,18 @@
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import attrs
 import dp_accounting
-from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis, Relation, Trust, Unit
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 
 EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training"]
 MARK = f" ({NOT_REVIEWED})"
@@ -57,7 +57,7 @@ class Entry:
         ask: digest of the ask, by which its sender knows it; "" where no ask led to the charge.
         run: the coordinator's name of the run that was charged; "" in older ledgers.
         training: digest of the private training whose teachers gave what left; "" where there is
-            none, and in older ledgers.
+            none, or where it does not pass through them, as class counts.
 
     Raises:
         ValueError: a count is negative, or the cost for a unit and relation is missing.
@@ -87,19 +87,9 @@ class Entry:
         """Return an entry dated to this second."""
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
-    def event(self, unit: Unit, relation: Relation, basis: Basis) -> DpEvent:
-        """Return the event of the whole charge, in a proof that rests on `basis`.
-
-        Where it rests on private trainings, these are charged, and what their teachers gave is
-        not. Where it rests on answers, all that left is charged, and no training is.
-        """
-        if basis == "training":
-            releases = 0 if self.training else self.releases
-        else:
-            releases = 0 if self.kind == "training" else self.releases
-            if not self.releases:  # an older ledger's answer in the clear, of a private training
-                return NonPrivateDpEvent()
-        return SelfComposedDpEvent(self.costs[unit, relation], releases)
+    def event(self, unit: Unit, relation: Relation) -> DpEvent:
+        """Return the event of the whole charge."""
+        return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:
         """Return one readable line, in which each distinct event stands once, by unit and relation.
@@ -148,8 +138,3 @@ def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
 
 def _unpack(values: dict[str, Any]) -> Any:
     return _EVENTS[values.pop("type")](**values) if "type" in values else values
-
-
-def spent(entries: Sequence[Entry], unit: Unit, relation: Relation, basis: Basis) -> DpEvent:
-    """Return everything charged, as one event, in a proof that rests on `basis`."""
-    return ComposedDpEvent([entry.event(unit, relation, basis) for entry in entries])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, WEAK_DELTA_NOTE, PrivacyCard, plan_of
+from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
@@ -20,6 +20,7 @@ BESIDES = {  # that leaves clients before or between their answers
     "weights": "the teachers' own weights leave",
     "baseline": "the weights of a classifier of all records leave",
     "class_counts": "exact class counts leave",
+    "teachers": "the teachers are the result",
 }
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
@@ -30,8 +31,7 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 def is_meaningful(epsilon: Epsilon) -> bool:
     """Return whether a bound says anything of a person: both of its numbers have to be small."""
-    weak = any(note.startswith(WEAK_DELTA_NOTE) for note in epsilon.notes)
-    return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA and not weak
+    return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
 def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
@@ -120,13 +120,11 @@ def how_trained(experiment: Experiment) -> str:
         case "dp_sgd":
             rate = training.sample_rate
             taken = "all records" if rate == 1 else f"about {100 * rate:.3g} % of the records"
-            counts = "" if training.counts_classes else "out"
             number = plan_of(experiment).trainings
             repeated = f"{number:,} trainings of " if number > 1 else ""
             return (
                 f"DP-SGD: {repeated}{training.steps} steps on {taken}, with noise of "
-                f"{training.noise_multiplier:.6g} times the largest gradient of a "
-                f"{training.unit}; with{counts} noisy class counts"
+                f"{training.noise_multiplier:.6g} times the largest gradient of a {training.unit}"
             )
         case "plain" if teacher.path is not None:
             return "none here: teachers are read from files"
@@ -141,9 +139,9 @@ def how_answered(experiment: Experiment, card: PrivacyCard) -> str:
     """Say what leaves a client in a run, where its noise is added, and what leaves besides."""
     stages = {stage.mechanism.name for stage in plan_of(experiment).stages}
     others = stages - {card.content["answers"]}
-    if isinstance(experiment.training, TrainingMechanism):  # which has told of its noisy counts
-        others -= {"class_counts"}
     besides = [said for name, said in BESIDES.items() if name in others]
+    if isinstance(experiment.training, TrainingMechanism):
+        besides = [said.replace("exact class", "noisy class") for said in besides]
     return "; besides, ".join([_answers(experiment, card), *besides])
 
 
@@ -153,6 +151,7 @@ def _answers(experiment: Experiment, card: PrivacyCard) -> str:
         clear = {
             "weights": "none: the teachers' own weights leave the clients",
             "nothing": "none: nothing leaves the clients",
+            "teachers": "none: the teachers are the result, and stay at their clients",
         }
         return clear.get(left, f"none: what leaves is {left.replace('_', ' ')}")
     size = f"{getattr(answers, 'noise_multiplier', 0):g}"

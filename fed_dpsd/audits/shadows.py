@@ -31,7 +31,7 @@ from fed_dpsd.report.settings import Setting, names, read
 from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
 from fed_dpsd.server.student import student_of
-from fed_dpsd.server.summary import read_summary
+from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.simulation.clients import with_patients
 from fed_dpsd.simulation.reported import tables_of
 from fed_dpsd.storage import client_name
@@ -130,10 +130,9 @@ class ShadowRun:
         """Return the stages of each proof that covers a victim."""
         if victim == "untrained teachers":
             return [()]
-        bases = plan_of(self.experiment).bases
-        return [
-            stages for basis, stages in bases.items() if victim == "student" or basis == "training"
-        ]
+        plan = plan_of(self.experiment)
+        trained = [plan.paid] if plan.trained else []
+        return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
         """Return the smallest epsilon of several proofs; without one, that of nothing proven."""
@@ -173,7 +172,7 @@ class Row:
 
     def accuracy(self, victim: Victim) -> tuple[float, float]:
         """Return mean and sample standard deviation of the accuracy on the test split, if known."""
-        scores = [run.summary["accuracy"] for run in self.runs]
+        scores = [scores_of(run.summary, "accuracy") for run in self.runs]
         if victim == "student":
             known = [score["student"] for score in scores]
         elif victim == "teachers":

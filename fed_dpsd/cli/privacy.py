@@ -265,32 +265,32 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
         f"Epsilons at delta {delta:g}, rounded up; {', '.join(notes)}. --charges lists every "
         "charge, unit and relation."
     )
-    unlike = {next(iter(proofs)) for proofs in records if _differ(proofs)}
-    if "training" in unlike:
+    bases = {next(iter(proofs)) for proofs in records if len(proofs) > 1}
+    if "training" in bases:
         yield (
             "The training of the teachers has paid: whatever privately trained teachers answer "
             "follows from their training, so their answers cost nothing more."
         )
-    if "answers" in unlike:
-        yield "Where the answers prove less than the training, a budget counts the training's."
+    if bases - {"training"}:
+        yield "A budget counts the training alone, which proves less here."
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smaller of two proven epsilons as on a card, with the other beside it."""
-    (basis, claim), (other, rest) = proofs.items()
-    kept = {key: value for key, value in rest.to_json().items() if key in ("trust", "epsilon")}
-    return claim.to_json() | {"basis": basis, "beside": {"basis": other} | kept}
+    """Return the smallest proven epsilon as on a card, with the others beside it."""
+    (basis, claim), *others = proofs.items()
+    kept = ("trust", "epsilon")
+    beside = [
+        {"basis": name} | {key: other.to_json()[key] for key in kept} for name, other in others
+    ]
+    return claim.to_json() | {"basis": basis, "beside": beside}
 
 
 def _text(proofs: "Proofs") -> str:
-    """Return the smaller of two proven epsilons with the basis of its proof, and the other."""
-    (basis, claim), (other, rest) = proofs.items()
-    if not _differ(proofs):
+    """Return the smallest proven epsilon with the basis of its proof, and the others."""
+    from fed_dpsd.accounts.card import BY
+
+    (basis, claim), *others = proofs.items()
+    if not others:
         return str(claim)
-    return f"{claim} by the {basis}; by the {other} {rest.number(5)} (trust {rest.trust})"
-
-
-def _differ(proofs: "Proofs") -> bool:
-    """Return whether two proofs give different numbers, as where a training is private."""
-    claim, rest = proofs.values()
-    return claim.value != rest.value
+    rest = (f"by {BY[name]} {other.number(5)} (trust {other.trust})" for name, other in others)
+    return "; ".join([f"{claim} by {BY[basis]}", *rest])

@@ -18,9 +18,9 @@ RIDGE = 0.01  # of the mean weight: it keeps classes comparable that no two clie
 
 
 def counts_stage(world: World, clear: bool) -> tuple[Stage, ...]:
-    """Return the stage of a release of class counts; none where nothing has paid for them.
+    """Return the stage of a release of class counts; none where a method must not ask for them.
 
-    They are paid for by a private training, or leave exactly where all else does too.
+    They have the noise that a private training sets, or are exact where all else is too.
 
     Args:
         world: the public side of the experiment.
@@ -36,11 +36,11 @@ def release_class_counts(ask: Ask, site: Site, clear: bool) -> Answer:
     """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
 
     Raises:
-        ProtocolError: nothing has paid for class counts.
+        ProtocolError: the client releases no class counts.
     """
-    site.pay_for_training()
+    site.pay_for_training()  # counts are of no use to a client that cannot pay for its teachers
     if isinstance(site.training, TrainingMechanism):
-        return site.release(ClassCounts(site.training), site.class_counts(), ask)
+        return site.release(ClassCounts(site.training), site.class_counts(ask), ask)
     if not clear:
         raise ProtocolError("this client's mechanism releases no class counts")
     return site.release(ExactCounts(), site.sensitive_class_counts(), ask)

@@ -1,7 +1,7 @@
 """Local training: every client trains a teacher on its own records, and the summary scores it.
 
 No teacher is asked, so nothing private leaves a client, and there is no student. Teachers trained
-with DP keep their guarantee against anyone with access to them or to their class counts.
+with DP keep their guarantee against anyone with access to them.
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.class_counts import counts_stage, release_class_counts
 from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.mechanism import KeptTeachers
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.streams import Streams
@@ -27,14 +28,12 @@ class Local:
     asks_cohorts: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
-        """Return the class counts of a private training; otherwise nothing leaves."""
-        counts = counts_stage(world, clear=False)
-        return Plan(world.training, counts, ends_with_teachers=True)
+        """Return the teachers, if they are trained privately; otherwise nothing is released."""
+        private = isinstance(world.training, TrainingMechanism)
+        return Plan(world.training, (Stage(KeptTeachers(), 1, 0),) if private else ())
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Release the class counts of a private training, and nothing else."""
-        if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
-            return release_class_counts(ask, site, clear=False)
+        """Answer nothing."""
         raise ProtocolError("method Local answers nothing")
 
     def server(

@@ -20,7 +20,12 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import Basis, ExactCounts, Mechanism
+from fed_dpsd.privacy.mechanism import (
+    ExactCounts,
+    KeptTeachers,
+    Mechanism,
+    passes_through_teachers,
+)
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
 from fed_dpsd.streams import Streams
@@ -110,34 +115,41 @@ class Plan:
 
     Args:
         training: how the teachers are trained.
-        stages: what leaves, in order: class counts, weights, answers.
+        stages: what is released, in order: class counts, weights, answers.
         trainings: number of trainings in the run, >= 1.
-        ends_with_teachers: whether the teachers themselves are the result, each at its client.
     """
 
     training: Training
     stages: tuple[Stage, ...]
     trainings: int = 1
-    ends_with_teachers: bool = False
 
     @property
-    def bases(self) -> dict[Basis, tuple[Stage, ...]]:
-        """Return the stages that cost something, for each basis of a proof.
-
-        A private training covers all that leaves, as post-processing. What leaves costs by its own
-        noise whatever the teachers are; that proves nothing where these are the result.
-        """
+    def trained(self) -> tuple[Stage, ...]:
+        """Return the stage of the private trainings; none where teachers are trained plainly."""
         if not isinstance(self.training, TrainingMechanism):
-            return {"answers": self.stages}
-        trained = (Stage(self.training, self.trainings, 0),)
-        if self.ends_with_teachers:
-            return {"training": trained}
-        return {"answers": self.stages, "training": trained}
+            return ()
+        return (Stage(self.training, self.trainings, 0),)
 
     @property
     def charged(self) -> tuple[Stage, ...]:
-        """Return all stages that a ledger holds, whatever a proof rests on."""
-        return (*self.stages, *self.bases.get("training", ()))
+        """Return all stages that a ledger holds."""
+        return (*self.stages, *self.trained)
+
+    @property
+    def paid(self) -> tuple[Stage, ...]:
+        """Return the stages that a budget counts.
+
+        A private training covers all that passes through its teachers, as post-processing.
+        """
+        if not self.trained:
+            return self.stages
+        others = (s for s in self.stages if not passes_through_teachers(s.mechanism))
+        return (*self.trained, *others)
+
+    @property
+    def ends_with_teachers(self) -> bool:
+        """Return whether the teachers themselves are the result, each at its client."""
+        return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
 
     @property
     def counts(self) -> bool:
@@ -249,8 +261,8 @@ class Site(Protocol):
         With a key `proximal_weight` of the method, they are pulled back to the ask's.
         """
 
-    def class_counts(self) -> NDArray[np.float64]:
-        """Return the noisy class counts that the teachers' training released, (n, 1, K)."""
+    def class_counts(self, ask: Ask) -> NDArray[np.float64]:
+        """Charge and draw noisy class counts, (n, 1, K), once; they leave through `release`."""
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts, (1, 1, K), which leave only through `release`."""

@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.class_counts import counts_stage, release_class_counts
 from fed_dpsd.methods.method import (
     Bank,
     Federation,
@@ -38,7 +37,6 @@ from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
-from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal
 from fed_dpsd.streams import Streams
 
@@ -162,13 +160,11 @@ class WhiteBox(ABC):
     asks_cohorts: ClassVar[bool] = False
 
     def plan(self, world: World) -> Plan:
-        """Return the stage of weights, with class counts where a private training releases them."""
-        return Plan(world.training, (*counts_stage(world, clear=False), WEIGHTS))
+        """Return the stage of weights; no student here reads class counts."""
+        return Plan(world.training, (WEIGHTS,))
 
     def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Release the weights, or the class counts of a private training."""
-        if ask.kind == "counts" and isinstance(site.training, TrainingMechanism):
-            return release_class_counts(ask, site, clear=False)
+        """Release the weights."""
         if ask.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
         return release_weights(ask, site)

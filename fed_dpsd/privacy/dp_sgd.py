@@ -24,12 +24,14 @@ from torch import nn
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import Relation, Unit
-from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng, noisy_sum
+from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
 SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are cut off to it
 # The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
+# The loss of class counts: at most 128 of them change, by a replaced patient of 64 records.
+COUNTS_LOSS = 128 * GAUSSIAN_LOSS
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
 GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of such a part
 MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
@@ -45,10 +47,10 @@ class DPSGD(TrainingMechanism):
     `max_grad_norm` in the sum of each step. A record takes part in a step with probability
     `sample_rate`, whatever the others do. N(0, noise_multiplier^2 max_grad_norm^2) is added to each
     coordinate of the sum. So a training is `steps` Poisson-sampled Gaussian mechanisms; at rate 1
-    they are plain ones. The class counts are one more: a record that is added or removed moves one
-    count by 1, a replaced one moves two. Nothing else reads the records. Rate and steps are
-    constants of the configuration (a step without records is taken too). No count divides the sum
-    (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
+    they are plain ones. Class counts, where a method asks for them, are one more, charged apart: a
+    record that is added or removed moves one count by 1, a replaced one moves two. Rate and steps
+    are constants of the configuration (a step without records is taken too). No count divides the
+    sum (Adam does not mind its scale), and there is no hold-out, no early stop and no batch
     normalisation. A record lies in one shard, so it is seen by one training. Nothing is proven for
     a patient or a client: they may hold any number of records.
 
@@ -164,7 +166,7 @@ class DPSGD(TrainingMechanism):
         )
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return `steps` sampled Gaussian mechanisms, and one for the class counts.
+        """Return `steps` sampled Gaussian mechanisms.
 
         They are those of the training's own unit. A record that comes, goes or changes within a
         patient replaces the patient. Nothing is proven for a unit larger than the training's.
@@ -179,17 +181,15 @@ class DPSGD(TrainingMechanism):
             step = ReplacedInSampleDpEvent(self.sample_rate, self.noise_multiplier)
         else:
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
-        parts = [SelfComposedDpEvent(step, self.steps), FinitePrecisionDpEvent(PRECISION_LOSS)]
-        if self.counts_classes:
-            parts.append(self._counted(replaced))
-        return ComposedDpEvent(parts)
+        steps = SelfComposedDpEvent(step, self.steps)
+        return ComposedDpEvent([steps, FinitePrecisionDpEvent(PRECISION_LOSS)])
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the Gaussian mechanism of the class counts, with the finite precision of all."""
+        """Return the Gaussian mechanism of the class counts."""
         if not self._bounds(unit):
             return NonPrivateDpEvent()
         counted = self._counted(self._replaces(unit, relation))
-        return ComposedDpEvent([counted, FinitePrecisionDpEvent(PRECISION_LOSS)])
+        return ComposedDpEvent([counted, FinitePrecisionDpEvent(COUNTS_LOSS)])
 
     def _bounds(self, unit: Unit) -> bool:
         return unit != "client" and not (unit == "patient" and self.unit == "record")

@@ -17,7 +17,8 @@ Unit = Literal["record", "patient", "client"]
 Relation = Literal["add_remove", "replace_one"]
 NoiseAt = Literal["client", "server", "distributed"]
 Trust = Literal["nobody", "threshold", "server"]  # from the least trust to the most
-Basis = Literal["training", "answers"]  # what a proof rests on; docs/privacy.md, "Two axes"
+# What a proof rests on; docs/privacy.md, "Two axes"
+Basis = Literal["training", "answers", "contraction"]
 Values = NDArray[Any]
 
 SMALLEST, LARGEST = 1e-100, 1e100  # sizes of bounds and noise
@@ -213,6 +214,7 @@ class Clear:
     input: ClassVar[Literal["probabilities"]] = "probabilities"
     noise_at: ClassVar[NoiseAt] = "client"
     calibrated_by: ClassVar[str | None] = None
+    of_records: ClassVar[bool] = False  # whether it depends on records otherwise than by teachers
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; uniform where a row holds NaN or infinity."""
@@ -255,11 +257,28 @@ class Weights(Clear):
 
 
 @dataclass(frozen=True)
+class KeptTeachers(Clear):
+    """The teachers themselves, where they are the result: a claim has to cover their holders."""
+
+    name: ClassVar[str] = "teachers"
+    reason: ClassVar[str] = "the teachers themselves are the result"
+
+
+@dataclass(frozen=True)
 class ExactCounts(Clear):
     """The exact class counts of a client's records."""
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "exact class counts leave the clients"
+    of_records: ClassVar[bool] = True
+
+
+def passes_through_teachers(mechanism: Charged) -> bool:
+    """Return whether a release depends on records through the client's teachers alone.
+
+    A private training of the teachers then covers it.
+    """
+    return not getattr(mechanism, "of_records", False)
 
 
 def top_k(predictions: Values, k: int) -> NDArray[np.bool_]:

@@ -49,8 +49,8 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event is that of a whole training, class counts included. It is charged once, before the
-    first step. Whatever the teachers answer is post-processing.
+    Its event is that of a whole training. It is charged once, before the first step. Whatever the
+    teachers answer is post-processing. Class counts are a release of their own (`ClassCounts`).
     """
 
     name: ClassVar[str]
@@ -69,7 +69,7 @@ class TrainingMechanism(ABC):
     @property
     @abstractmethod
     def counts_classes(self) -> bool:
-        """Return whether a training releases noisy class counts too."""
+        """Return whether noisy class counts may be released too."""
 
     def releases(self, asks: int, queries: int) -> int:
         """Return the number of trainings, however many answers follow."""
@@ -81,7 +81,7 @@ class TrainingMechanism(ABC):
 
     @abstractmethod
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the class counts alone."""
+        """Return the event of a release of class counts."""
 
     @abstractmethod
     def count(self, labels: NDArray[np.int64], num_classes: int, rng: Rng) -> NDArray[np.float64]:
@@ -122,18 +122,19 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ClassCounts(Clear):
-    """Class counts with the noise that their training has drawn.
+    """Noisy class counts of a client's records, released once, whatever its teachers are.
 
     Args:
-        training: the training that releases them.
+        training: the training whose `count_fraction` sets their noise.
     """
 
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "class counts have no bound for larger units than their training"
+    of_records: ClassVar[bool] = True
     training: TrainingMechanism
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the counts alone, apart from the training's steps."""
+        """Return the event of the counts."""
         return self.training.count_event(unit, relation)
 
 
@@ -152,6 +153,7 @@ class BaselineWeights(Clear):
     """
 
     name: ClassVar[str] = "baseline"
+    of_records: ClassVar[bool] = True
     training: Training
 
     @property

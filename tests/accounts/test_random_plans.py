@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import ledger_files, plan_of
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.accounts.reading import read
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon, prove
@@ -15,6 +14,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
+from tests.proofs import bases, spent
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
@@ -99,7 +99,7 @@ def epsilons(entries, plan):
             epsilon(spent(entries, *pair, basis), DELTA).epsilon,
             prove(stages, DELTA, *pair).value,
         )
-        for basis, stages in plan.bases.items()
+        for basis, stages in bases(plan).items()
         for pair in UNITS_AND_RELATIONS
     }
 
@@ -109,8 +109,7 @@ def claimed(card):
     return {
         (claim["basis"], row["unit"], row["relation"]): float(claim["epsilon"])
         for row in card["proven"]
-        for claim in (row, row["beside"])
-        if claim
+        for claim in (row, *row["beside"])
     }
 
 
@@ -150,7 +149,7 @@ def test_clients_that_stop_early_hold_no_more_than_was_planned(
     card = {}
     with contextlib.suppress(UserError):  # no client can pay for its first answer
         card = claimed(live(experiment, folder, ends)["privacy"])
-    by = "training" if "training" in plan.bases else "answers"
+    by = "training" if "training" in bases(plan) else "answers"
     for path in folder.glob("ledger/*.sqlite"):
         found = epsilons(read(path) if path.stat().st_size else (), plan)
         assert found[by, "record", "add_remove"][0] <= budget

@@ -1,16 +1,12 @@
 """Every method and every way to answer: finite, planned, resumable bit by bit, and leak-free."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 from dp_accounting import NonPrivateDpEvent
 
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import World
-from fed_dpsd.methods.white_box import WEIGHTS
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
 from fed_dpsd.protocol import Answer, Refusal, Total
@@ -20,6 +16,7 @@ from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
 from tests.ledgers import entries_of
+from tests.proofs import bases, spent
 
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 PLAIN = [
@@ -132,21 +129,15 @@ def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
         charged = site.account.state().charged
         unasked = +planned.releases - charged
         assert charged <= planned.releases
-        # Who has the weights of a private training may have its class counts too.
-        assert not unasked or (
-            unasked == Counter(class_counts=1)
-            and WEIGHTS in planned.stages
-            and experiment.training.name == "dp_sgd"
-            and not experiment.method.averages
-        )
+        assert not unasked
         for pair in UNITS_AND_RELATIONS:
-            for basis, stages in planned.bases.items():
+            for basis, stages in bases(planned).items():
                 charged, proven = spent(entries, *pair, basis), prove(stages, 1e-5, *pair)
                 assert epsilon(charged, 1e-5).epsilon == proven.value
         trainings = {entry.digest for entry in entries if entry.kind == "training"}
-        covered = {entry.training for entry in entries if entry.kind != "training"}
+        covered = {e.training for e in entries if e.kind not in ("training", "counts", "baseline")}
         assert covered == (trainings or {""})  # each training covers something
-        assert bool(trainings) == (set(planned.bases) == {"training", "answers"})
+        assert bool(trainings) == (set(bases(planned)) == {"training", "answers"})
 
 
 class Refusing:

@@ -3,14 +3,14 @@
 import math
 
 import pytest
-from dp_accounting import SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.privacy.accounting import epsilon, prove
 from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE, finish
+from tests.proofs import bases, by, spent
 
 
 @pytest.mark.parametrize("answers", ["label", "gradient", "votes", "probabilities"])
@@ -23,20 +23,26 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, 
     plain = small(*settings, "training=plain")
     card = privacy_card(plain, plan_of(plain))
     assert {(row["basis"], row["epsilon"]) for row in card["proven"]} == {("answers", "inf")}
-    assert all(row["beside"] is None for row in card["proven"])
+    assert all(row["beside"] == [] for row in card["proven"])
     assert "the teachers' own weights leave the clients" in card["reason"]
     assert card["epsilon_published"] == "inf"
     private = small(*settings, "training=dp_sgd")
-    (once,) = plan_of(private).bases["training"]
-    trainings = private.config.rounds if private.method.averages else 1
-    assert (once.mechanism, once.asks) == (private.training, trainings)
+    once, *counts = bases(plan_of(private))["training"]
+    averages = private.method.averages
+    assert (once.mechanism, once.asks) == (
+        private.training,
+        private.config.rounds if averages else 1,
+    )
+    # Averages weigh by class counts, which are drawn once; no other student reads them.
+    assert [(stage.mechanism.name, stage.asks) for stage in counts] == [
+        ("class_counts", 1)
+    ] * averages
     card = privacy_card(private, plan_of(private))
     for row in card["proven"]:
-        claim = prove([once], 1e-5, row["unit"], row["relation"]).value
-        assert float(row["epsilon"]) == claim
+        claim = prove([once, *counts], 1e-5, row["unit"], row["relation"]).value
+        assert float(row["epsilon"]) == by(row, "training") == claim
         assert (claim < math.inf) == (row["unit"] == "record")
-        other = row["beside"] if row["basis"] == "training" else row
-        assert (other["epsilon"], other["basis"]) == ("inf", "answers") or claim == math.inf
+        assert by(row, "answers") == math.inf
 
 
 def test_every_private_round_is_charged_and_proven(small, tmp_path):
@@ -45,17 +51,21 @@ def test_every_private_round_is_charged_and_proven(small, tmp_path):
     federation, _ = finish(experiment, tmp_path)
     plan = plan_of(experiment)
     one = experiment.training.event("record", "add_remove")
+    counts = experiment.training.count_event("record", "add_remove")
+    paid = ComposedDpEvent([SelfComposedDpEvent(one, 2), counts])  # counts are drawn once
     for site in federation._sites.values():
         trainings = [e for e in entries_of(site.ledger) if e.kind == "training"]
-        assert [e.event("record", "add_remove", "training") for e in trainings] == [
+        assert [e.event("record", "add_remove") for e in trainings] == [
             SelfComposedDpEvent(one, 1)
         ] * 2
         rest = [e for e in entries_of(site.ledger) if e.kind != "training"]
-        assert {e.training for e in rest} == {e.digest for e in trainings}
+        covered = {e.training for e in rest if e.kind != "counts"}
+        assert covered == {e.digest for e in trainings}
+        assert [e.training for e in rest if e.kind == "counts"] == [""]
         whole = spent(entries_of(site.ledger), "record", "add_remove", "training")
-        assert epsilon(whole, 1e-5) == epsilon(SelfComposedDpEvent(one, 2), 1e-5)
-    twice = prove(plan.bases["training"], 1e-5, "record", "add_remove").value
+        assert epsilon(whole, 1e-5) == epsilon(paid, 1e-5)
+    twice = prove(bases(plan)["training"], 1e-5, "record", "add_remove").value
     assert epsilon(one, 1e-5).epsilon < twice < math.inf
-    assert twice == epsilon(SelfComposedDpEvent(one, 2), 1e-5).epsilon
+    assert twice == epsilon(paid, 1e-5).epsilon
     with pytest.raises(ConfigError, match="training=plain: method=dp_fedavg needs another; use"):
         small(*CLEAR, "method=dp_fedavg")

@@ -44,6 +44,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
+from tests.proofs import bases
 
 DELTA = 1e-5
 RUN = 51_200
@@ -224,7 +225,7 @@ def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
         ("add_remove", add_remove, 0.012),
         ("replace_one", replace_one, 0.02),
     ):
-        claim = prove(plan.bases["training"], DELTA, "record", relation, (), plan.queries)
+        claim = prove(bases(plan)["training"], DELTA, "record", relation, (), plan.queries)
         assert claim.value == pytest.approx(expected, abs=error)
         assert claim.queries == RUN
 
@@ -482,12 +483,12 @@ def test_what_privately_trained_teachers_give_adds_nothing_to_their_training(ans
     for unit, relation in UNITS_AND_RELATIONS:
         by = {
             basis: prove(stages, DELTA, unit, relation, (), plan.queries)
-            for basis, stages in plan.bases.items()
+            for basis, stages in bases(plan).items()
         }
         assert by["training"].value == proven(training, 0, unit, relation).value
         assert by["answers"] == proven(answers, 100, unit, relation)
         assert by["training"].queries == by["answers"].queries == 100
-    assert list(Plan(Plain(), plan.stages).bases) == ["answers"]
+    assert list(bases(Plan(Plain(), plan.stages))) == ["answers"]
 
 
 def test_a_patient_is_one_teacher_only_where_shards_are_by_patient():

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.spending import by_ranges, clients_in, spent_so_far
+from fed_dpsd.accounts.claims import smallest_claim
+from fed_dpsd.accounts.ranges import by_ranges, clients_in
 
 RECORD = ("record", "add_remove")
 
@@ -26,12 +27,12 @@ def test_all_that_is_planned_costs_what_the_card_plans_and_less_costs_less(small
     experiment = small(*overrides)
     plan = plan_of(experiment)
     card = privacy_card(experiment, plan)
-    whole = spent_so_far(plan, plan.releases, 1e-5, *RECORD)
+    whole = smallest_claim(plan, plan.releases, 1e-5, *RECORD)
     (row,) = (row for row in card["proven"] if (row["unit"], row["relation"]) == RECORD)
     assert (whole.value, whole.trust) == (row["epsilon"], row["trust"])
     half = {name: -(-count // 2) for name, count in plan.releases.items()}
-    assert 0 < spent_so_far(plan, half, 1e-5, *RECORD).value <= whole.value
-    assert spent_so_far(plan, {}, 1e-5, *RECORD).value == 0
+    assert 0 < smallest_claim(plan, half, 1e-5, *RECORD).value <= whole.value
+    assert smallest_claim(plan, {}, 1e-5, *RECORD).value == 0
 
 
 def test_a_training_that_is_not_charged_proves_nothing_of_what_left(small):
@@ -39,13 +40,13 @@ def test_a_training_that_is_not_charged_proves_nothing_of_what_left(small):
     experiment = small("training=dp_sgd", "model=scattering", "training.steps=5")
     plan = plan_of(experiment)
     answers = {name: n for name, n in plan.releases.items() if name != "dp_sgd"}
-    alone = spent_so_far(plan, answers, 1e-5, *RECORD).value
-    assert alone > spent_so_far(plan, plan.releases, 1e-5, *RECORD).value
+    alone = smallest_claim(plan, answers, 1e-5, *RECORD).value
+    assert alone > smallest_claim(plan, plan.releases, 1e-5, *RECORD).value
 
 
 def test_what_the_plan_does_not_know_costs_infinity(small):
     plan = plan_of(small("answers=gradient"))
-    assert math.isinf(spent_so_far(plan, {"other": 1}, 1e-5, *RECORD).value)
+    assert math.isinf(smallest_claim(plan, {"other": 1}, 1e-5, *RECORD).value)
 
 
 @given(st.dictionaries(st.integers(0, 40), st.sampled_from([1, 2, 3]), max_size=30))

@@ -1,0 +1,185 @@
+"""Claims: what charges prove together. Every printed epsilon of a run or a ledger comes from here.
+
+A plan and a ledger hold the same charges, so both become `Charge`s first. `proofs` then finds which
+proofs are admissible, and what each one proves (docs/privacy.md, "Two axes").
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+
+from fed_dpsd.accounts.entry import Entry
+from fed_dpsd.accounts.tally import TIMES_PLANNED
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.accounting import Bound, contraction, epsilon
+from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.mechanism import (
+    Basis,
+    Relation,
+    Trust,
+    Unit,
+    passes_through_teachers,
+    trust_of,
+    weakest,
+)
+from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.protocol import Releases
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A charge for one unit and relation.
+
+    Args:
+        event: what it costs by its own noise.
+        trust: the parties that must be honest for that.
+        teachers: name of the private training that it is, or whose teachers gave it; "" for
+            anything else, such as class counts, or answers of teachers trained without noise.
+        trainings: how many trainings it is; 0 for a release.
+    """
+
+    event: DpEvent
+    trust: Trust
+    teachers: str = ""
+    trainings: int = 0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """An epsilon that charges prove, on one basis."""
+
+    basis: Basis
+    bound: Bound
+    trust: Trust
+
+    @property
+    def value(self) -> float:
+        """Return epsilon."""
+        return self.bound.epsilon
+
+
+def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
+    """Return every admissible proof, the smallest epsilon first.
+
+    - "answers": all releases, each by its own noise. It holds whatever the teachers are.
+    - "training": all private trainings, and the releases that no private training covers.
+    - "contraction": one training and the answers of its teachers together, and all that leaves
+      besides. It is there only where it proves more than both others.
+
+    Releases of teachers whose training is not among the charges admit the first proof alone.
+    """
+    releases = [charge for charge in charges if not charge.trainings]
+    trainings = {charge.teachers: charge for charge in charges if charge.trainings}
+    found = [_proof("answers", releases, delta)]
+    used = {charge.teachers for charge in releases} - {""}
+    if not trainings or used - trainings.keys():
+        return found
+    others = [charge for charge in releases if not charge.teachers]
+    found.append(_proof("training", [*trainings.values(), *others], delta))
+    if len(used) == 1:
+        (name,) = used
+        if trainings[name].trainings == 1:
+            answered = [charge for charge in releases if charge.teachers]
+            events = (trainings[name].event, _composed(answered), _composed(others))
+            if bound := contraction(*events, delta):
+                trust = weakest(charge.trust for charge in (*charges,))
+                found.append(Proof("contraction", bound, trust))
+    return sorted(found, key=lambda proof: proof.value)
+
+
+def on(basis: Basis, found: Sequence[Proof]) -> Proof:
+    """Return the proof on a basis; the smallest of all where there is none, which holds too."""
+    return next((proof for proof in found if proof.basis == basis), found[0])
+
+
+def claims(
+    charges: Sequence[Charge], delta: float, unit: Unit, relation: Relation, queries: int
+) -> dict[Basis, Epsilon]:
+    """Return what charges prove of a unit, by the basis of the proof; the smallest first."""
+    return {
+        proof.basis: Epsilon(
+            *(proof.bound.epsilon, proof.bound.delta, unit, relation, proof.trust),
+            *(proof.bound.accountant, queries),
+        )
+        for proof in proofs(charges, delta)
+    }
+
+
+def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> list[Charge]:
+    """Return the charges of so many releases of each of a plan's mechanisms."""
+    private = isinstance(plan.training, TrainingMechanism)
+    mechanisms = {stage.mechanism.name: stage.mechanism for stage in plan.charged}
+    charges = []
+    for name, mechanism in mechanisms.items():
+        count = releases.get(name, 0)
+        event = SelfComposedDpEvent(mechanism.event(unit, relation), count)
+        charge = Charge(event, trust_of(mechanism.noise_at))
+        if not count:
+            continue
+        if isinstance(mechanism, TrainingMechanism):
+            charge = dataclasses.replace(charge, teachers="trained", trainings=count)
+        elif private and passes_through_teachers(mechanism):
+            charge = dataclasses.replace(charge, teachers="trained")
+        charges.append(charge)
+    return charges
+
+
+def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:
+    """Return the charges of a ledger's entries."""
+    return [
+        Charge(
+            entry.event(unit, relation),
+            entry.trust,
+            entry.digest if entry.kind == "training" else entry.training,
+            entry.releases if entry.kind == "training" else 0,
+        )
+        for entry in entries
+    ]
+
+
+def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
+    """Return a run's entries, and the trainings of other runs whose teachers it used."""
+    own = [entry for entry in entries if entry.run == run]
+    used = {entry.training for entry in own}
+    return [entry for entry in entries if entry.run == run or entry.digest in used]
+
+
+def covers(plan: Plan, charged: Releases) -> bool:
+    """Return whether the plan knows the mechanism of each charge, and can account for them all."""
+    planned = plan.releases
+    return all(
+        name in planned and count <= TIMES_PLANNED * planned[name]
+        for name, count in charged.items()
+    )
+
+
+def _proof(basis: Basis, charges: Sequence[Charge], delta: float) -> Proof:
+    trust = weakest(charge.trust for charge in charges)
+    return Proof(basis, epsilon(_composed(charges), delta), trust)
+
+
+def _composed(charges: Iterable[Charge]) -> DpEvent:
+    return ComposedDpEvent([charge.event for charge in charges])
+
+
+def smallest_claim(
+    plan: Plan, charged: Releases, delta: float, unit: Unit, relation: Relation
+) -> Epsilon:
+    """Return the smallest epsilon that is proven of a client's charges in a run so far.
+
+    Charges that the plan does not cover make it infinite.
+
+    Args:
+        plan: what a client was to be charged.
+        charged: releases by mechanism that the run has cost the client.
+        delta: in (0, 1), fixed in advance.
+        unit: the unit that changes.
+        relation: how the unit changes.
+    """
+    if not covers(plan, charged):
+        return Epsilon(math.inf, delta, unit, relation, "nobody", "none", 0)
+    found = claims(of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
+    return next(iter(found.values()))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fed_dpsd.accounts.card import BY
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.markup import Content, Html, element, html, listed, paragraphs, table, terms
 from fed_dpsd.report.numbers import percent, percent_at_most, rounded_up
@@ -150,11 +151,11 @@ def _claims(card: Mapping[str, Any]) -> Iterator[Html]:
     spent = all("spent" in row for row in finite)
     rows = []
     for row in finite:
-        proof = row["accountant"] + (f", by the {row['basis']}" if "basis" in row else "")
-        beside = row.get("beside")
-        if beside and math.isfinite(float(beside["epsilon"])):
-            other = rounded_up(float(beside["epsilon"]), 5)
-            proof += f"; by the {beside['basis']} {other}, trust {beside['trust']}"
+        proof = f"{row['accountant']}, by {BY[row['basis']]}"
+        for other in row["beside"]:
+            if math.isfinite(float(other["epsilon"])):
+                number = rounded_up(float(other["epsilon"]), 5)
+                proof += f"; by {BY[other['basis']]} {number}, trust {other['trust']}"
         number = rounded_up(float(row["epsilon"]), 5) + review(row)
         used = [rounded_up(float(row["spent"]), 5)] if spent else []
         trust = TRUST[row["trust"]]
@@ -188,12 +189,6 @@ def not_covered(facts: Facts) -> Iterator[Content]:
     for note in _notes(facts.card):
         if not note.startswith(NOT_REVIEWED):
             yield NOTES.get(note, f"{note[:1].upper()}{note[1:]}.")
-    scores = facts.summary["accuracy"]
-    if scores["evaluated_on"] and not scores["covered_by_epsilon"]:
-        yield (
-            "Accuracies of teachers and ensembles were measured without noise, as a simulation "
-            "can. No epsilon covers them."
-        )
     if math.isinf(float(facts.row("client", "add_remove")["epsilon"])):
         yield "Nothing is proven for a whole client: its taking part, and facts on all of its data."
 

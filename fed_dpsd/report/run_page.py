@@ -136,8 +136,7 @@ def _tiles(facts: Facts) -> Html:
         said = f"95 % interval {interval.rstrip(')')}"
         tiles.append(("accuracy of the student", html([element("strong", share), said])))
     if scores["ensemble"] is not None:
-        said = "all teachers together, measured without noise"
-        said += "" if scores["covered_by_epsilon"] else ": not covered by epsilon"
+        said = "all teachers together"
         tile = html([element("strong", percent(scores["ensemble"])), said])
         tiles.append(("accuracy of the ensemble", tile))
     tiles.append(guarantee.tile(facts))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd import __version__
-from fed_dpsd.accounts.card import MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
+from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import (
     SEEDED_VERDICT,
@@ -27,9 +27,9 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import json_of, write_atomically
 
 POST_PROCESSING = (
-    "This artefact was computed from what the clients released and from what is public, and from "
-    "nothing else. Making it, copying it, and everything computed from it cost no more privacy: "
-    "post-processing."
+    "This artefact is computed from what the clients released and from what is public (settings, "
+    "questions, test images), and from nothing else. Making it, copying it, and everything "
+    "computed from it costs no more privacy: post-processing."
 )
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
@@ -119,14 +119,6 @@ def _not_covered(
             yield f"{unit} that is {change}: {NOTHING_PROVEN} ({claim.unit}, {claim.relation})"
     if not card.covers_nothing:
         yield from _of_teachers(experiment, card)
-    if experiment.config.federation.simulation:
-        if not summary["accuracy"]["covered_by_epsilon"]:
-            yield (
-                "the accuracies of teachers and ensemble, the latter in the result's line, too: a "
-                "simulation computes them from the teachers, without the noise of answers"
-            )
-        if not card.covers_nothing:
-            yield "the counts of records and patients in the notes: a simulation counts exactly"
     if summary["accuracy"]["student"] is not None:
         yield "the test images, taken as public: accuracies are computed from them without noise"
     yield "other runs on the same records: the clients' ledgers add them up"
@@ -142,10 +134,15 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
         )
         return
     rows = [row for row in card.content["proven"] if row["unit"] == "record"]
-    if all(row.get("basis") != "answers" or row["epsilon"] == "inf" for row in rows):
+    if all(row["basis"] == "training" or row["epsilon"] == "inf" for row in rows):
         return
-    trained = [row if row["basis"] == "training" else row | (row["beside"] or {}) for row in rows]
-    if any(row["basis"] != "training" for row in trained):
+    trained = [
+        row | other
+        for row in rows
+        for other in (row, *row["beside"])
+        if other["basis"] == "training"
+    ]
+    if len(trained) < len(rows) or any(row["epsilon"] == "inf" for row in trained):
         yield (
             "the teachers themselves: their training proves nothing of a record, so whoever holds "
             "one may learn it"
@@ -223,7 +220,7 @@ def _row(row: Mapping[str, Any]) -> str:
     claim = Epsilon.from_json(row)
     cells = (
         *(claim.unit, claim.relation, claim.number(5), f"{claim.delta:g}", claim.trust),
-        *(row.get("basis", "training"), _number(row, "planned"), _number(row, "spent")),
+        *(BY.get(row.get("basis", "training")), _number(row, "planned"), _number(row, "spent")),
         claim.accountant,
     )
     return f"| {' | '.join(cells)} |"

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import time
 from collections import Counter
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.accounts.card import plan_of, plugins_note
-from fed_dpsd.accounts.spending import by_ranges, spent_so_far
+from fed_dpsd.accounts.claims import smallest_claim
+from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.errors import one_line
-from fed_dpsd.experiment import Experiment, evaluated_on, test_split
+from fed_dpsd.experiment import Experiment, evaluated_on, largest_partition, test_split
 from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Releases
@@ -38,6 +40,7 @@ from fed_dpsd.storage import remove, write_json
 from fed_dpsd.streams import Streams
 
 Progress = Callable[[Mapping[str, Any]], None]
+logger = logging.getLogger("fed_dpsd")
 
 
 def run(
@@ -95,6 +98,13 @@ def _run(
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
     world = World.of(config, experiment.training, experiment.answers, test)
+    if (records := largest_partition(experiment)) and config.privacy.delta * records >= 1:
+        logger.warning(
+            "privacy.delta=%g is not below one over the %s records of the largest client, so the "
+            "proven epsilons protect nobody; lower it",
+            config.privacy.delta,
+            f"{records:,}",
+        )
 
     before = time.perf_counter()
     if config.federation.simulation and test is not None:
@@ -145,7 +155,7 @@ def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) 
     """
     delta, notes = experiment.config.privacy.delta, plugins_note(experiment)
     most = functools.reduce(Counter.__or__, map(Counter, charges.values()), Counter[str]())
-    spent = spent_so_far(plan, most, delta, "record", "add_remove").to_json()
+    spent = smallest_claim(plan, most, delta, "record", "add_remove").to_json()
     meaning = ("unit", "relation", "trust", "delta", "epsilon")
     row = {key: spent[key] for key in meaning} | ({"notes": list(notes)} if notes else {})
     return {"charged": by_ranges(charges), "spent": row}

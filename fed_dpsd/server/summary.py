@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.accounts.card import NOTHING_NOTE, SCATTERED_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.claims import of_run
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
@@ -20,6 +21,7 @@ from fed_dpsd.privacy.mechanism import weakest
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, write_json
 
+OF_TEACHERS = ("ensemble", "weighted_ensemble", "clients", "vote", "answered_vote")
 ANSWERS = ("forward_answers", "backward_answers")  # teachers' answers: images times teachers
 TRAVELLED = ("bytes_to_clients", "bytes_to_server")
 BARS, SPARKS = "▁▂▃▄▅▆▇█", 24  # the bars of a live display, and how many it shows
@@ -54,6 +56,7 @@ def blank_summary(experiment: Experiment, engine: str) -> dict[str, Any]:
             **dict.fromkeys((*ANSWERS, *TRAVELLED), 0),
         },
         "privacy": None,
+        "diagnostics": {},
         "seconds": {"total": 0.0, "teachers": 0.0, "rounds": 0.0},
         "student_sha256": None,
     }
@@ -104,7 +107,7 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
             path = accounts.get(client_name(client))
             entries = read(path) if path else ()
             if config.ledger:  # that ledger holds the charges of all runs
-                entries = [entry for entry in entries if entry.run == run_name(folder)]
+                entries = of_run(entries, run_name(folder))
             ledgers.append(entries)
         tally = Tally(folder, plan.releases)
         charged, notes = tally.charged, tally.notes()
@@ -112,26 +115,47 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
         charged, notes = Counter({str(error): 1}), (str(error),)
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]
     summary["queries"]["answered_per_client"] = max(answered, default=None)
-    if scattered := scattered_patients(experiment):
-        notes = (*notes, SCATTERED_NOTE.format(scattered))
-    records = largest_partition(experiment)
-    card = privacy_card(experiment, plan, ledgers, charged, notes, records)
-    summary["privacy"] = card
-    # Scores of a record's own teachers are as private as their training, not as its answers.
-    of_records = [row for row in card["proven"] if row["unit"] == "record"]
-    trained = all(row["basis"] == "training" for row in of_records)
-    summary["accuracy"]["covered_by_epsilon"] = trained
+    card = summary["privacy"] = privacy_card(experiment, plan, ledgers, charged, notes)
+    summary["diagnostics"] |= {
+        "records_of_largest_client": largest_partition(experiment),
+        "patients_at_several_clients": scattered_patients(experiment),
+    }
+    # Scores of teachers are functions of teachers: as private as their training, and no more.
+    finite = [row for row in card["proven"] if row["epsilon"] != "inf"]
+    covered = bool(finite) and all(row["basis"] == "training" for row in finite)
+    summary["accuracy"]["covered_by_epsilon"] = covered
+    if not covered:
+        _set_apart(summary)
+
+
+def _set_apart(summary: dict[str, Any]) -> None:
+    """Move scores that no epsilon of the run covers to `diagnostics`, which nothing exports."""
+    for metric in METRICS:
+        scores = summary[metric]
+        for role in OF_TEACHERS:
+            if scores.get(role) is not None:
+                summary["diagnostics"].setdefault(metric, {})[role] = scores[role]
+                scores[role] = None
+
+
+def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """Return all scores of a run by role, those that no epsilon covers too: for its owner alone."""
+    apart = summary.get("diagnostics", {}).get(metric, {})
+    return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
 
 def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     """Return the result in one line: accuracies, the published epsilon and the proven one.
 
-    Two classes are seldom balanced, so their accuracies stand beside the AUROC.
+    The ensemble's is there where the proven epsilon covers it. Two classes are seldom balanced, so
+    their accuracies stand beside the AUROC.
     """
     two_classes = experiment.config.data.num_classes == 2
     parts = []
     for role in ("student", "ensemble"):
         fraction, area = summary["accuracy"][role], summary["auroc"][role]
+        if role == "ensemble" and fraction is None:
+            continue
         part = f"{role} unknown" if fraction is None else f"{role} {100 * fraction:.1f} %"
         parts.append(part + (f" (AUROC {area:.3f})" if two_classes and area is not None else ""))
     return " · ".join([*parts, privacy_text(summary["privacy"])])

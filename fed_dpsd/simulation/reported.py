@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
+from fed_dpsd.accounts.claims import smallest_claim
+from fed_dpsd.accounts.ranges import clients_in
 from fed_dpsd.accounts.reading import ledgers_in, read
-from fed_dpsd.accounts.spending import clients_in, spent_so_far
 from fed_dpsd.accounts.words import (
     how_answered,
     how_trained,
@@ -225,7 +226,7 @@ def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -
 
 
 def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float) -> float:
-    return spent_so_far(plan, releases, delta, "record", "add_remove").value
+    return smallest_claim(plan, releases, delta, "record", "add_remove").value
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:

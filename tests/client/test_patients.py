@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
@@ -22,6 +21,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Answer, Refusal
 from fed_dpsd.simulation.clients import open_site
 from tests.hospitals import answer, ask, site_file
+from tests.proofs import spent
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=2")
 BY_PATIENT = (*PRIVATE, "training.unit=patient", "training.records_per_patient=3")

@@ -106,7 +106,7 @@ def test_the_privacy_card_of_a_summary(small):
     ]
     for row in card["proven"]:
         assert row["epsilon"] == row["spent"] == pytest.approx(1_920)
-        assert (row["basis"], row["beside"]) == ("answers", None)
+        assert (row["basis"], row["beside"]) == ("answers", [])
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
         largest = max(map(len, partitions(small())))
         assert row["notes"][:4] == [

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import yaml
 
-from fed_dpsd.accounts.entry import spent
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.simulation.faults import COMPLETED, endure, reconcile
 from fed_dpsd.simulation.rehearsal import PORT, Rehearsal, can_make_hosts
 from fed_dpsd.storage import app_folder
+from tests.proofs import spent
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,6 @@ import io
 import json
 import logging
 
-import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest

@@ -235,7 +235,7 @@ def test_broken_pictures_are_told_once_and_the_others_used(tmp_path, said):
 
 
 def test_a_class_without_pictures_is_a_warning(tmp_path, said):
-    """An error would tell whoever sees it that a record is there, or is not."""
+    """An error would reveal whether a record is there."""
     shades(tmp_path / "pictures", cat=range(30), dog=[40])
     (tmp_path / "pictures" / "dog" / "40.png").write_bytes(b"broken")
     (tmp_path / "pictures" / "cow").mkdir()

@@ -263,12 +263,13 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
 
 
 def test_split(experiment: Experiment) -> Split | None:
-    """Return the split that the server tests its student on; a deployment may have none."""
+    """Return the split that the server tests its student on; None where there are no images."""
     config = experiment.config
     nothing = config.data.path is None and config.data.hub is None and config.data.name != BUNDLED
     if nothing and not config.federation.simulation:
         return None
-    return datasets.load_test(config.data, Path(config.cache))
+    test = datasets.load_test(config.data, Path(config.cache))
+    return test if len(test) else None
 
 
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:

@@ -97,9 +97,8 @@ class ShadowRun:
         config = self.experiment.config
         indices = partitions(self.experiment)[client]
         records = with_patients(self.data.train.take(indices), config.data.records_per_patient)
-        ids = indices if records.patients is None else records.patients
         secret = noise_of(self.experiment, self.folder, client_name(client))
-        return Teachers(config, self.experiment.training, client, records, ids, secret)
+        return Teachers(config, self.experiment.training, client, records, records.ids, secret)
 
     def untrained(self, client: int) -> Classifier:
         """Return a client's first teacher before its training, which has seen no record."""

@@ -162,7 +162,7 @@ def _predicted(
             images = {}
             for path in files[start : start + AT_ONCE]:
                 try:
-                    images[path] = scaled(open_image(path, shape[0])[1], shape)
+                    images[path] = scaled(open_image(path, shape[0]), shape)
                 except (OSError, ValueError) as error:
                     bad.append(path)
                     say_failed(f"{path} is left out: {reason_of(error)}")

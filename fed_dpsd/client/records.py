@@ -4,7 +4,6 @@ Errors and lists of this module name local files and labels. They are for the ho
 and log, and never part of a message.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.data.images import open_image, scaled
+from fed_dpsd.data.images import digests, open_image, scaled
 from fed_dpsd.data.sources import some, walk_classes
-from fed_dpsd.data.tables import image_of, read_csv
+from fed_dpsd.data.tables import hash64, image_of, patient_of, read_csv
 from fed_dpsd.errors import UserError, reason_of
-
-NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,8 @@ class HospitalRecords:
 
     Args:
         records: the records, in the federation's shape and classes.
-        ids: (N,) int64, ascending: a hash of each image's file, or of its pixels in an npz. So the
-            order of the files does not matter, and an id stays when others come or go.
+        ids: (N,) int64, ascending: a digest of each image's pixels. So the order of the files does
+            not matter, and an id stays when others come or go.
         unreadable: a line on each image that was left out.
     """
 
@@ -102,7 +99,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             )
     path = Path(files.path)
     reader = _reader(path)
-    images, labels, ids, patients, unreadable, unknown_labels = [], [], [], [], [], set()
+    images, labels, patients, unreadable, unknown_labels = [], [], [], [], set()
     for item in reader(path, files):
         if item.label is None:
             unreadable.append(f"{item.name}: it lies in no class's folder")
@@ -111,15 +108,13 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             unknown_labels.add(item.label)
             continue
         try:
-            content, image = open_image(item.image, shape[0])
-            pixels = scaled(image, shape)
+            pixels = scaled(open_image(item.image, shape[0]), shape)
         except (OSError, ValueError) as error:
             unreadable.append(f"{item.name}: {reason_of(error)}")
             continue
         images.append(pixels)
         labels.append(files.classes[item.label])
-        ids.append(_hash64(content))
-        patients.append(0 if item.patient is None else _hash64(item.patient.encode()))
+        patients.append(0 if item.patient is None else hash64(item.patient))
     if unknown_labels:
         raise UserError(
             f"{path}: {_some('labels', sorted(unknown_labels))} not in classes; add each, with "
@@ -132,10 +127,9 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         )
     if not images:
         raise UserError(f"{path} holds no image that can be read; give the folder or file of some")
-    order = np.lexsort((patients, labels, ids))  # so that the order of the files does not matter
-    known = np.array(patients, np.int64)[order] if files.patient_column is not None else None
-    split = Split(np.stack([images[i] for i in order]), np.array(labels, np.int64)[order], known)
-    return HospitalRecords(split, np.array(ids, np.int64)[order], tuple(unreadable))
+    known = np.array(patients, np.int64) if files.patient_column is not None else None
+    records = Split(np.stack(images), np.array(labels, np.int64), known).in_order()
+    return HospitalRecords(records, digests(records.images), tuple(unreadable))
 
 
 def _some(noun: str, lines: Sequence[str]) -> str:
@@ -151,19 +145,12 @@ def _patient(path: Path, files: HospitalFiles, name: str, value: Any) -> str | N
     """
     if files.patient_column is None:
         return None
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    if (text := text.strip()).lower() in NOBODY:
+    if not (text := patient_of(value)):
         raise UserError(
             f"{path}: {name} has no {files.patient_column}; name its patient, or set "
             "patient_column: null"
         )
     return text
-
-
-def _hash64(content: bytes) -> int:
-    """Return a hash of 64 bits as a signed number."""
-    digest = hashlib.blake2b(content, digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
 
 
 # --- formats ---

@@ -1,6 +1,7 @@
 """A loader for scikit-learn's digits, folders of classes, tables and Hugging Face data sets.
 
-Decoded images are cached. `sources` finds them and their labels.
+Decoded images are cached. `sources` finds them and their labels. What becomes of a record depends
+on this record alone (docs/privacy.md, "From files to records").
 """
 
 import functools
@@ -16,13 +17,16 @@ from numpy.typing import NDArray
 
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.images import open_image, scaled, to_pixels
+from fed_dpsd.data.images import digests, open_image, scaled, to_pixels
 from fed_dpsd.data.sources import LAYOUT, Source, some
 from fed_dpsd.errors import UserError, reason_of
 from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360
-TEST_PART = 5  # one picture of so many is for testing where the data is not divided
+TEST_PART = 5  # one record, or patient, of so many is for testing where the data is not divided
+# Keys the hash that divides. It is public, and no setting: a seed could be chosen by its split.
+SPLIT_KEY = b"fed_dpsd: test split"
+PURPOSES = {"train": "training", "test": "testing"}
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -38,10 +42,27 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Return each record's (N,) lasting id: its patient, or a digest of its pixels without one.
+
+        An id is the same whatever the record's label and place are, and whichever others there are.
+        """
+        return digests(self.images) if self.patients is None else self.patients
+
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the records at `indices`."""
         patients = None if self.patients is None else self.patients[indices]
         return Split(self.images[indices], self.labels[indices], patients)
+
+    def in_order(self) -> "Split":
+        """Return the records in the order of their pixels' digests, which no file decides.
+
+        Equal images are in the order of their patients and labels. So equal sets of records are
+        equal splits, and a record that comes or goes leaves the others in their order.
+        """
+        patients = self.labels if self.patients is None else self.patients
+        return self.take(np.lexsort((self.labels, patients, digests(self.images))))
 
 
 @dataclass(frozen=True)
@@ -99,24 +120,30 @@ def _digits() -> Dataset:
 def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
     """Load a split from `config.path` or, without a path, from the Hugging Face hub.
 
-    Where the data is not divided, a fixed part of each class is the test split. Images that cannot
-    be read are left out, and that is said once in a process.
+    Where the data is not divided, `divide` does it. Images that cannot be read are left out. That,
+    and classes without images, are warnings, given once in a process: an error would reveal them.
     """
     place = _cached(config, split, cache)
     if not place("labels.npy").is_file():
         divided = config.path is None or sources.is_divided(Path(config.path))
         source = sources.read(config, split)
-        all_classes = bool(config.classes) and (split == "train" or not divided)
-        records, left_out = _decode(config, source, 1 if divided else 2, all_classes)
-        notes = [_note(source, left_out)] if left_out else []
+        records, left_out = _decode(config, source)
+        if not _keeps_rows(config, split):
+            records = records.in_order()
+        notes = [_left_out(source, left_out)] if left_out else []
         parts = {split: records}
         if not divided:
             parts = dict(zip(sources.SPLITS, divide(records), strict=True))
+            unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
             notes.append(
-                f"{source.where} has no train and test: one image in {TEST_PART} of each class is "
-                f"for testing, always the same, {len(parts['test']):,} of {len(records):,}; "
-                "folders train and test divide it otherwise, and a coordinator needs test alone"
+                f"{source.where} has no train and test: one {unit} in {TEST_PART} is for testing, "
+                f"chosen by a hash of its own {own}, {len(parts['test']):,} of {len(records):,} "
+                "images; folders train and test divide it otherwise, and a coordinator needs test "
+                "alone"
             )
+        for name, part in parts.items():
+            if lacking := _lacking(config, part):
+                notes.append(f"{source.where}: no image for {PURPOSES[name]} of class {lacking}")
         for name, part in parts.items():
             place_of_part = _cached(config, name, cache)
             if len(source.classes) == config.num_classes:
@@ -131,10 +158,23 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
     return Split(images, np.load(place("labels.npy")), patients)
 
 
+def _keeps_rows(config: DataConfig, split: str) -> bool:
+    """Return whether records stay in the order of their table, which holds this split alone.
+
+    Labels do not decide the order of rows, as they do that of files in folders of classes. With
+    patients, records are sorted: a patient's first ones stand for all (`training.places_of`).
+    """
+    if config.patient_column is not None:
+        return False
+    path = Path(config.path or "")
+    return not config.path or (sources.is_divided(path) and sources.place_of(path, split).is_file())
+
+
 def _cached(config: DataConfig, split: str, cache: Path) -> Callable[[str], Path]:
     """Return a function from the names of a split's files to their paths in the cache."""
     later = {key: getattr(config, key) for key in ("resize", "label_columns", "classes")}
     settings = "".join(f" {key}={value}" for key, value in later.items() if value)
+    settings += "" if _keeps_rows(config, split) else f" by {SPLIT_KEY!r}"
     text = f"{sources.fingerprint(config, split)} {split} {config}{settings}"
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
     return lambda name: cache / "data" / f"{key}.{name}"
@@ -145,7 +185,7 @@ def _say_once(note: str) -> None:
     logger.warning(note)
 
 
-def _note(source: Source, left_out: Sequence[str]) -> str:
+def _left_out(source: Source, left_out: Sequence[str]) -> str:
     found = len(source.labels) + len(source.strays)
     return (
         f"{source.where}: {len(left_out):,} of {found:,} images cannot be read and are left out: "
@@ -153,39 +193,37 @@ def _note(source: Source, left_out: Sequence[str]) -> str:
     )
 
 
+def _lacking(config: DataConfig, records: Split) -> str:
+    """Name the classes that have no record; "" if each has one."""
+    counts = np.bincount(records.labels, minlength=config.num_classes)
+    return some([name for name, count in zip(config.class_names, counts, strict=True) if not count])
+
+
 def divide(records: Split) -> tuple[Split, Split]:
-    """Divide records into a training and a test split: one of TEST_PART of each class, fixed.
+    """Divide records into a training and a test split, about one in TEST_PART for testing.
 
-    A patient's records stay together, in a part of the class of the first of them.
+    A keyed hash of a record's id decides (`Split.ids`), so its patient where patients are known,
+    otherwise its pixels. Neither its label or place nor any other record matters. Hence data sets
+    that differ in one record, patient or label have training splits that differ in no other.
     """
-    units = np.arange(len(records)) if records.patients is None else records.patients
-    _, first, unit = np.unique(units, return_index=True, return_inverse=True)
-    rng = np.random.Generator(np.random.PCG64(0))
-    tested = np.zeros(len(first), bool)
-    for label in np.unique(records.labels[first]):
-        of_class = rng.permutation(np.flatnonzero(records.labels[first] == label))
-        number = len(of_class) // TEST_PART or min(1, len(of_class) - 1)
-        tested[of_class[:number]] = True
-    in_test = tested[unit.reshape(-1)]
-    return records.take(np.flatnonzero(~in_test)), records.take(np.flatnonzero(in_test))
+
+    def in_test(record: int) -> bool:
+        name = record.to_bytes(8, "little", signed=True)
+        digest = hashlib.blake2b(name, key=SPLIT_KEY, digest_size=8).digest()
+        return int.from_bytes(digest, "little") % TEST_PART == 0
+
+    tested = np.array([in_test(int(record)) for record in records.ids], bool)
+    return records.take(np.flatnonzero(~tested)), records.take(np.flatnonzero(tested))
 
 
-def _decode(
-    config: DataConfig, source: Source, least: int, all_classes: bool
-) -> tuple[Split, list[str]]:
+def _decode(config: DataConfig, source: Source) -> tuple[Split, list[str]]:
     """Convert images to grey or RGB as `config.shape` says, and check shapes and labels.
-
-    Args:
-        config: the data set.
-        source: its images and labels.
-        least: number of images that each class must have, if it has any.
-        all_classes: whether every class must have so many.
 
     Returns:
         The records whose images can be read, and a line on each other one.
 
     Raises:
-        UserError: images or labels are not as `config` says, or too few of a class can be read.
+        UserError: images or labels are not as `config` says, or no image at all can be read.
     """
     where, labels = source.where, source.labels
     if len(labels) == 0:
@@ -200,7 +238,7 @@ def _decode(
     good = np.ones(len(labels), bool)
     for index, (name, image) in enumerate(zip(source.names, source.images, strict=True)):
         try:
-            opened = open_image(image, config.shape[0])[1]
+            opened = open_image(image, config.shape[0])
         except (OSError, ValueError) as error:
             left_out.append(f"{name}: {reason_of(error)}")
             good[index] = False
@@ -212,14 +250,9 @@ def _decode(
                 f"data.shape={list(config.shape)}; set its shape, or data.resize=true to scale it"
             )
         images[index] = pixels
-    counts = np.bincount(labels[good], minlength=config.num_classes)
-    needed = range(config.num_classes) if all_classes else np.unique(labels)
-    if lacking := [config.class_names[label] for label in needed if counts[label] < least]:
-        found = "no image" if least == 1 else f"fewer than {least} images"
-        others = f" ({len(left_out):,} cannot: {some(left_out)})" if left_out else ""
+    if not good.any():
         raise UserError(
-            f"{where}: {found} can be read of class {some(lacking)}{others}; add images, or take "
-            "the class away"
+            f"{where}: no image can be read, of {len(labels):,} ({some(left_out)}); give {LAYOUT}"
         )
     if not good.all():
         images, labels = images[good], labels[good]

@@ -1,5 +1,6 @@
 """Image files as arrays of pixels, read alike for data sets and for hospitals."""
 
+import hashlib
 import io
 import warnings
 from pathlib import Path
@@ -12,8 +13,19 @@ PHOTOMETRIC = 262  # the TIFF tag that is 0 if white is stored as 0
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
-def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[bytes, Image.Image]:
-    """Return an image's own content, and the image: grey or RGB, 8 bits a channel.
+def digests(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the (N,) identities of (N, C, H, W) images: a hash of each one's pixels alone.
+
+    So copies of an image agree, whatever file, format or size they were stored in.
+    """
+    hashes = (
+        hashlib.blake2b(np.ascontiguousarray(image), digest_size=8).digest() for image in images
+    )
+    return np.frombuffer(b"".join(hashes), "<i8").astype(np.int64)
+
+
+def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> Image.Image:
+    """Return an image, grey or RGB, 8 bits a channel.
 
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
@@ -23,7 +35,7 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[
         OSError or ValueError: it is no image, or the range of its pixels is unknown.
     """
     if isinstance(image, np.ndarray):
-        return image.tobytes(), _converted(Image.fromarray(image), channels)
+        return _converted(Image.fromarray(image), channels)
     if isinstance(image, Path) and image.exists() and not image.is_file():
         raise ValueError("it is a folder")
     content = image.read_bytes() if isinstance(image, Path) else image
@@ -33,7 +45,7 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> tuple[
             Image.open(io.BytesIO(content), formats=FORMATS) as opened,
         ):
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            return content, _converted(ImageOps.exif_transpose(opened), channels, inverted)
+            return _converted(ImageOps.exif_transpose(opened), channels, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
     except (OSError, ValueError, MemoryError):

@@ -156,9 +156,13 @@ def split(
 ) -> list[NDArray[np.int64]]:
     """Return the indices of each client's records: disjoint, and not empty.
 
+    A single client holds all records, whatever their labels are and however few there are.
+
     Raises:
         UserError: the data does not allow so many clients; the message has a number that works.
     """
+    if num_clients == 1:
+        return [_kept(partition, np.arange(len(labels)), len(labels))]
     parts = _try_split(partition, labels, num_clients)
     if parts is not None:
         return parts
@@ -207,13 +211,15 @@ def _try_split(
     except (ValueError, IndexError):
         return None
     numbers = (subset.with_format("numpy")[:]["index"] for subset in subsets)
-    parts = [np.sort(np.asarray(part, np.int64)) for part in numbers]
-    if isinstance(partition, Coins):
-        kept = partition.kept(len(labels))
-        parts = [part[kept[part]] for part in parts]
+    parts = [_kept(partition, np.sort(np.asarray(part, np.int64)), len(labels)) for part in numbers]
     if min(len(part) for part in parts) == 0:
         return None
     return parts
+
+
+def _kept(partition: Partition, part: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    """Return a client's records that no coin leaves out, of `number` records altogether."""
+    return part[partition.kept(number)[part]] if isinstance(partition, Coins) else part
 
 
 # --- the hub ---

@@ -213,7 +213,7 @@ def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Pa
         )
     patients = None
     if config.patient_column is not None:
-        patients = tables.patients_of(table.column(config.patient_column))[rows]
+        patients = tables.patients_of(config, where, table.column(config.patient_column), rows)
     return Source(
         where,
         names,

@@ -18,6 +18,7 @@ from fed_dpsd.errors import UserError, reason_of
 
 IMAGES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 SUFFIXES = (".parquet", ".csv")  # the first that is there is read
+NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a missing value in tables
 
 
 def read_csv(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
@@ -223,6 +224,9 @@ def class_names(labels: pyarrow.ChunkedArray) -> list[str]:
 def labels_of(config: DataConfig, where: str, column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
     """Return the (N,) classes of a column of labels: names of `config.classes`, or numbers.
 
+    Names that read as numbers leave no other numbers. So a label's class follows from `config` and
+    this label alone.
+
     Raises:
         UserError: a row has no label, or one that is neither.
     """
@@ -233,26 +237,49 @@ def labels_of(config: DataConfig, where: str, column: pyarrow.ChunkedArray) -> N
             f"{where}: row {int(np.argmax(places == texts.index('')))} has no "
             f"{config.label_column}; fill it in, or delete the row"
         )
-    if set(texts) <= set(config.classes):
-        numbers = [config.classes.index(text) for text in texts]
-    else:
-        try:
-            numbers = [int(text) for text in texts]
-        except ValueError:
-            unknown = [text for text in texts if text not in config.classes]
-            raise UserError(
-                f"{where}: {config.label_column} has {len(texts)} different texts, such as "
-                f"{unknown[0]}, but data.num_classes={config.num_classes} and data.classes="
-                f"[{', '.join(config.classes)}]; leave both out, or name every class"
-            ) from None
-    return np.array(numbers, np.int64)[places.reshape(-1)]
+    classes = {name: number for number, name in enumerate(config.classes)}
+    if not any(map(str.isdecimal, classes)):
+        classes |= {text: int(text) for text in texts if text not in classes and _is_whole(text)}
+    if unknown := [text for text in texts if text not in classes]:
+        raise UserError(
+            f"{where}: {config.label_column} has {len(texts)} different texts, such as "
+            f"{unknown[0]}, but data.num_classes={config.num_classes} and data.classes="
+            f"[{', '.join(config.classes)}]; leave both out, or name every class"
+        )
+    return np.array([classes[text] for text in texts], np.int64)[places.reshape(-1)]
 
 
-def patients_of(column: pyarrow.ChunkedArray) -> NDArray[np.int64]:
-    """Return each record's patient as a number, the hash of the column's text."""
-    names = (str(name).encode() for name in column.to_pylist())
-    hashes = [hashlib.blake2b(name, digest_size=8).digest() for name in names]
-    return np.array([int.from_bytes(digest, "little", signed=True) for digest in hashes], np.int64)
+def _is_whole(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()
+
+
+def patients_of(
+    config: DataConfig, where: str, column: pyarrow.ChunkedArray, rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the patient of each row as a number, the hash of the column's text.
+
+    Raises:
+        UserError: a row has no patient. All such rows would be one patient's.
+    """
+    names = [patient_of(column[int(row)].as_py()) for row in rows]
+    if "" in names:
+        raise UserError(
+            f"{where}: row {int(rows[names.index('')])} has no {config.patient_column}; name its "
+            "patient, or delete the row"
+        )
+    return np.array([hash64(name) for name in names], np.int64)
+
+
+def patient_of(value: Any) -> str:
+    """Return a patient's name as text; "" where a cell holds none."""
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return "" if (text := text.strip()).lower() in NOBODY else text
+
+
+def hash64(text: str) -> int:
+    """Return a hash of 64 bits as a signed number."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
 def _is_encoded(kind: pyarrow.DataType) -> bool:

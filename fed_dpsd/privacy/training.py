@@ -108,8 +108,8 @@ def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that stand for each patient, R = `most`.
 
     A patient's first R records are taken, in their order; fewer are repeated in turn to fill the R
-    places. At a hospital records are in the order of their files' hashes, in a simulation in that
-    of their numbers. So a patient's row depends on this patient's own records alone.
+    places. Records whose patients are known are in the order of their digests (`Split.in_order`).
+    So a patient's row depends on this patient's own records alone.
 
     Args:
         patients: (N,) the patient of each record.

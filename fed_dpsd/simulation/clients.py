@@ -55,7 +55,7 @@ def open_site(experiment: Experiment, client: int, run_folder: Path) -> Site:
         answers=experiment.answers,
         client=client,
         records=records,
-        shard_ids=indices if records.patients is None else records.patients,
+        shard_ids=records.ids,
         test=_test_images(config.data, config.cache),
         account=Account(
             *(ledger, config.privacy, plan_of(experiment), run_name(run_folder)),

@@ -63,6 +63,20 @@ def test_by_class_shares_hold_so_many_classes(classes):
     assert all(len(np.unique(LABELS[share])) == classes for share in shares)
 
 
+RULES = [Dirichlet(0, 0.5, False, 10), IID(0), ByClass(0, 2)]
+
+
+@pytest.mark.parametrize("number", [0, 3, 1_400])
+@pytest.mark.parametrize("rule", RULES)
+def test_one_client_holds_all_records_whatever_their_labels(rule, number):
+    """An error about few records, or classes that are left out, would follow labels."""
+    (share,) = split(rule, LABELS[:number], 1)
+    assert share.tolist() == list(range(number))
+    coins = Coins(0, 1, 0.5)
+    (kept,) = split(coins, LABELS[:number], 1)
+    assert kept.tolist() == np.flatnonzero(coins.kept(number)).tolist()
+
+
 def test_a_coin_leaves_its_record_out_and_touches_no_other():
     """Coins are fair to four standard errors; another seed of them moves nobody's records."""
     holders = split(IID(0), LABELS, 5)

@@ -1,0 +1,534 @@
+"""From files to records (docs/privacy.md): what one record changes, from the disk to the teachers.
+
+Each test writes two data sets that differ in one record, or patient, and compares what is trained
+on. The old rule, which took a part of each class by position, is the control.
+"""
+
+import csv
+import io
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.client import records as hospitals
+from fed_dpsd.client.teachers import assign_shards
+from fed_dpsd.config import DataConfig
+from fed_dpsd.data import datasets, partition
+from fed_dpsd.data.tables import hash64
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.lp_mst import LPMST
+from fed_dpsd.privacy.training import places_of
+from fed_dpsd.simulation.clients import open_site
+
+CLASSES = ("cat", "cow", "dog")
+SHARDS = 4
+
+
+@dataclass(frozen=True)
+class Record:
+    """An image of random pixels, its class, its patient, and whether its file can be read."""
+
+    image: int
+    label: int
+    patient: str
+    broken: bool = False
+
+    @property
+    def pixels(self):
+        return np.random.default_rng(self.image).integers(0, 256, (8, 8), np.uint8)
+
+    @property
+    def file(self):
+        buffer = io.BytesIO()
+        Image.fromarray(self.pixels).save(buffer, "PNG")
+        return buffer.getvalue()[: 40 if self.broken else None]
+
+    @property
+    def row(self):
+        """What a training sees of it."""
+        return self.pixels.tobytes(), self.label, self.patient
+
+
+# Patients have three records. Two images are there twice, one of them under another label.
+RECORDS = [Record(i, i % 3, f"p{i // 3}") for i in range(39)]
+RECORDS += [replace(RECORDS[5], label=0), RECORDS[8]]
+
+
+NEW = [Record(number, number % 3, f"new{number}") for number in range(100, 130)]
+
+
+def changed(edit, record, number):
+    """The records after an edit of one record; `number` is that of an image that is not there."""
+    others = list(RECORDS)
+    index = others.index(record)
+    if edit == "added":  # in front of all: every position moves
+        return [NEW[number - 100], *others]
+    if edit == "removed":
+        return others[:index] + others[index + 1 :]
+    if edit == "patient added":
+        return [*(Record(1_000 + 3 * number + i, i, f"new{number}") for i in range(3)), *others]
+    if edit == "patient removed":
+        return [each for each in others if each.patient != record.patient]
+    if edit == "patient replaced":
+        kept = [each for each in others if each.patient != record.patient]
+        return [Record(number, 1, record.patient), Record(number + 50, 2, record.patient), *kept]
+    others[index] = {
+        "relabelled": replace(record, label=(record.label + 1) % 3),
+        "replaced": replace(record, image=number),
+        "unreadable": replace(record, broken=True),
+    }[edit]
+    return others
+
+
+RECORD_EDITS = ("added", "removed", "relabelled", "replaced", "unreadable")
+ALL_EDITS = (*RECORD_EDITS, "patient added", "patient removed", "patient replaced")
+
+
+# --- files ---
+
+
+def folder(place, records):
+    for name in CLASSES:
+        (place / name).mkdir(parents=True)
+    for number, record in enumerate(records):
+        (place / CLASSES[record.label] / f"{number:03}.png").write_bytes(record.file)
+    return place
+
+
+def table_csv(place, records):
+    place.mkdir(parents=True)
+    with (place / "pictures.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "label", "patient"])
+        for number, record in enumerate(records):
+            (place / f"{number:03}.png").write_bytes(record.file)
+            writer.writerow([f"{number:03}.png", CLASSES[record.label], record.patient])
+    return place / "pictures.csv"
+
+
+def hub_table(records):
+    return pyarrow.table(
+        {
+            "image": [{"bytes": record.file, "path": None} for record in records],
+            "label": [CLASSES[record.label] for record in records],
+            "patient": [record.patient for record in records],
+        }
+    )
+
+
+def table_parquet(place, records):
+    place.mkdir(parents=True)
+    pyarrow.parquet.write_table(hub_table(records), place / "pictures.parquet")
+    return place / "pictures.parquet"
+
+
+def npz(place, records):
+    place.mkdir(parents=True)
+    arrays = {
+        "image": np.stack([record.pixels for record in records]),
+        "label": np.array([CLASSES[record.label] for record in records]),
+        "patient": np.array([record.patient for record in records]),
+    }
+    np.savez(place / "pictures.npz", **arrays)
+    return place / "pictures.npz"
+
+
+def divided(write):
+    """A layout with a training split of the records, and a test split of others."""
+
+    def both(place, records):
+        others = [Record(500 + i, i % 3, f"tested{i}") for i in range(6)]
+        for split, given in (("train", records), ("test", others)):
+            path = write(place / split, given)
+            if path.is_file():
+                text = path.read_bytes()
+                if path.suffix == ".csv":
+                    text = text.replace(b".png", b".png").replace(b"\n0", f"\n{split}/0".encode())
+                (place / f"{split}{path.suffix}").write_bytes(text)
+        return place
+
+    return both
+
+
+TABLES = (table_csv, table_parquet, npz)
+WHOLE = {"folder": folder, "csv": table_csv, "parquet": table_parquet}
+LAYOUTS = WHOLE | {f"{name}, train and test": divided(write) for name, write in WHOLE.items()}
+WITH_PATIENTS = [layout for layout in (*LAYOUTS, "hub") if not layout.startswith("folder")]
+CASES = [(layout, False, edit) for layout in (*LAYOUTS, "hub") for edit in RECORD_EDITS]
+CASES += [(layout, True, edit) for layout in WITH_PATIENTS for edit in ALL_EDITS]
+AT_HOSPITALS = [(write, False, edit) for write in (folder, *TABLES) for edit in RECORD_EDITS]
+AT_HOSPITALS += [(write, True, edit) for write in TABLES for edit in ALL_EDITS]
+AT_HOSPITALS = [case for case in AT_HOSPITALS if (case[0], case[2]) != (npz, "unreadable")]
+CONFIG = DataConfig(
+    *("pictures", None, None, "image", "label", None, (1, 8, 8), 3), classes=CLASSES
+)
+
+
+def rows_of(split, patients):
+    """Each training record in its order, with its shard."""
+    names = {hash64(record.patient): record.patient for record in (*RECORDS, *NEW)}
+    shards = assign_shards(split.ids, SHARDS, 0)
+    known = [names[number] for number in split.patients] if patients else [None] * len(split)
+    return [
+        (image.tobytes(), int(label), patient, int(shard))
+        for image, label, patient, shard in zip(
+            split.images, split.labels, known, shards, strict=True
+        )
+    ]
+
+
+def load(layout, patients, place, records, monkeypatch):
+    """The training records of a data set on the disk, or at the hub."""
+    column = "patient" if patients else None
+    config = replace(CONFIG, patient_column=column, path=str(place))
+    if layout == "hub":
+        monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
+        config = replace(config, path=None, hub="some/set")
+    else:
+        config = replace(config, path=str(LAYOUTS[layout](place, records)))
+    return rows_of(datasets.load(config, place.with_suffix(".cache")).train, patients)
+
+
+def check(before, after, records, patients, whole=True):
+    """Check that two trainings differ in what differs between RECORDS and `records` alone.
+
+    All others are there in the same order, with the same labels and shards.
+
+    Args:
+        before: the training records of RECORDS.
+        after: those of `records`.
+        records: the neighbour.
+        patients: whether patients are known.
+        whole: whether no record is for testing.
+
+    Returns:
+        How many records went, and how many came.
+    """
+
+    def counted(given):
+        seen = (each.row if patients else (*each.row[:2], None) for each in given)
+        return Counter(row for row, each in zip(seen, given, strict=True) if not each.broken)
+
+    old, new = counted(RECORDS), counted(records)
+    gone, come = old - new, new - old
+    went = Counter(row[:3] for row in before) - Counter(row[:3] for row in after)
+    came = Counter(row[:3] for row in after) - Counter(row[:3] for row in before)
+    assert went <= gone
+    assert came <= come
+    if whole:
+        assert went == gone
+        assert came == come
+
+    def others(rows, without):
+        left, kept = Counter(without), []
+        for row in rows:
+            left[row[:3]] -= 1
+            if left[row[:3]] < 0:
+                kept.append(row)
+        return kept
+
+    assert others(before, went) == others(after, came)
+    return sum(went.values()), sum(came.values())
+
+
+def on_each_side(records, patients):
+    """A record for training and one for testing, of data that is not divided."""
+    split = datasets.Split(
+        np.stack([record.pixels[None] for record in records]),
+        np.arange(len(records)),
+        np.array([hash64(record.patient) for record in records]) if patients else None,
+    )
+    return [records[part.labels[0]] for part in datasets.divide(split)]
+
+
+@pytest.mark.parametrize(("layout", "patients", "edit"), CASES)
+def test_one_record_changes_the_training_by_itself_alone(
+    tmp_path, monkeypatch, layout, patients, edit
+):
+    """Of one patient, where the edit is of a patient; with images that are for testing, too."""
+    before = load(layout, patients, tmp_path / "before", RECORDS, monkeypatch)
+    moved = []
+    for record, new in zip(
+        on_each_side(RECORDS[20:35], patients), on_each_side(NEW, patients), strict=True
+    ):
+        records = changed(edit, record, new.image)
+        after = load(layout, patients, tmp_path / f"{record.image}", records, monkeypatch)
+        moved.append(sum(check(before, after, records, patients, layout not in WHOLE)))
+    if layout in WHOLE:  # the training sees the edit of a record for training, and no other
+        assert moved[0] > 0
+        assert moved[1] == 0
+
+
+@pytest.mark.parametrize(("write", "patients", "edit"), AT_HOSPITALS)
+def test_a_hospital_reads_each_record_by_itself(tmp_path, write, patients, edit):
+    column = "patient" if patients else None
+    numbers = {name: number for number, name in enumerate(CLASSES)}
+
+    def read(place, records):
+        path = str(write(place, records))
+        files = hospitals.HospitalFiles(path, numbers, "image", "label", column, True)
+        content = hospitals.read(files, CONFIG.shape, 3)
+        assert content.ids.tolist() == datasets.digests(content.records.images).tolist()
+        return rows_of(content.records, patients)
+
+    records = changed(edit, RECORDS[20], 100)
+    before, after = read(tmp_path / "before", RECORDS), read(tmp_path / "after", records)
+    assert sum(check(before, after, records, patients)) > 0
+
+
+# --- controls ---
+
+
+def by_position(records):
+    """The old rule: one in five of each class, in a fixed permutation of the class."""
+    units = np.arange(len(records)) if records.patients is None else records.patients
+    _, first, unit = np.unique(units, return_index=True, return_inverse=True)
+    rng = np.random.Generator(np.random.PCG64(0))
+    tested = np.zeros(len(first), bool)
+    for label in np.unique(records.labels[first]):
+        of_class = rng.permutation(np.flatnonzero(records.labels[first] == label))
+        number = len(of_class) // datasets.TEST_PART or min(1, len(of_class) - 1)
+        tested[of_class[:number]] = True
+    in_test = tested[unit.reshape(-1)]
+    return records.take(np.flatnonzero(~in_test)), records.take(np.flatnonzero(in_test))
+
+
+@pytest.mark.parametrize("edit", ["added", "removed", "relabelled", "replaced", "unreadable"])
+@pytest.mark.parametrize("layout", WHOLE)
+def test_control_a_part_of_each_class_by_position_fails(tmp_path, monkeypatch, layout, edit):
+    monkeypatch.setattr(datasets, "divide", by_position)
+    before = load(layout, False, tmp_path / "before", RECORDS, monkeypatch)
+    wrong = 0
+    for record in RECORDS[20:26]:
+        records = changed(edit, record, 100)
+        after = load(layout, False, tmp_path / f"{record.image}", records, monkeypatch)
+        try:
+            check(before, after, records, False, whole=False)
+        except AssertionError:
+            wrong += 1
+    assert wrong
+
+
+def test_control_shards_by_position_fail(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        datasets.Split, "ids", property(lambda split: np.arange(len(split), dtype=np.int64))
+    )
+    before = load("csv, train and test", False, tmp_path / "before", RECORDS, monkeypatch)
+    records = changed("added", RECORDS[20], 100)
+    after = load("csv, train and test", False, tmp_path / "after", records, monkeypatch)
+    with pytest.raises(AssertionError):
+        check(before, after, records, False)
+
+
+# --- classes, copies, order ---
+
+
+def test_copies_of_an_image_share_a_side_and_a_shard_whatever_their_format(tmp_path):
+    """Under other labels, and as files of other formats."""
+    classes = tmp_path / "pictures"
+    for number in range(30):
+        image = Image.fromarray(Record(number, 0, "").pixels)
+        for label, suffix in zip(CLASSES, ("png", "bmp", "tiff"), strict=True):
+            (classes / label).mkdir(parents=True, exist_ok=True)
+            image.save(classes / label / f"{number}.{suffix}")
+    config = replace(CONFIG, path=str(classes))
+    data = datasets.load(config, tmp_path / "cache")
+    train, test = (Counter(datasets.digests(s.images).tolist()) for s in (data.train, data.test))
+    assert not train.keys() & test.keys()
+    assert set(train.values()) == set(test.values()) == {3}
+
+
+def test_a_class_whose_last_record_goes_stays_a_class(tmp_path):
+    """In folders; a table's classes are those that `data.classes` lists."""
+    records = [Record(i, 2 * (i % 2), "") for i in range(20)]
+    path = folder(tmp_path / "pictures", records)
+    experiment = from_overrides(["data=imagefolder", f"data.path={path}"], tmp_path)
+    assert experiment.config.data.classes == CLASSES
+    listed = f"data.classes=[{','.join(CLASSES)}]"
+    path = table_csv(tmp_path / "table", records)
+    overrides = ["data=imagefolder", f"data.path={path}", "data.shape=[1,8,8]", listed]
+    data = from_overrides(overrides, tmp_path).config.data
+    assert set(datasets.load(data, tmp_path / "cache").train.labels) == {0, 2}
+
+
+@pytest.mark.parametrize("names", [("dog", "cat"), ("1", "0")])
+def test_a_labels_class_does_not_follow_other_labels(names):
+    """Where a name is a number, a number that is no name is an error, and never changes others."""
+    config = replace(CONFIG, num_classes=2, classes=names)
+
+    def numbers(*labels):
+        return datasets.sources.tables.labels_of(config, "x", pyarrow.chunked_array([labels]))
+
+    first = numbers(*names, names[0]).tolist()
+    assert first == [0, 1, 0]
+    if names[0].isdecimal():
+        with pytest.raises(datasets.UserError, match="such as 2"):
+            numbers(*names, names[0], "2")
+    else:
+        assert numbers(*names, names[0], "1").tolist() == [*first, 1]
+
+
+def test_the_order_of_rows_and_files_does_not_matter(tmp_path, monkeypatch):
+    before = load("csv", True, tmp_path / "before", RECORDS, monkeypatch)
+    assert load("parquet", True, tmp_path / "after", RECORDS[::-1], monkeypatch) == before
+
+
+def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monkeypatch):
+    """Other patients' rows, and where a patient's stand in the table, do not matter."""
+
+    def rows(name, records):
+        monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
+        config = replace(CONFIG, hub="some/set", patient_column="patient")
+        train = datasets.load(config, tmp_path / name).train
+        places = places_of(train.patients, 2)
+        return {
+            int(train.patients[a]): datasets.digests(train.images[[a, b]]).tolist()
+            for a, b in places
+        }
+
+    before = rows("before", RECORDS)
+    assert rows("turned", RECORDS[::-1]) == before
+    fewer = rows("fewer", [record for record in RECORDS if record.patient != "p3"])
+    assert fewer == {patient: own for patient, own in before.items() if patient != hash64("p3")}
+
+
+# --- what the commands print ---
+
+
+def central(tmp_path, name, records, *overrides):
+    """An experiment in one place on an undivided folder, and the records of its one teacher."""
+    path = folder(tmp_path / name, records)
+    experiment = from_overrides(
+        [
+            *("method=central", "data=imagefolder", f"data.path={path}", "data.shape=[1,8,8]"),
+            *("noise=secure", f"cache={tmp_path / name}-cache", *overrides),
+        ],
+        tmp_path,
+    )
+    site = open_site(experiment, 0, tmp_path / f"{name}-run")
+    (shard,) = site._teachers._shards
+    return experiment, site, shard
+
+
+LABEL = ("training=lp_2st", "training.epsilon=1")
+
+
+def test_a_labels_printed_epsilon_is_that_of_neighbouring_folders(tmp_path):
+    """A file moves to another class's folder: one label differs, and nothing else of the input."""
+    _, _, before = central(tmp_path, "before", RECORDS, *LABEL)
+    seen = {image.tobytes() for image in before.images}
+    record = next(record for record in RECORDS[20:] if record.row[0] in seen)
+    records = changed("relabelled", record, 100)
+    experiment, _, after = central(tmp_path, "after", records, *LABEL)
+    assert (before.images == after.images).all()
+    (place,) = np.flatnonzero(before.labels != after.labels)
+
+    printed = privacy_card(experiment, plan_of(experiment))["label"]
+    assert (printed["trust"], printed["delta"]) == ("nobody", 0)
+    training = experiment.training
+    assert isinstance(training, LPMST)
+    # The worst over many priors is about the two labels with no other candidate.
+    priors = np.random.default_rng(0).dirichlet([0.1] * 3, (2_000, len(before)))
+    pair = np.full((1, len(before), 3), 1e-9)
+    pair[..., [before.labels[place], after.labels[place]]] = 0.5
+    largest = 0.0
+    for prior in (*priors, *pair):
+        laws = training.law(before.labels, prior), training.law(after.labels, prior)
+        assert (np.delete(laws[0], place, 0) == np.delete(laws[1], place, 0)).all()
+        possible = laws[0][place] > 0
+        assert (possible == (laws[1][place] > 0)).all()
+        ratios = np.log(laws[0][place][possible] / laws[1][place][possible])
+        largest = max(largest, np.abs(ratios).max())
+    assert 0.999 * printed["epsilon"] < largest <= printed["epsilon"] == pytest.approx(1, rel=1e-6)
+
+
+def test_control_the_old_split_moves_images_when_a_label_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "divide", by_position)
+    _, _, before = central(tmp_path, "before", RECORDS, *LABEL)
+    records = changed("relabelled", RECORDS[20], 100)
+    _, _, after = central(tmp_path, "after", records, *LABEL)
+    images = [Counter(image.tobytes() for image in split.images) for split in (before, after)]
+    assert images[0] != images[1]
+
+
+STEP = ("training=dp_sgd", "training.steps=1", "model=scattering")
+
+
+def summed(monkeypatch, site):
+    """The sum of clipped gradients of the first step, in bounds, before its noise."""
+    parts = []
+
+    def noisy(self, total, size, rng):
+        parts.append(total.numpy().ravel().copy())
+        return total.float()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPSGD, "_noisy", noisy)
+        site._teachers._load_or_train(0)
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("rule", ["own identity", "control: by position"])
+def test_a_records_printed_epsilon_is_that_of_neighbouring_folders(tmp_path, monkeypatch, rule):
+    """One image more: the step's sum moves by one bound at most, which the event takes."""
+    if rule.startswith("control"):
+        monkeypatch.setattr(datasets, "divide", by_position)
+    experiment, site, before = central(tmp_path, "before", RECORDS, *STEP)
+    first, distances = summed(monkeypatch, site), []
+    for number in (100, 101, 102, 103):
+        records = changed("added", RECORDS[20], number)
+        _, other, after = central(tmp_path, f"after{number}", records, *STEP)
+        if rule == "own identity":
+            came = len(after) - len(before)
+            assert came in (0, 1)
+            images = [Counter(i.tobytes() for i in s.images) for s in (before, after)]
+            assert not images[0] - images[1]
+            assert (images[1] - images[0]).total() == came
+        distances.append(np.linalg.norm(first - summed(monkeypatch, other)))
+    assert max(distances) > 0
+    assert (max(distances) <= 1) == (rule == "own identity")
+
+    event = experiment.training.event("record", "add_remove")
+    expected = epsilon(event, experiment.config.privacy.delta).epsilon
+    (printed,) = (
+        row
+        for row in privacy_card(experiment, plan_of(experiment))["proven"]
+        if (row["unit"], row["relation"]) == ("record", "add_remove")
+    )
+    assert printed["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_simulated_clients_shards_follow_the_images(tmp_path):
+    """Of four teachers one sees the image that was added, and the others' records stay."""
+    overrides = ("training=dp_sgd", f"teachers_per_client={SHARDS}", "model=scattering")
+
+    def shards(name, records):
+        path = folder(tmp_path / name, records)
+        experiment = from_overrides(
+            [
+                *("num_clients=1", "data=imagefolder", f"data.path={path}", "data.shape=[1,8,8]"),
+                *(f"cache={tmp_path / name}-cache", *overrides),
+            ],
+            tmp_path,
+        )
+        return open_site(experiment, 0, tmp_path / f"{name}-run")._teachers._shards
+
+    before = shards("before", RECORDS)
+    touched = []
+    for number in (100, 101, 102, 103):
+        after = shards(f"after{number}", changed("added", RECORDS[20], number))
+        differ = [
+            len(a) != len(b) or (a.images != b.images).any()
+            for a, b in zip(before, after, strict=True)
+        ]
+        touched.append(sum(differ))
+    assert set(touched) <= {0, 1}
+    assert max(touched) == 1

@@ -275,7 +275,7 @@ def test_split(experiment: Experiment) -> Split | None:
 def evaluated_on(experiment: Experiment, test: Split | None) -> str:
     """Describe the images that accuracies are measured on; a deployment's are the coordinator's."""
     if test is None:
-        return "nothing: the coordinator has no test images"
+        return "nothing: there are no test images"
     simulation = experiment.config.federation.simulation
     whose = "taken as public in a simulation" if simulation else "the coordinator's own"
     return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"

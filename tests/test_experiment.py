@@ -64,7 +64,7 @@ def test_what_a_student_is_tested_on_is_said(small, deployed):
     assert said == "360 test images of digits, the coordinator's own"
     own = deployed("data=folder", "data.shape=[1,8,8]", "data.num_classes=10")
     assert held_out(own) is None
-    assert evaluated_on(own, None) == "nothing: the coordinator has no test images"
+    assert evaluated_on(own, None) == "nothing: there are no test images"
 
 
 def test_a_simulation_needs_test_images(small):

@@ -49,6 +49,7 @@ TIME_NOTE = "the time that a client takes tells about how many records it has"
 COUNTS_NOTE = "class counts tell about how many records of each class a client has"
 DELTA_NOTE = "delta should be below one over the records of each client"
 TEST_NOTE = "test images are taken as public"
+PARTITION_NOTE = "the partition among simulated clients is taken as given"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"
 UNCOVERED = "a client was charged for what this run's plan does not know, or cannot account for"
@@ -277,6 +278,8 @@ def proven(
     notes += [TUNING_NOTE, DELTA_NOTE]
     if config.federation.simulation:
         notes.append(TEST_NOTE)
+        if config.num_clients > 1:
+            notes.append(PARTITION_NOTE)
     else:
         notes.append(TIME_NOTE)
         if plan.counts:

@@ -3,7 +3,6 @@
 import contextlib
 import math
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from fed_dpsd.methods.method import Plan
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.protocol import Answer, Ask, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site

@@ -103,7 +103,7 @@ def deployment(folder, **changes):
     proven = [row | {"notes": ["per run"]} for row in proven]
     accuracy = SUMMARY["accuracy"] | {"clients": None, "ensemble": None, "student": None}
     summary = SUMMARY | {
-        **{"accuracy": accuracy | {"evaluated_on": "nothing: the coordinator has no test images"}},
+        **{"accuracy": accuracy | {"evaluated_on": "nothing: there are no test images"}},
         **{"privacy": CARD | {"proven": proven}, "confusion": None, "calibration": None},
     }
     facts = run(

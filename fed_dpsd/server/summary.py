@@ -122,9 +122,9 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     }
     # Scores of teachers are functions of teachers: as private as their training, and no more.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]
-    covered = bool(finite) and all(row["basis"] == "training" for row in finite)
-    summary["accuracy"]["covered_by_epsilon"] = covered
-    if not covered:
+    by_training = all(row["basis"] == "training" for row in finite)
+    summary["accuracy"]["covered_by_epsilon"] = bool(finite) and by_training
+    if not by_training:
         _set_apart(summary)
 
 

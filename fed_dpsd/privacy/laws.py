@@ -5,7 +5,6 @@ of a cut tail are added. delta is in (0, 1), N >= 1 the number of adaptive relea
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from dp_accounting import (
@@ -36,6 +35,7 @@ SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
 OUTSIDE = 1e-15  # mass that a window of counts may miss
+COARSE = 2**-8  # the most by which a number of uniform responses is rounded down, relatively
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
 
 
@@ -293,7 +293,12 @@ def _concentration(event: DpEvent) -> float:
     if isinstance(event, ReplacedInSampleDpEvent):
         return 4 * _sampled_concentration(event.sampling_probability, event.noise_multiplier)
     pure = pure_epsilon(event)
-    return min(pure, pure**2 / 2)
+    spread = min(pure, pure**2 / 2)
+    if isinstance(event, ShuffledResponseDpEvent):
+        lie = 1 / (math.exp(pure) + event.k - 1)
+        apart, uniform = math.expm1(pure) * lie, 1 + (event.responses - 1) * event.k * lie
+        spread = min(spread, event.k * apart**2 / uniform)
+    return spread
 
 
 def _sampled_concentration(probability: float, noise_multiplier: float) -> float:
@@ -321,10 +326,7 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
             masses[jump] = masses.get(jump, 0.0) + mass
         return pld.PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, step)
     if isinstance(event, ShuffledResponseDpEvent):
-        changed, unchanged = _shuffled_laws(event)
-        return pld.from_two_probability_mass_functions(
-            unchanged, changed, value_discretization_interval=step
-        )
+        return _shuffled_losses(event, step)
     sampled = isinstance(event, PoissonSampledDpEvent)
     return pld.from_gaussian_mechanism(
         event.event.noise_multiplier if sampled else event.noise_multiplier,
@@ -336,37 +338,41 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
     )
 
 
-def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Return log-probabilities of (n, h0, h1) if the changing responder means class 0, or class 1.
+def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.PrivacyLossDistribution:
+    """Return the losses of M shuffled responses, of which one means class 0 or class 1.
 
     The adversary is told which of the other M - 1 answered their true class, and which class. Each
-    of the M - 1 is among the rest with probability p = k / (exp(eps0) + k - 1). The rest and the
-    changing one are n responses whose counts h are multinomial, weighted by
-    (k / n) (b n + (a - b) h_c), c the class that the changing one means. The mass outside the
-    windows counts as a certain distinction.
+    of the M - 1 is among the rest with probability k b. The rest and the changing one are n
+    responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
+    that the changing one means. More uniform responses hide more, so numbers n are rounded down a
+    little. The worlds are mirror images of each other, so both ways round have the same losses.
     """
     k, others = event.k, event.responses - 1
     lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
     truth = 1 - (k - 1) * lie
-    first: dict[Any, float] = {}
-    second: dict[Any, float] = {}
-    for uniform in range(*_window(others, k * lie)):
-        n = uniform + 1
-        counts = np.arange(*_window(n, 1 / k))
-        h0, h1 = (each.ravel() for each in np.meshgrid(counts, counts))
-        h0, h1 = h0[h0 + h1 <= n], h1[h0 + h1 <= n]
-        rest = n - h0 - h1
-        if k == 2:
-            h0, h1 = h0[rest == 0], h1[rest == 0]
-            rest = rest[rest == 0]
-        log_counts = gammaln(n + 1) - gammaln(h0 + 1) - gammaln(h1 + 1) - gammaln(rest + 1)
-        log_counts += rest * math.log(max(k - 2, 1)) - n * math.log(k)
-        log_counts += binom.logpmf(uniform, others, k * lie) + math.log(k / n)
-        for law, count in ((first, h0), (second, h1)):
-            logs = log_counts + np.log(lie * n + (truth - lie) * count)
-            law.update(
-                zip(zip([n] * len(h0), h0.tolist(), h1.tolist(), strict=True), logs, strict=True)
-            )
-    # The windows miss less mass than this, and rounding changes less.
-    first["cut"], second["the other cut"] = math.log(1e-12), math.log(1e-12)
-    return first, second
+    farthest = math.ceil(event.epsilon_per_answer / step) + 1
+    masses = np.zeros(2 * farthest + 1)
+    uniform = np.arange(*_window(others, k * lie))
+    width = max(1, math.floor(COARSE * uniform[0]))
+    weights = binom.pmf(uniform, others, k * lie)
+    for start in range(0, len(uniform), width):
+        n = int(uniform[start]) + 1
+        both = np.arange(*(_window(n, 2 / k) if k > 2 else (n, n + 1)))[:, None]  # h0 + h1
+        h0 = np.arange(_window(int(both[0, 0]), 1 / 2)[0], _window(int(both[-1, 0]), 1 / 2)[1])
+        chance = binom.pmf(both, n, 2 / k) * binom.pmf(h0, both, 1 / 2)  # 0 where impossible
+        first = lie + (truth - lie) * h0 / n
+        second = lie + (truth - lie) * np.maximum(both - h0, 0) / n
+        losses = (np.log(first) - np.log(second)).ravel()
+        chance = (k * weights[start : start + width].sum() * chance * first).ravel()
+        # Each mass is split between its neighbours on the grid, so that its part in both worlds is
+        # kept: who sees the neighbour sees more.
+        below = np.floor(losses / step)
+        above = np.expm1(below * step - losses) / math.expm1(-step)
+        index = below.astype(np.int64) + farthest
+        for shift, part in ((0, 1 - above), (1, above)):
+            masses += np.bincount(index + shift, chance * part, len(masses))
+    grid = range(-farthest, farthest + 1)
+    # The windows miss less mass than 1e-12, and rounding changes less.
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(
+        dict(zip(grid, masses.tolist(), strict=True)), 1e-12, step
+    )

@@ -26,6 +26,7 @@ from scipy.optimize import brentq
 from fed_dpsd.privacy import laws
 from fed_dpsd.privacy.epsilon import Epsilon, reviewed
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
@@ -33,6 +34,7 @@ from fed_dpsd.privacy.events import (
 from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, trust_of, weakest
 
 _KNOWN = (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
@@ -134,7 +136,7 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
 
 
 def pure(event: DpEvent) -> Bound:
-    """Return the bound at delta 0 of an `event` of responses and Laplace noise; otherwise `inf`."""
+    """Return the bound at delta 0 of an `event` of bounded losses; `inf` where one has no bound."""
     counts, loss = _without_precision(_count_leaves(event))
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
 

@@ -22,20 +22,21 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlog1py, xlogy
-from scipy.stats import binom, norm
+from scipy.stats import norm
 
+from fed_dpsd.privacy import bounded_range, shuffled
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
+from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
 FINEST_RESOLUTION = 1e-4
 SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
-OUTSIDE = 1e-15  # mass that a window of counts may miss
-COARSE = 2**-8  # the most by which a number of uniform responses is rounded down, relatively
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
 
 
@@ -94,7 +95,7 @@ def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
 def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
     """Estimate the number of terms that `response_epsilon` sums."""
     truth, lie = truth_and_lie(response)
-    lies, truths = _window(releases, lie), _window(releases, truth / (1 - lie))
+    lies, truths = window(releases, lie), window(releases, truth / (1 - lie))
     return (lies[1] - lies[0]) * (truths[1] - truths[0])
 
 
@@ -140,25 +141,13 @@ def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.f
 
     true_rate = truth / (1 - lie)  # among the responses that are not this lie
     law = np.zeros(2 * releases + 1)
-    lies = np.arange(*_window(releases, lie))
+    lies = np.arange(*window(releases, lie))
     for count, log_weight in zip(lies.tolist(), log_pmf(lies, releases, lie), strict=True):
-        truths = np.arange(*_window(releases - count, true_rate))
+        truths = np.arange(*window(releases - count, true_rate))
         law[truths - count + releases] += np.exp(
             log_weight + log_pmf(truths, releases - count, true_rate)
         )
     return law, 2 * OUTSIDE
-
-
-def _window(trials: int, probability: float) -> tuple[int, int]:
-    """Return a half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
-
-    Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
-    """
-    limit = math.log(2 / OUTSIDE)
-    variance = trials * probability * (1 - probability)
-    width = limit / 3 + math.sqrt(limit**2 / 9 + 2 * limit * variance)
-    mean = trials * probability
-    return max(0, math.floor(mean - width)), min(trials, math.ceil(mean + width)) + 1
 
 
 # --- pure bounds and Renyi divergences --------------------------------------------------------
@@ -173,6 +162,8 @@ def pure_epsilon(event: DpEvent) -> float:
         return 1 / float(event.noise_multiplier)
     if isinstance(event, ShuffledResponseDpEvent):
         return event.epsilon_per_answer
+    if isinstance(event, BoundedRangeDpEvent):
+        return event.loss_range  # the interval holds 0
     return math.inf
 
 
@@ -181,7 +172,7 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
 
     It is `inf` where no form is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
     1702.07476v3, Proposition 6. Randomised response: by its three likelihood ratios.
-    Poisson-sampled Gaussian: the library's.
+    Poisson-sampled Gaussian: the library's. Bounded range: docs/privacy.md, Theorem 5b.
     """
     if isinstance(event, GaussianDpEvent):
         return order / (2 * float(event.noise_multiplier) ** 2)
@@ -201,6 +192,8 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
             math.log(rest) if rest > 0 else -math.inf,
         ]
         return float(np.logaddexp.reduce(terms)) / (order - 1)
+    if isinstance(event, BoundedRangeDpEvent):
+        return min(order * event.loss_range**2 / 8, event.loss_range)
     if isinstance(event, PoissonSampledDpEvent):
         accountant = RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE)
         return float(accountant.compose(event).rdp[0])
@@ -264,12 +257,15 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     step = _resolution(parts)
     total = pld.identity(step)
     for event, n in parts:
-        total = total.compose(_loss_distribution(event, step).self_compose(n))
+        if isinstance(event, BoundedRangeDpEvent):
+            total = total.compose(_bounded_range_losses(event, n, step))
+        else:
+            total = total.compose(_loss_distribution(event, step).self_compose(n))
     return total
 
 
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
-    """Choose a fine resolution within MOST_LOSSES; with responses it divides their loss.
+    """Choose a fine resolution within MOST_LOSSES; it divides the losses of responses and ranges.
 
     Losses that are multiples of it are not rounded up, which would cost up to a step for each.
     """
@@ -279,8 +275,13 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
     for event, _ in parts:
         if isinstance(event, ShuffledResponseDpEvent):
             step = max(FINEST_RESOLUTION / 10, 2 * reach / MOST_LOSSES)
-        if isinstance(event, RandomizedResponseDpEvent) and pure_epsilon(event) > step:
-            step = pure_epsilon(event) / math.ceil(pure_epsilon(event) / step)
+        grid = 0.0
+        if isinstance(event, RandomizedResponseDpEvent):
+            grid = pure_epsilon(event)
+        if isinstance(event, BoundedRangeDpEvent):
+            grid = event.loss_range / bounded_range.PIECES
+        if grid > step:
+            step = grid / math.ceil(grid / step)
     return step
 
 
@@ -298,7 +299,7 @@ def _concentration(event: DpEvent) -> float:
         lie = 1 / (math.exp(pure) + event.k - 1)
         apart, uniform = math.expm1(pure) * lie, 1 + (event.responses - 1) * event.k * lie
         spread = min(spread, event.k * apart**2 / uniform)
-    return spread
+    return spread / 4 if isinstance(event, BoundedRangeDpEvent) else spread
 
 
 def _sampled_concentration(probability: float, noise_multiplier: float) -> float:
@@ -339,40 +340,46 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
 
 
 def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.PrivacyLossDistribution:
-    """Return the losses of M shuffled responses, of which one means class 0 or class 1.
-
-    The adversary is told which of the other M - 1 answered their true class, and which class. Each
-    of the M - 1 is among the rest with probability k b. The rest and the changing one are n
-    responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
-    that the changing one means. More uniform responses hide more, so numbers n are rounded down a
-    little. The worlds are mirror images of each other, so both ways round have the same losses.
-    """
-    k, others = event.k, event.responses - 1
-    lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
-    truth = 1 - (k - 1) * lie
     farthest = math.ceil(event.epsilon_per_answer / step) + 1
     masses = np.zeros(2 * farthest + 1)
-    uniform = np.arange(*_window(others, k * lie))
-    width = max(1, math.floor(COARSE * uniform[0]))
-    weights = binom.pmf(uniform, others, k * lie)
-    for start in range(0, len(uniform), width):
-        n = int(uniform[start]) + 1
-        both = np.arange(*(_window(n, 2 / k) if k > 2 else (n, n + 1)))[:, None]  # h0 + h1
-        h0 = np.arange(_window(int(both[0, 0]), 1 / 2)[0], _window(int(both[-1, 0]), 1 / 2)[1])
-        chance = binom.pmf(both, n, 2 / k) * binom.pmf(h0, both, 1 / 2)  # 0 where impossible
-        first = lie + (truth - lie) * h0 / n
-        second = lie + (truth - lie) * np.maximum(both - h0, 0) / n
-        losses = (np.log(first) - np.log(second)).ravel()
-        chance = (k * weights[start : start + width].sum() * chance * first).ravel()
-        # Each mass is split between its neighbours on the grid, so that its part in both worlds is
-        # kept: who sees the neighbour sees more.
-        below = np.floor(losses / step)
-        above = np.expm1(below * step - losses) / math.expm1(-step)
-        index = below.astype(np.int64) + farthest
-        for shift, part in ((0, 1 - above), (1, above)):
-            masses += np.bincount(index + shift, chance * part, len(masses))
-    grid = range(-farthest, farthest + 1)
-    # The windows miss less mass than 1e-12, and rounding changes less.
-    return pld.PrivacyLossDistribution.create_from_rounded_probability(
-        dict(zip(grid, masses.tolist(), strict=True)), 1e-12, step
-    )
+    for losses, chance in shuffled.losses(event.epsilon_per_answer, event.k, event.responses):
+        masses += _on_grid(losses, chance, step, farthest)
+    return _symmetric(masses, shuffled.certain(event.k), step)
+
+
+def _bounded_range_losses(
+    event: BoundedRangeDpEvent, releases: int, step: float
+) -> pld.PrivacyLossDistribution:
+    """Return the losses of adaptive releases, composed of blocks of them."""
+    total, most = pld.identity(step), bounded_range.block(event.loss_range)
+    for size, times in ((most, releases // most), (releases % most, 1)):
+        if size and times:
+            losses, chance, certain = bounded_range.losses(event.loss_range, size)
+            farthest = math.ceil(losses[-1] / step) + 1
+            part = _symmetric(_on_grid(losses, chance, step, farthest), certain, step)
+            total = total.compose(part.self_compose(times))
+    return total
+
+
+def _on_grid(
+    losses: NDArray[np.float64], chance: NDArray[np.float64], step: float, farthest: int
+) -> NDArray[np.float64]:
+    """Split probabilities between the neighbours of their losses among -farthest..farthest steps.
+
+    The probability of an outcome in both worlds is kept, so merging the neighbours again is
+    post-processing: the result dominates the losses. Its error falls with the square of the step.
+    """
+    below = np.floor(losses / step)
+    above = np.expm1(below * step - losses) / math.expm1(-step)
+    index, size = below.astype(np.int64) + farthest, 2 * farthest + 1
+    low = np.bincount(index, chance * (1 - above), size)
+    return np.asarray(low + np.bincount(index + 1, chance * above, size))
+
+
+def _symmetric(
+    masses: NDArray[np.float64], certain: float, step: float
+) -> pld.PrivacyLossDistribution:
+    """Return losses, -G..G steps, that are the same both ways round."""
+    farthest = len(masses) // 2
+    law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)

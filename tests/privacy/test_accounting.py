@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy import laws
+from fed_dpsd.privacy import laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
     UnsupportedEventError,
@@ -30,6 +30,7 @@ from fed_dpsd.privacy.accounting import (
 )
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
@@ -256,6 +257,7 @@ EVENTS = {
     "dp_sgd": PoissonSampledDpEvent(0.02, GaussianDpEvent(1.0)),
     "dp_sgd, replaced": ReplacedInSampleDpEvent(0.02, 1.0),
     "shuffled": ShuffledResponseDpEvent(0.3, 3, 20),
+    "bounded range": BoundedRangeDpEvent(0.1),
 }
 UNKNOWN = dp_accounting.dp_event.DiscreteLaplaceDpEvent(1.0, 1)
 EVERY = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
@@ -290,6 +292,7 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
         (EVENTS["dp_sgd"], PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))),
         (EVENTS["dp_sgd, replaced"], EVENTS["dp_sgd"]),
         (ShuffledResponseDpEvent(0.3, 3, 5), EVENTS["shuffled"]),
+        (EVENTS["bounded range"], BoundedRangeDpEvent(0.09)),
     ],
 )
 def test_more_noise_is_more_private(weaker, stronger):
@@ -393,7 +396,7 @@ def test_shuffled_responses_have_the_losses_of_an_enumeration(
 def test_many_shuffled_responses_are_rounded_to_the_safe_side_and_little(monkeypatch):
     event = ShuffledResponseDpEvent(0.3, 2, 3_000)
     rounded = laws.discretised_epsilon([(event, 100)], DELTA)
-    monkeypatch.setattr(laws, "COARSE", 0.0)
+    monkeypatch.setattr(shuffled, "COARSE", 0.0)
     exact = laws.discretised_epsilon([(event, 99), (event, 1)], DELTA)  # not the cached one
     assert exact < rounded < 1.002 * exact
 

@@ -344,6 +344,9 @@ def _truth(answers: NoisyMax, votes: int) -> float:
     """Return how much more probable the class of all votes is than any other one."""
     scale, others = answers.noise_multiplier, answers.num_classes - 1
     noise = np.linspace(-40.0, 40.0, 8001)  # in scales
+    if answers.noise_law == "gumbel":
+        largest = 1 / (1 + others * math.exp(-votes / scale))
+        return largest - (1 - largest) / others
     if answers.noise_law == "gaussian":
         density, below = np.exp(-(noise**2) / 2) / math.sqrt(2 * math.pi), ndtr
     else:

@@ -53,12 +53,12 @@ def test_other_runs_are_not_warned_of(tmp_path, overrides):
     assert from_overrides(overrides, tmp_path).cautions == []
 
 
-@pytest.mark.parametrize("law", ["laplace", "gaussian"])
+@pytest.mark.parametrize("law", ["laplace", "gaussian", "gumbel"])
 @pytest.mark.parametrize(("votes", "scale"), [(1, 4.0), (5, 1.0)])
 def test_the_class_of_all_votes_is_more_probable_by_what_draws_show(law, votes, scale):
     rng = np.random.Generator(np.random.PCG64(0))
     count = 200_000
-    drawn = rng.laplace if law == "laplace" else rng.normal
+    drawn = {"laplace": rng.laplace, "gaussian": rng.normal, "gumbel": rng.gumbel}[law]
     noisy = drawn(0, scale, (count, 10))
     noisy[:, 0] += votes
     often = np.bincount(noisy.argmax(1), minlength=10) / count

@@ -25,7 +25,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
         *(dp_accounting.RandomizedResponseDpEvent, dp_accounting.NonPrivateDpEvent),
         *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
         *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
-        events.FinitePrecisionDpEvent,
+        *(events.FinitePrecisionDpEvent, events.BoundedRangeDpEvent),
     )
 }
 

@@ -155,7 +155,7 @@ def _answers(experiment: Experiment, card: PrivacyCard) -> str:
         }
         return clear.get(left, f"none: what leaves is {left.replace('_', ' ')}")
     size = f"{getattr(answers, 'noise_multiplier', 0):g}"
-    law = {"gaussian": "Gaussian", "laplace": "Laplace"}.get(getattr(answers, "noise_law", ""))
+    law = getattr(answers, "noise_law", "").capitalize()
     gradient = f"gradients of norm at most {getattr(answers, 'bound', 0):g}"
     noise = f"Gaussian noise of {size} times that norm"
     if size == "0":

@@ -23,10 +23,11 @@ from dp_accounting import (
 )
 from scipy.optimize import brentq
 
-from fed_dpsd.privacy import laws
+from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.contraction import Profile, contracted, smallest_epsilon, with_gaussian
 from fed_dpsd.privacy.epsilon import Epsilon, reviewed
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
@@ -34,6 +35,7 @@ from fed_dpsd.privacy.events import (
 from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, trust_of, weakest
 
 _KNOWN = (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
@@ -187,7 +189,7 @@ def _profile(parts: Parts) -> Profile:
     if len(ordered) == 1:
         ((event, releases),) = ordered
         if isinstance(event, GaussianDpEvent):
-            return functools.partial(laws.gaussian_delta, 1 / event.noise_multiplier)
+            return functools.partial(gdp.gaussian_delta, 1 / event.noise_multiplier)
         if (
             isinstance(event, RandomizedResponseDpEvent)
             and laws.exact_terms(event, releases) <= laws.EXACT_TERMS
@@ -197,7 +199,7 @@ def _profile(parts: Parts) -> Profile:
 
 
 def pure(event: DpEvent) -> Bound:
-    """Return the bound at delta 0 of an `event` of responses and Laplace noise; otherwise `inf`."""
+    """Return the bound at delta 0 of an `event` of bounded losses; `inf` where one has no bound."""
     counts, loss = _without_precision(_count_leaves(event))
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
 
@@ -338,7 +340,7 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
     ordered = sorted(parts, key=repr)
     if kinds == {GaussianDpEvent}:
         ((event, _),) = ordered
-        return Bound(laws.gaussian_epsilon(1 / event.noise_multiplier, delta), delta, "gdp_exact")
+        return Bound(gdp.gaussian_epsilon(1 / event.noise_multiplier, delta), delta, "gdp_exact")
     pure = Bound(sum(n * laws.pure_epsilon(event) for event, n in parts), 0.0, "pure")
     if pure.epsilon == 0:
         return pure

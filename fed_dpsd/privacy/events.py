@@ -39,6 +39,21 @@ class FinitePrecisionDpEvent(DpEvent):
 
 
 @attrs.frozen
+class BoundedRangeDpEvent(DpEvent):
+    """A release whose losses lie in an interval of a known length.
+
+    Between two neighbours, the logarithms of the likelihood ratios of all outcomes lie in an
+    interval of length `loss_range`. The interval may depend on the neighbours and on all that was
+    released before.
+
+    Attributes:
+        loss_range: r > 0.
+    """
+
+    loss_range: float
+
+
+@attrs.frozen
 class ShuffledResponseDpEvent(DpEvent):
     """The counts of `responses` k-ary randomised responses, of which one changes.
 

@@ -6,7 +6,6 @@ of a cut tail are added. delta is in (0, 1), N >= 1 the number of adaptive relea
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from dp_accounting import (
@@ -24,54 +23,25 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import gammaln, xlog1py, xlogy
-from scipy.stats import binom, norm
 
+from fed_dpsd.privacy import bounded_range, shuffled
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
+from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
 FINEST_RESOLUTION = 1e-4
 PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # of a discretised profile
 SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
-OUTSIDE = 1e-15  # mass that a window of counts may miss
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
 
 
 # --- Gaussian ---------------------------------------------------------------------------------
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute the epsilon of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
-
-    delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
-    (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollary 2.13).
-    """
-
-    def log_excess(candidate: float) -> float:
-        above = norm.logcdf(mu / 2 - candidate / mu)
-        below = candidate + norm.logcdf(-mu / 2 - candidate / mu)
-        return float(above + math.log(-math.expm1(min(below - above, -1e-300))) - math.log(delta))
-
-    if log_excess(0.0) <= 0:
-        return 0.0
-    largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # by Renyi divergences
-    tolerance = 1e-10 * (1 + largest)
-    # The solver's error is added, so that rounding never flatters the result.
-    return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
-
-
-def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Compute the delta of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
-
-    The formula is that of `gaussian_epsilon`.
-    """
-    above = norm.logcdf(mu / 2 - epsilons / mu)
-    below = epsilons + norm.logcdf(-mu / 2 - epsilons / mu)
-    return np.asarray(np.exp(above) * -np.expm1(np.minimum(below - above, 0.0)))
 
 
 def gaussian_mu(event: DpEvent) -> float | None:
@@ -106,7 +76,7 @@ def truth_and_lie(response: RandomizedResponseDpEvent) -> tuple[float, float]:
 def exact_terms(response: RandomizedResponseDpEvent, releases: int) -> int:
     """Estimate the number of terms that `response_epsilon` sums."""
     truth, lie = truth_and_lie(response)
-    lies, truths = _window(releases, lie), _window(releases, truth / (1 - lie))
+    lies, truths = window(releases, lie), window(releases, truth / (1 - lie))
     return (lies[1] - lies[0]) * (truths[1] - truths[0])
 
 
@@ -162,25 +132,13 @@ def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.f
 
     true_rate = truth / (1 - lie)  # among the responses that are not this lie
     law = np.zeros(2 * releases + 1)
-    lies = np.arange(*_window(releases, lie))
+    lies = np.arange(*window(releases, lie))
     for count, log_weight in zip(lies.tolist(), log_pmf(lies, releases, lie), strict=True):
-        truths = np.arange(*_window(releases - count, true_rate))
+        truths = np.arange(*window(releases - count, true_rate))
         law[truths - count + releases] += np.exp(
             log_weight + log_pmf(truths, releases - count, true_rate)
         )
     return law, 2 * OUTSIDE
-
-
-def _window(trials: int, probability: float) -> tuple[int, int]:
-    """Return a half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
-
-    Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
-    """
-    limit = math.log(2 / OUTSIDE)
-    variance = trials * probability * (1 - probability)
-    width = limit / 3 + math.sqrt(limit**2 / 9 + 2 * limit * variance)
-    mean = trials * probability
-    return max(0, math.floor(mean - width)), min(trials, math.ceil(mean + width)) + 1
 
 
 # --- pure bounds and Renyi divergences --------------------------------------------------------
@@ -195,6 +153,8 @@ def pure_epsilon(event: DpEvent) -> float:
         return 1 / float(event.noise_multiplier)
     if isinstance(event, ShuffledResponseDpEvent):
         return event.epsilon_per_answer
+    if isinstance(event, BoundedRangeDpEvent):
+        return event.loss_range  # the interval holds 0
     return math.inf
 
 
@@ -203,7 +163,7 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
 
     It is `inf` where no form is known. Gaussian: order / (2 z^2). Laplace: Mironov, arXiv
     1702.07476v3, Proposition 6. Randomised response: by its three likelihood ratios.
-    Poisson-sampled Gaussian: the library's.
+    Poisson-sampled Gaussian: the library's. Bounded range: docs/privacy.md, Theorem 5b.
     """
     if isinstance(event, GaussianDpEvent):
         return order / (2 * float(event.noise_multiplier) ** 2)
@@ -223,6 +183,8 @@ def renyi_divergence(event: DpEvent, order: float) -> float:
             math.log(rest) if rest > 0 else -math.inf,
         ]
         return float(np.logaddexp.reduce(terms)) / (order - 1)
+    if isinstance(event, BoundedRangeDpEvent):
+        return min(order * event.loss_range**2 / 8, event.loss_range)
     if isinstance(event, PoissonSampledDpEvent):
         accountant = RdpAccountant([order], NeighboringRelation.ADD_OR_REMOVE_ONE)
         return float(accountant.compose(event).rdp[0])
@@ -309,12 +271,15 @@ def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:
     step = _resolution(parts)
     total = pld.identity(step)
     for event, n in parts:
-        total = total.compose(_loss_distribution(event, step).self_compose(n))
+        if isinstance(event, BoundedRangeDpEvent):
+            total = total.compose(_bounded_range_losses(event, n, step))
+        else:
+            total = total.compose(_loss_distribution(event, step).self_compose(n))
     return total
 
 
 def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
-    """Choose a fine resolution within MOST_LOSSES; with responses it divides their loss.
+    """Choose a fine resolution within MOST_LOSSES; it divides the losses of responses and ranges.
 
     Losses that are multiples of it are not rounded up, which would cost up to a step for each.
     """
@@ -324,8 +289,13 @@ def _resolution(parts: list[tuple[DpEvent, int]]) -> float:
     for event, _ in parts:
         if isinstance(event, ShuffledResponseDpEvent):
             step = max(FINEST_RESOLUTION / 10, 2 * reach / MOST_LOSSES)
-        if isinstance(event, RandomizedResponseDpEvent) and pure_epsilon(event) > step:
-            step = pure_epsilon(event) / math.ceil(pure_epsilon(event) / step)
+        grid = 0.0
+        if isinstance(event, RandomizedResponseDpEvent):
+            grid = pure_epsilon(event)
+        if isinstance(event, BoundedRangeDpEvent):
+            grid = event.loss_range / bounded_range.PIECES
+        if grid > step:
+            step = grid / math.ceil(grid / step)
     return step
 
 
@@ -338,7 +308,12 @@ def _concentration(event: DpEvent) -> float:
     if isinstance(event, ReplacedInSampleDpEvent):
         return 4 * _sampled_concentration(event.sampling_probability, event.noise_multiplier)
     pure = pure_epsilon(event)
-    return min(pure, pure**2 / 2)
+    spread = min(pure, pure**2 / 2)
+    if isinstance(event, ShuffledResponseDpEvent):
+        lie = 1 / (math.exp(pure) + event.k - 1)
+        apart, uniform = math.expm1(pure) * lie, 1 + (event.responses - 1) * event.k * lie
+        spread = min(spread, event.k * apart**2 / uniform)
+    return spread / 4 if isinstance(event, BoundedRangeDpEvent) else spread
 
 
 def _sampled_concentration(probability: float, noise_multiplier: float) -> float:
@@ -366,10 +341,7 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
             masses[jump] = masses.get(jump, 0.0) + mass
         return pld.PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, step)
     if isinstance(event, ShuffledResponseDpEvent):
-        changed, unchanged = _shuffled_laws(event)
-        return pld.from_two_probability_mass_functions(
-            unchanged, changed, value_discretization_interval=step
-        )
+        return _shuffled_losses(event, step)
     sampled = isinstance(event, PoissonSampledDpEvent)
     return pld.from_gaussian_mechanism(
         event.event.noise_multiplier if sampled else event.noise_multiplier,
@@ -381,37 +353,47 @@ def _loss_distribution(event: DpEvent, step: float) -> pld.PrivacyLossDistributi
     )
 
 
-def _shuffled_laws(event: ShuffledResponseDpEvent) -> tuple[dict[Any, float], dict[Any, float]]:
-    """Return log-probabilities of (n, h0, h1) if the changing responder means class 0, or class 1.
+def _shuffled_losses(event: ShuffledResponseDpEvent, step: float) -> pld.PrivacyLossDistribution:
+    farthest = math.ceil(event.epsilon_per_answer / step) + 1
+    masses = np.zeros(2 * farthest + 1)
+    for losses, chance in shuffled.losses(event.epsilon_per_answer, event.k, event.responses):
+        masses += _on_grid(losses, chance, step, farthest)
+    return _symmetric(masses, shuffled.certain(event.k), step)
 
-    The adversary is told which of the other M - 1 answered their true class, and which class. Each
-    of the M - 1 is among the rest with probability p = k / (exp(eps0) + k - 1). The rest and the
-    changing one are n responses whose counts h are multinomial, weighted by
-    (k / n) (b n + (a - b) h_c), c the class that the changing one means. The mass outside the
-    windows counts as a certain distinction.
+
+def _bounded_range_losses(
+    event: BoundedRangeDpEvent, releases: int, step: float
+) -> pld.PrivacyLossDistribution:
+    """Return the losses of adaptive releases, composed of blocks of them."""
+    total, most = pld.identity(step), bounded_range.block(event.loss_range)
+    for size, times in ((most, releases // most), (releases % most, 1)):
+        if size and times:
+            losses, chance, certain = bounded_range.losses(event.loss_range, size)
+            farthest = math.ceil(losses[-1] / step) + 1
+            part = _symmetric(_on_grid(losses, chance, step, farthest), certain, step)
+            total = total.compose(part.self_compose(times))
+    return total
+
+
+def _on_grid(
+    losses: NDArray[np.float64], chance: NDArray[np.float64], step: float, farthest: int
+) -> NDArray[np.float64]:
+    """Split probabilities between the neighbours of their losses among -farthest..farthest steps.
+
+    The probability of an outcome in both worlds is kept, so merging the neighbours again is
+    post-processing: the result dominates the losses. Its error falls with the square of the step.
     """
-    k, others = event.k, event.responses - 1
-    lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
-    truth = 1 - (k - 1) * lie
-    first: dict[Any, float] = {}
-    second: dict[Any, float] = {}
-    for uniform in range(*_window(others, k * lie)):
-        n = uniform + 1
-        counts = np.arange(*_window(n, 1 / k))
-        h0, h1 = (each.ravel() for each in np.meshgrid(counts, counts))
-        h0, h1 = h0[h0 + h1 <= n], h1[h0 + h1 <= n]
-        rest = n - h0 - h1
-        if k == 2:
-            h0, h1 = h0[rest == 0], h1[rest == 0]
-            rest = rest[rest == 0]
-        log_counts = gammaln(n + 1) - gammaln(h0 + 1) - gammaln(h1 + 1) - gammaln(rest + 1)
-        log_counts += rest * math.log(max(k - 2, 1)) - n * math.log(k)
-        log_counts += binom.logpmf(uniform, others, k * lie) + math.log(k / n)
-        for law, count in ((first, h0), (second, h1)):
-            logs = log_counts + np.log(lie * n + (truth - lie) * count)
-            law.update(
-                zip(zip([n] * len(h0), h0.tolist(), h1.tolist(), strict=True), logs, strict=True)
-            )
-    # The windows miss less mass than this, and rounding changes less.
-    first["cut"], second["the other cut"] = math.log(1e-12), math.log(1e-12)
-    return first, second
+    below = np.floor(losses / step)
+    above = np.expm1(below * step - losses) / math.expm1(-step)
+    index, size = below.astype(np.int64) + farthest, 2 * farthest + 1
+    low = np.bincount(index, chance * (1 - above), size)
+    return np.asarray(low + np.bincount(index + 1, chance * above, size))
+
+
+def _symmetric(
+    masses: NDArray[np.float64], certain: float, step: float
+) -> pld.PrivacyLossDistribution:
+    """Return losses, -G..G steps, that are the same both ways round."""
+    farthest = len(masses) // 2
+    law = dict(zip(range(-farthest, farthest + 1), masses.tolist(), strict=True))
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(law, certain, step)

@@ -67,6 +67,24 @@ class SecureGenerator:
         noisy = sensitive + drawn(units, sensitive.size).reshape(sensitive.shape)
         return np.asarray(noisy * spacing)
 
+    def noisy_argmax(self, votes: NDArray[Any], scale: float) -> NDArray[np.int64]:
+        """Draw a class for each row of (B, K) whole `votes`, exactly: see `noisy_argmax`.
+
+        A uniform class is accepted with probability exp((its votes - the most votes) / scale), the
+        scale rounded up to a lattice, until one is.
+        """
+        spacing = lattice_spacing(scale)
+        units = math.ceil(scale / spacing)
+        votes = np.trunc(votes / spacing)  # none, where the lattice is coarser than a vote
+        behind = (votes.max(axis=1, keepdims=True) - votes).astype(np.uint64)
+        chosen, going = np.empty(len(votes), np.int64), np.arange(len(votes))
+        while len(going):
+            drawn = self._below(votes.shape[1], len(going)).astype(np.int64)
+            accepted = self._accepts(behind[going, drawn], units)
+            chosen[going[accepted]] = drawn[accepted]
+            going = going[~accepted]
+        return chosen
+
     def words(self, count: int) -> Words:
         """Draw (count,) integers, uniform below 2^64."""
         self._left -= 8 * count
@@ -184,6 +202,16 @@ def noisy_sum(values: NDArray[Any], scale: float, law: Law, rng: Rng) -> NDArray
     total = cut_off(values, lattice_spacing(scale)).sum(axis=0)
     draw = rng.normal if law == "gaussian" else rng.laplace
     return snap(total + draw(0, scale, total.shape), scale)
+
+
+def noisy_argmax(votes: NDArray[Any], scale: float, rng: Rng) -> NDArray[np.int64]:
+    """Draw a class for each row of (B, K) whole `votes`, in proportion to exp(votes / scale).
+
+    It is the class with the most votes after each count got Gumbel noise of that scale.
+    """
+    if isinstance(rng, SecureGenerator):
+        return rng.noisy_argmax(votes, scale)
+    return np.asarray((votes + rng.gumbel(0, scale, votes.shape)).argmax(axis=1))
 
 
 def lattice_spacing(scale: float) -> float:

@@ -2,7 +2,8 @@
 
 Votes with Laplace noise of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et
 al.: "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE
-TIP 32, Eq. 3); Gaussian noise is that of its variant DGD+.
+TIP 32, Eq. 3); Gaussian noise is that of its variant DGD+. With Gumbel noise the label is that of
+an exponential mechanism.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
+from fed_dpsd.privacy.events import BoundedRangeDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
     NoiseAt,
@@ -20,7 +22,7 @@ from fed_dpsd.privacy.mechanism import (
     Unit,
     Values,
 )
-from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.noise import Rng, noisy_argmax
 from fed_dpsd.privacy.packing import Form, Responses
 from fed_dpsd.privacy.votes import NoisyVotes
 
@@ -29,8 +31,12 @@ from fed_dpsd.privacy.votes import NoisyVotes
 class NoisyMax:
     """The class with the most noisy votes, one label a query.
 
-    Guarantee: the label is a function of the noisy counts of `NoisyVotes`, so by post-processing it
-    has their guarantee. Nothing smaller is claimed for it.
+    Guarantee: with Laplace or Gaussian noise the label is a function of the noisy counts of
+    `NoisyVotes`, so by post-processing it has their guarantee, and nothing smaller is claimed. With
+    Gumbel noise of scale b, class c has probability exp(votes of c / b) over the sum of these: an
+    exponential mechanism. Moving n votes from class to class moves its log-likelihood ratios within
+    an interval of length 2 n / b, and taking n votes away within n / b (docs/privacy.md, Theorem
+    5b).
 
     | input row           | encoded row |
     | ------------------- | ----------- |
@@ -39,9 +45,9 @@ class NoisyMax:
 
     Args:
         num_classes: K, >= 2.
-        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
-            0 for no noise, of which nothing is proven.
-        noise_law: "gaussian" or "laplace".
+        noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace, gumbel), in
+            votes; 0 for no noise, of which nothing is proven.
+        noise_law: "laplace", "gaussian" or "gumbel".
         shards: the client's teachers.
 
     Raises:
@@ -55,26 +61,34 @@ class NoisyMax:
     reason: ClassVar[None] = None
     num_classes: int
     noise_multiplier: float
-    noise_law: Literal["gaussian", "laplace"] = "laplace"
+    noise_law: Literal["laplace", "gaussian", "gumbel"] = "laplace"
     shards: Shards = ONE_TEACHER
 
     def __post_init__(self) -> None:
-        _ = self.votes  # it checks the parameters
+        if self.noise_law not in ("laplace", "gaussian", "gumbel"):
+            raise ValueError(
+                f"noise_law={self.noise_law!r} must be 'laplace', 'gaussian' or 'gumbel'"
+            )
+        _ = self.votes  # it checks the other parameters
 
     @property
     def votes(self) -> NoisyVotes:
-        """Return the mechanism of the noisy counts."""
-        return NoisyVotes(
-            self.num_classes, self.noise_multiplier, self.noise_law, shards=self.shards
+        """Return the mechanism of the noisy counts; with Gumbel noise, for its encoding alone."""
+        law: Literal["laplace", "gaussian"] = (
+            "laplace" if self.noise_law == "gumbel" else self.noise_law
         )
+        return NoisyVotes(self.num_classes, self.noise_multiplier, law, shards=self.shards)
 
     def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
         """Return a teacher's (B, K) votes: 1 at its class."""
         return self.votes.encode(sensitive_value, predictions)
 
     def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
-        """Draw the noisy counts of (n, B, K) votes; return n votes for the largest of each row."""
-        label = self.votes.noise(value, predictions, rng).argmax(1)
+        """Draw a label for each row of (n, B, K) votes; return (B, K), n votes for it."""
+        if self.noise_law == "gumbel" and self.noise_multiplier > 0:
+            label = noisy_argmax(value.sum(axis=0), self.noise_multiplier, rng)
+        else:
+            label = self.votes.noise(value, predictions, rng).argmax(1)
         smallest = np.min_scalar_type(len(value))
         votes: NDArray[np.unsignedinteger] = (len(value) * np.eye(self.num_classes)[label]).astype(
             smallest
@@ -95,8 +109,12 @@ class NoisyMax:
         return asks * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the noisy counts."""
-        return self.votes.event(unit, relation)
+        """Return the event of the noisy counts, or with Gumbel noise that of the label."""
+        if self.noise_law != "gumbel" or self.noise_multiplier == 0:
+            return self.votes.event(unit, relation)
+        moved = self.shards.changed(unit)
+        moved *= 1 if self.shards.vanish(unit, relation) else 2
+        return BoundedRangeDpEvent(moved / self.noise_multiplier * (1 + 2.0**-50))
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart.

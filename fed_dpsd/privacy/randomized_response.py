@@ -30,7 +30,8 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
 from fed_dpsd.privacy.packing import Form, Responses
 
-MOST_COUNTED = 100  # responses that are charged as counted together; more would only cost less
+MOST_COUNTED = 4096  # responses that are charged as counted together; more would only cost less
+MOST_PRECISION = 2.0**-16  # the loss by the finite precision of all of them, in one query
 LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its probability
 
 
@@ -198,7 +199,11 @@ class TopKRandomizedResponse:
         size = 2 if self.threshold is not None else (self.k or self.num_classes)
         changed = self.shards.changed(unit)
         if self.quorum and changed == 1 and self.threshold is None and self.epsilon_per_answer > 0:
-            responses = min(self.quorum.honest * self.shards.teachers, MOST_COUNTED)
+            # Fewer responses hide less, so fewer may be charged. Where a lie is very rare the
+            # others hide nothing, and their finite precision would cost more than they save.
+            precise = max(1, math.floor(MOST_PRECISION / self._precision.loss))
+            honest = self.quorum.honest * self.shards.teachers
+            responses = min(honest, MOST_COUNTED, precise)
             counted = ShuffledResponseDpEvent(self.epsilon_per_answer, size, responses)
             lost = FinitePrecisionDpEvent(responses * self._precision.loss)  # of all
             return ComposedDpEvent([counted, lost])

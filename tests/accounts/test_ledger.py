@@ -37,7 +37,11 @@ from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
 from fed_dpsd.accounts.reading import header, ledgers_in, read
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.events import ReplacedInSampleDpEvent, ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
+    ReplacedInSampleDpEvent,
+    ShuffledResponseDpEvent,
+)
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
 from tests.proofs import spent
 
@@ -51,6 +55,7 @@ EVENTS = [
     ComposedDpEvent([LaplaceDpEvent(2.0), ComposedDpEvent([]), GaussianDpEvent(5)]),
     ReplacedInSampleDpEvent(0.1, 1.5),
     ShuffledResponseDpEvent(0.1, 3, 250),
+    BoundedRangeDpEvent(0.05),
 ]
 
 

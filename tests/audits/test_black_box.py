@@ -259,6 +259,16 @@ def test_the_class_of_most_votes_is_audited_and_a_tenth_of_the_noise_is_caught(m
     assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
 
 
+def test_gumbel_noise_is_audited_closely_and_half_of_it_is_caught():
+    """A right implementation exceeds its proof, about 2, with probability at most 0.001."""
+    mechanism = NoisyMax(2, 2.0, "gumbel", Shards(3))
+    proven = proof(mechanism, 4).value
+    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
+    assert 0.5 * proven < result.lower_bound < proven
+    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
+    assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
+
+
 # --- responses ---
 
 

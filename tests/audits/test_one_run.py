@@ -21,7 +21,7 @@ from fed_dpsd.audits.one_run import (
     refutes,
     strongest,
 )
-from fed_dpsd.privacy.laws import gaussian_epsilon
+from fed_dpsd.privacy.gdp import gaussian_epsilon
 
 
 def gaussian_guesses(mu, runs, canaries, seed=0):

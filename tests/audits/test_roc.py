@@ -8,7 +8,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, binom
 
 from fed_dpsd.audits.roc import FAILURE, Point, auc, cap, point
-from fed_dpsd.privacy.laws import gaussian_epsilon
+from fed_dpsd.privacy.gdp import gaussian_epsilon
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Proven epsilons: the golden numbers, closed forms, conformance, and the library's two traps."""
 
 import functools
+import itertools
 import math
 
 import dp_accounting
@@ -19,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy import laws
+from fed_dpsd.privacy import laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
     UnsupportedEventError,
@@ -29,6 +30,7 @@ from fed_dpsd.privacy.accounting import (
 )
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.events import (
+    BoundedRangeDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
@@ -230,11 +232,12 @@ def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
         assert claim.queries == RUN
 
 
-@pytest.mark.parametrize(("responses", "bound"), [(5, 3.68), (50, 1.06), (250, 0.47)])
-def test_shuffled_golden_numbers(responses, bound):
-    """Upper bounds of a coarser grid, which rounds each of 512 losses up by 5e-5 on average."""
+@pytest.mark.parametrize(
+    ("responses", "expected"), [(5, 3.642), (50, 1.008), (250, 0.418), (1_000, 0.197)]
+)
+def test_shuffled_golden_numbers(responses, expected):
     value = epsilon(times(ShuffledResponseDpEvent(0.1, 3, responses), 512), DELTA).epsilon
-    assert bound - 0.035 <= value <= bound
+    assert value == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():
@@ -255,6 +258,7 @@ EVENTS = {
     "dp_sgd": PoissonSampledDpEvent(0.02, GaussianDpEvent(1.0)),
     "dp_sgd, replaced": ReplacedInSampleDpEvent(0.02, 1.0),
     "shuffled": ShuffledResponseDpEvent(0.3, 3, 20),
+    "bounded range": BoundedRangeDpEvent(0.1),
 }
 UNKNOWN = dp_accounting.dp_event.DiscreteLaplaceDpEvent(1.0, 1)
 EVERY = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
@@ -289,6 +293,7 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
         (EVENTS["dp_sgd"], PoissonSampledDpEvent(0.01, GaussianDpEvent(1.0))),
         (EVENTS["dp_sgd, replaced"], EVENTS["dp_sgd"]),
         (ShuffledResponseDpEvent(0.3, 3, 5), EVENTS["shuffled"]),
+        (EVENTS["bounded range"], BoundedRangeDpEvent(0.09)),
     ],
 )
 def test_more_noise_is_more_private(weaker, stronger):
@@ -350,6 +355,51 @@ def test_a_shuffled_response_by_enumeration():
             for first, second in (worlds, worlds[::-1]):
                 gap = sum(max(0, first[c] - math.exp(value) * second[c]) for c in first)
                 assert gap <= delta
+
+
+def uniform_and_changed(event, own):
+    """Enumerate who answers uniformly and what; {(uniform ones, counts): probability}."""
+    k, others = event.k, event.responses - 1
+    lie = 1 / (math.exp(event.epsilon_per_answer) + k - 1)
+    law = {}
+    for uniform in range(others + 1):
+        chance = binom.pmf(uniform, others, k * lie) / k**uniform
+        for answers in itertools.product(range(k), repeat=uniform):
+            for last in range(k):
+                key = (uniform, *sorted((*answers, last)))
+                mine = lie if last != own else 1 - (k - 1) * lie
+                law[key] = law.get(key, 0) + chance * mine
+    return law
+
+
+@pytest.mark.parametrize(
+    ("k", "responses", "queries"), [(2, 9, 1), (3, 6, 1), (3, 4, 2), (4, 3, 3), (2, 1, 2)]
+)
+@pytest.mark.parametrize("epsilon_per_answer", [0.2, 1.0, 3.0])
+def test_shuffled_responses_have_the_losses_of_an_enumeration(
+    epsilon_per_answer, k, responses, queries
+):
+    """The control: one response more in the event, and the enumeration is above it."""
+    event = ShuffledResponseDpEvent(epsilon_per_answer, k, responses)
+    laws_of = [uniform_and_changed(event, own) for own in (0, 1)]
+    first, second = (np.array([law[key] for key in laws_of[0]]) for law in laws_of)
+    up, down = (functools.reduce(np.outer, [law] * queries).ravel() for law in (first, second))
+    part, more = (
+        [(ShuffledResponseDpEvent(epsilon_per_answer, k, m), queries)]
+        for m in (responses, responses + 1)
+    )
+    for candidate in (0.0, 0.3 * epsilon_per_answer, 0.8 * epsilon_per_answer):
+        exact = np.maximum(up - math.exp(candidate) * down, 0).sum()
+        assert exact <= laws.discretised_delta(part, candidate) <= exact * (1 + 1e-4) + 1e-11
+        assert laws.discretised_delta(more, candidate) < exact
+
+
+def test_many_shuffled_responses_are_rounded_to_the_safe_side_and_little(monkeypatch):
+    event = ShuffledResponseDpEvent(0.3, 2, 3_000)
+    rounded = laws.discretised_epsilon([(event, 100)], DELTA)
+    monkeypatch.setattr(shuffled, "COARSE", 0.0)
+    exact = laws.discretised_epsilon([(event, 99), (event, 1)], DELTA)  # not the cached one
+    assert exact < rounded < 1.002 * exact
 
 
 def test_a_replaced_record_in_a_sample_by_integration():

@@ -4,7 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    PoissonSampledDpEvent,
+)
 
 from fed_dpsd.privacy.accounting import (
     Stage,
@@ -20,7 +26,17 @@ from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.privacy.ideals import ideal
 from tests.privacy.test_accounting import DELTA, EVENTS, dp_sgd, response, times
+
+
+def one_response(eps0):
+    return ideal(response(eps0, 3).event("record", "replace_one"))
+
+
+def sampled(noise):
+    return PoissonSampledDpEvent(0.02, GaussianDpEvent(noise))
+
 
 # --- budgets ----------------------------------------------------------------------------------
 
@@ -88,6 +104,24 @@ def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
                 admitted.append(charge)
         assert epsilon(ComposedDpEvent(admitted), DELTA).epsilon <= budget
         assert admitted
+
+
+@pytest.mark.parametrize(
+    ("life", "fixed", "budget"),
+    [
+        ([(GaussianDpEvent(50.0), 600), (one_response(0.1), 200)], 5.718, 6.991),
+        ([(one_response(0.1), 300), (one_response(0.2), 75)], 10.065, 12.050),
+        ([(LaplaceDpEvent(40.0), 400), (GaussianDpEvent(50.0), 600)], 2.900, 3.647),
+        ([(sampled(1.5), 1_000), (sampled(2.5), 2_000)], 2.524, 3.263),
+    ],
+    ids=["gaussian, responses", "responses", "laplace, gaussian", "dp_sgd"],
+)
+def test_what_a_change_of_settings_costs(life, fixed, budget):
+    """The table of docs/privacy.md, "A budget for life"."""
+    charges = [times(event, count) for event, count in life]
+    assert epsilon(ComposedDpEvent(charges), DELTA).epsilon == pytest.approx(fixed, abs=1e-3)
+    assert within_budget(charges, budget + 1e-3, DELTA)
+    assert not within_budget(charges, budget - 1e-3, DELTA)
 
 
 def test_a_budget_never_admits_what_has_no_bound():

@@ -1,5 +1,6 @@
 """Answers of privately trained teachers: both kinds of noise together, by hand and attained."""
 
+import itertools
 import math
 import statistics
 
@@ -19,7 +20,7 @@ import fed_dpsd
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.claims import of_plan, proofs
 from fed_dpsd.experiment import from_overrides
-from fed_dpsd.privacy import laws
+from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.accounting import contraction, epsilon
 from fed_dpsd.privacy.contraction import with_gaussian
 
@@ -116,9 +117,9 @@ def test_sampled_trainings_are_bounded_from_above_and_closely():
 
 def test_a_gaussian_besides_adds_up_as_gaussians_do():
     one, other = 0.7, 0.4
-    profile = with_gaussian(lambda eps: laws.gaussian_delta(one, eps), other)
+    profile = with_gaussian(lambda eps: gdp.gaussian_delta(one, eps), other)
     epsilons = np.array([0.0, 0.3, 1.0, 3.0])
-    exact = laws.gaussian_delta(math.hypot(one, other), epsilons)
+    exact = gdp.gaussian_delta(math.hypot(one, other), epsilons)
     assert profile(epsilons) == pytest.approx(exact, rel=1e-9)
 
 
@@ -134,7 +135,7 @@ def composed_by_hand(trained, answered, counted, eps):
 
     middle = counted**2 / 2
     bounds = sorted((middle - 9 * counted, eps, middle + 9 * counted))
-    parts = zip(bounds[:-1], bounds[1:], strict=True)
+    parts = itertools.pairwise(bounds)
     return sum(quad(at, *part, epsabs=1e-14, epsrel=1e-10, limit=200)[0] for part in parts)
 
 

@@ -8,7 +8,7 @@ from dp_accounting import SelfComposedDpEvent
 from scipy import stats
 
 from fed_dpsd.privacy.accounting import epsilon
-from fed_dpsd.privacy.events import ShuffledResponseDpEvent
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared, trust_of
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -85,12 +85,23 @@ def test_all_teachers_of_all_honest_clients_respond():
     assert ideal(counted.event("record", "add_remove")) == ShuffledResponseDpEvent(1.0, 3, 20)
 
 
-def test_more_than_a_hundred_responses_are_charged_as_a_hundred():
-    """Their law would fill the memory, and more of them say less of each."""
+@pytest.mark.parametrize(
+    ("epsilon_per_answer", "teachers", "charged"),
+    [(1.0, 800, 4_000), (1.0, 900, 4_096), (14.0, 800, 2_380), (20.0, 800, 5)],
+)
+def test_responses_are_charged_up_to_a_cap_and_while_their_precision_costs_nothing(
+    epsilon_per_answer, teachers, charged
+):
+    """More responses say less of each. A lie of probability e^-20 hides nobody among 4,000."""
     counted = TopKRandomizedResponse(
-        10, 1.0, noise_at="distributed", quorum=FIVE, shards=Shards(100)
-    )
-    assert ideal(counted.event("record", "add_remove")).responses == 100
+        *(10, epsilon_per_answer),
+        noise_at="distributed",
+        quorum=FIVE,
+        shards=Shards(teachers),
+    ).event("record", "add_remove")
+    assert ideal(counted).responses == charged
+    (precision,) = (e.loss for e in counted.events if isinstance(e, FinitePrecisionDpEvent))
+    assert precision <= 2.0**-16
 
 
 @pytest.mark.parametrize(("threshold", "colluding"), [(2, 2), (1, 3), (2, -1)])

@@ -1,0 +1,38 @@
+"""Gaussian differential privacy: the exact relation of mu, epsilon and delta."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Compute the epsilon of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
+
+    delta(eps) = Phi(mu / 2 - eps / mu) - exp(eps) Phi(-mu / 2 - eps / mu)
+    (Dong, Roth, Su: Gaussian differential privacy, arXiv 1905.02383v3, Corollary 2.13).
+    """
+
+    def log_excess(candidate: float) -> float:
+        above = norm.logcdf(mu / 2 - candidate / mu)
+        below = candidate + norm.logcdf(-mu / 2 - candidate / mu)
+        return float(above + math.log(-math.expm1(min(below - above, -1e-300))) - math.log(delta))
+
+    if log_excess(0.0) <= 0:
+        return 0.0
+    largest = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # by Renyi divergences
+    tolerance = 1e-10 * (1 + largest)
+    # The solver's error is added, so that rounding never flatters the result.
+    return float(brentq(log_excess, 0.0, largest, xtol=tolerance)) + 2 * tolerance
+
+
+def gaussian_delta(mu: float, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute the delta of a Gaussian mechanism of noise multiplier 1 / mu, exactly.
+
+    The formula is that of `gaussian_epsilon`.
+    """
+    above = norm.logcdf(mu / 2 - epsilons / mu)
+    below = epsilons + norm.logcdf(-mu / 2 - epsilons / mu)
+    return np.asarray(np.exp(above) * -np.expm1(np.minimum(below - above, 0.0)))

@@ -1,0 +1,64 @@
+"""Privacy losses of a randomised response that is counted together with others.
+
+The argument is that of Feldman, McMillan and Talwar, arXiv 2012.12803; their numbers are looser.
+See docs/privacy.md, Theorem 10.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+OUTSIDE = 1e-15  # mass that a window of counts may miss
+COARSE = 2**-8  # the most by which a number of uniform responses is rounded down, relatively
+
+
+def window(trials: int, probability: float) -> tuple[int, int]:
+    """Return a half-open range of counts that misses at most OUTSIDE of Binomial(trials, p).
+
+    Bernstein's inequality: P(|X - np| >= t) <= 2 exp(-t^2 / (2 (np (1 - p) + t / 3))).
+    """
+    limit = math.log(2 / OUTSIDE)
+    variance = trials * probability * (1 - probability)
+    width = limit / 3 + math.sqrt(limit**2 / 9 + 2 * limit * variance)
+    mean = trials * probability
+    return max(0, math.floor(mean - width)), min(trials, math.ceil(mean + width)) + 1
+
+
+def losses(
+    epsilon_per_answer: float, k: int, responses: int
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield losses and probabilities of M responses, of which one means class 0 or class 1.
+
+    The adversary is told which of the other M - 1 answered their true class, and which class. Each
+    of the M - 1 is among the rest with probability k b. The rest and the changing one are n
+    responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
+    that the changing one means. More uniform responses hide more, so numbers n are rounded down a
+    little. The worlds are mirror images of each other, so both ways round have the same losses.
+
+    Args:
+        epsilon_per_answer: eps0 of one response, > 0.
+        k: classes that a response may name, >= 2.
+        responses: M >= 1.
+    """
+    lie = 1 / (math.exp(epsilon_per_answer) + k - 1)
+    truth = 1 - (k - 1) * lie
+    uniform = np.arange(*window(responses - 1, k * lie))
+    width = max(1, math.floor(COARSE * uniform[0]))
+    weights = binom.pmf(uniform, responses - 1, k * lie)
+    for start in range(0, len(uniform), width):
+        n = int(uniform[start]) + 1
+        both = np.arange(*(window(n, 2 / k) if k > 2 else (n, n + 1)))[:, None]  # h0 + h1
+        h0 = np.arange(window(int(both[0, 0]), 1 / 2)[0], window(int(both[-1, 0]), 1 / 2)[1])
+        chance = binom.pmf(both, n, 2 / k) * binom.pmf(h0, both, 1 / 2)  # 0 where impossible
+        first = lie + (truth - lie) * h0 / n
+        second = lie + (truth - lie) * np.maximum(both - h0, 0) / n
+        chance = k * weights[start : start + width].sum() * chance * first
+        yield (np.log(first) - np.log(second)).ravel(), chance.ravel()
+
+
+def certain(k: int) -> float:
+    """Return a probability above all that `losses` leaves out: three windows, and rounding."""
+    return 1e-12 + 4 * k * OUTSIDE

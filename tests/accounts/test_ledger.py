@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import multiprocessing
 import os
 import re
@@ -14,7 +13,6 @@ import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -42,7 +40,7 @@ from fed_dpsd.privacy.events import (
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
-from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Basis
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from tests.proofs import spent
 
 EVENTS = [
@@ -155,7 +153,7 @@ def test_spent_is_the_composition_of_all_charges(ledger):
         entries = ledger.entries()
     for unit, multiplier in [("record", 50.0), ("client", 25.0)]:
         whole = SelfComposedDpEvent(GaussianDpEvent(multiplier), 512)
-        for basis in get_args(Basis):
+        for basis in ("training", "answers"):
             all_of_it = spent(entries, unit, "add_remove", basis)
             assert epsilon(all_of_it, 1e-5) == epsilon(whole, 1e-5)
 
@@ -165,7 +163,6 @@ def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
     training = replace(entry("t", GaussianDpEvent(5.0), 1), kind="training")
     covered = replace(entry("c", GaussianDpEvent(50.0), 128), training="t")
     other = entry("o", GaussianDpEvent(20.0), 3)
-    older = replace(entry("f", ComposedDpEvent([]), 0), training="")  # before two bases
 
     def epsilon_of(basis, *entries):
         return epsilon(spent(entries, "record", "add_remove", basis), 1e-5)
@@ -179,8 +176,6 @@ def test_what_is_spent_rests_on_the_trainings_or_on_all_that_left():
     assert epsilon_of("answers", training, covered) == alone(small)
     assert epsilon_of("training", training, covered, other) == alone(large, uncovered)
     assert epsilon_of("answers", training, covered, other) == alone(small, uncovered)
-    assert epsilon_of("training", training, older) == alone(large)
-    assert epsilon_of("answers", training, older).epsilon == math.inf
 
 
 # --- both ledgers ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
-from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, epsilon
@@ -122,7 +122,7 @@ def test_two_runs_on_a_ledger_are_covered_whatever_their_axes(
                 summary = run(
                     experiment, LocalFederation(experiment, folder), folder, lambda line: None
                 )
-            except ProtocolError as nobody_answers:
+            except (ProtocolError, UserError) as nobody_answers:
                 spent_out = "budget is spent" in str(nobody_answers)
                 break
         if spent_out:

@@ -21,6 +21,7 @@ from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.training import ClassCounts
 from tests.privacy.ideals import ideal
 
 
@@ -273,7 +274,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
             largest["replace_one"] = max(largest["replace_one"], np.linalg.norm(before - after))
     mechanism = counting(6.0)
     for relation, shift in largest.items():
-        (_, counts) = ideal(mechanism.event("record", relation)).events
+        counts = ideal(mechanism.count_event("record", relation))
         assert counts.noise_multiplier == pytest.approx(6.0 / shift)
 
 
@@ -312,12 +313,13 @@ def test_events_follow_rate_relation_and_counts():
             noise = 3.0 / rate / (7 * 0.25) ** 0.5
             for number, relation in enumerate(("add_remove", "replace_one")):
                 training = SelfComposedDpEvent(steps[number], 7)
-                if share:
-                    counts = GaussianDpEvent(pytest.approx(noise / (1, 2**0.5)[number]))
-                    training = ComposedDpEvent([training, counts])
                 assert ideal(mechanism.event("record", relation)) == training
+                if share:  # charged by themselves
+                    counts = GaussianDpEvent(pytest.approx(noise / (1, 2**0.5)[number]))
+                    assert ideal(mechanism.count_event("record", relation)) == counts
     for unit, relation in UNITS_AND_RELATIONS[2:]:
         assert dp_sgd(count_fraction=0.1).event(unit, relation) == NonPrivateDpEvent()
+        assert dp_sgd(count_fraction=0.1).count_event(unit, relation) == NonPrivateDpEvent()
 
 
 def closed_form(mu, delta):
@@ -350,7 +352,9 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
         ("replace_one", (4, 2), replace_one),
     ):
         mu = (factors[0] * steps / sigma**2 + factors[1] * histogram) ** 0.5
-        claim = prove([Stage(mechanism, 1, 0)], 1e-5, "record", relation)
+        stages = [Stage(mechanism, 1, 0)]
+        stages += [Stage(ClassCounts(mechanism), 1, 0)] if mechanism.counts_classes else []
+        claim = prove(stages, 1e-5, "record", relation)
         # Besides, what the finite precision of all draws may tell.
         assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)
@@ -358,6 +362,8 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
 
 
 def test_counts_beside_sampled_steps_cost_more_than_either():
-    both = ideal(counting(10.0, sample_rate=0.02, steps=10).event("record", "replace_one"))
-    alone = [epsilon(part, 1e-5).epsilon for part in both.events]
-    assert max(alone) * 1.01 < epsilon(both, 1e-5).epsilon < sum(alone)
+    mechanism = counting(10.0, sample_rate=0.02, steps=10)
+    events = [m.event("record", "replace_one") for m in (mechanism, ClassCounts(mechanism))]
+    alone = [epsilon(ideal(event), 1e-5).epsilon for event in events]
+    both = epsilon(ComposedDpEvent(list(map(ideal, events))), 1e-5).epsilon
+    assert max(alone) * 1.01 < both < sum(alone)

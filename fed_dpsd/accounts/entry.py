@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 import dp_accounting
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
@@ -88,7 +88,9 @@ class Entry:
         return cls(**fields, at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
-        """Return the event of the whole charge."""
+        """Return the event of the whole charge; nothing is proven of one without releases."""
+        if not self.releases:
+            return NonPrivateDpEvent()
         return SelfComposedDpEvent(self.costs[unit, relation], self.releases)
 
     def to_json(self) -> str:

@@ -1,0 +1,31 @@
+"""docs/privacy.md: every theorem has tests, and every test that it names is there."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "privacy.md").read_text()
+SECTION = PAGE.split("## What is proven, and the tests that hold it")[1].split("\n## ")[0]
+ROWS = [line for line in SECTION.splitlines() if line.startswith("| ")][2:]
+
+
+def functions(path):
+    return {
+        node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")
+    }
+
+
+def test_every_row_names_tests_that_exist():
+    assert len(ROWS) > 20
+    for row in ROWS:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for path, name in named:
+            assert name in functions(path), f"{path}::{name}"
+
+
+def test_every_theorem_has_a_row():
+    theorems = set(re.findall(r"^\*\*(Theorem \w+|Proposition)\b", PAGE, re.MULTILINE))
+    assert len(theorems) > 20
+    assert theorems <= {re.match(r"\| (Theorem \w+|\w+)", row)[1] for row in ROWS}

@@ -15,7 +15,7 @@ from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
 
-EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training"]
+EntryKind = Literal["answers", "counts", "weights", "baseline", "train", "training", "teachers"]
 MARK = f" ({NOT_REVIEWED})"
 _BEFORE_COSTS, _AFTER_COSTS = ', "costs": ', ', "at": '  # no text inside has bare quotes
 _EVENTS: dict[str, type[DpEvent]] = {

@@ -211,7 +211,7 @@ def _print_charges(
 
     out.print(str(file), markup=False, soft_wrap=True)
     for number, entry in enumerate(entries, start=1):
-        ask = "" if entry.kind == "training" else f" to ask {entry.query_id}"
+        ask = f" to ask {entry.query_id}" if entry.ask else ""
         so_far = _text(account(entries[:number], delta, "record", "add_remove"))
         out.print(
             f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "

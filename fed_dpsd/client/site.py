@@ -88,7 +88,7 @@ class Site:
             self.account.pay(self.training, identity, "training")
             if self.account.keeps_teachers:
                 digest = hashlib.sha256(f"kept {identity}".encode()).hexdigest()
-                self.account.pay(KeptTeachers(), digest, "weights", training=identity)
+                self.account.pay(KeptTeachers(), digest, "teachers", training=identity)
         self._paid = True
 
     def join(self) -> None:

@@ -56,7 +56,8 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, answers):
         assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, "training=plain", f"answers={answers}")
         plan = safe.method.plan(World.of(safe.config, safe.training, safe.answers))
-        assert math.isfinite(cards.proven(safe, plan, "record", "replace_one", "answers").value)
+        found = cards.proven(safe, plan, "record", "replace_one")
+        assert math.isfinite(found["answers"].value)
 
 
 def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):

@@ -32,6 +32,7 @@ from fed_dpsd.privacy.accounting import Stage, epsilon, prove
 from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.summary import scores_of
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
@@ -129,14 +130,13 @@ def test_locals_private_training_is_charged_and_nothing_else(small):
     summary = runs.run(experiment, federation, folder, lambda line: None)
     rows = summary["privacy"]["proven"]
     assert all(row["epsilon"] == row["spent"] for row in rows)
-    # The summary holds scores of the teachers, so it claims the training, not its counts alone.
+    # The teachers are the result, so the training is what is claimed; no class is counted.
     event = experiment.training.event("record", "add_remove")
     assert rows[0]["epsilon"] == pytest.approx(epsilon(event, 1e-5).epsilon)
-    assert {row["basis"] for row in rows} == {"training"}
+    assert {row["basis"] for row in rows[:2]} == {"training"}
     assert all(row["epsilon"] == "inf" for row in rows[2:])
-    without = small("method=local", *PRIVATE, "training.count_fraction=null")
-    planned = privacy_card(without, plan_of(without))["proven"][0]["epsilon"]
-    assert 0.5 * rows[0]["epsilon"] < planned < rows[0]["epsilon"]
+    for site in federation._sites.values():
+        assert [entry.kind for entry in entries_of(site.ledger)] == ["training", "teachers"]
 
 
 def test_local_sends_nothing_and_spends_nothing(small):
@@ -146,19 +146,25 @@ def test_local_sends_nothing_and_spends_nothing(small):
     summary = runs.run(experiment, federation, folder, lambda line: None)
     assert summary["status"] == "completed"
     assert summary["accuracy"]["student"] is None
-    assert len(summary["accuracy"]["clients"]) == 2
+    assert len(scores_of(summary, "accuracy")["clients"]) == 2
+    assert summary["accuracy"]["clients"] is None  # nothing was released, so nothing covers them
     assert all(row["epsilon"] == row["spent"] == 0 for row in summary["privacy"]["proven"])
     assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 
-@pytest.mark.parametrize("method", ["ensemble", "dense", "dp_fedavg"])
-def test_a_run_of_private_teachers_weighs_them_by_the_counts_they_released(small, method):
+@pytest.mark.parametrize(
+    ("method", "counts"), [("ensemble", False), ("dense", False), ("dp_fedavg", True)]
+)
+def test_teachers_are_weighed_by_counts_only_where_the_student_reads_them(small, method, counts):
     quick = ("method.generator_steps=2",) if method == "dense" else ()
     experiment = small(*PRIVATE, f"method={method}", *quick, "rounds=1")
     folder = new_run_folder(experiment)
-    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    federation = LocalFederation(experiment, folder)
+    summary = runs.run(experiment, federation, folder, lambda line: None)
     assert summary["status"] == "completed"
-    assert summary["accuracy"]["weighted_ensemble"] is not None
+    assert (summary["accuracy"]["weighted_ensemble"] is not None) == counts
+    kinds = [entry.kind for entry in entries_of(federation._sites[0].ledger)]
+    assert kinds.count("counts") == counts
 
 
 def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small):

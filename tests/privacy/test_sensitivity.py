@@ -155,7 +155,7 @@ def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
     """In units of the noise, beside a count that is just below a step of a coarse grid."""
     mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_fraction=1.0)
     mechanism = replace(mechanism, count_fraction=(mechanism.count_noise / noise) ** 2)
-    *_, charged = mechanism.event("record", "add_remove").events
+    charged, _ = mechanism.count_event("record", "add_remove").events
     step = max(1, int(lattice_spacing(noise)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fed_dpsd.privacy.noise.snap", lambda values, scale: values)

@@ -35,8 +35,10 @@ def contracted(training: Profile, answers: Profile) -> Profile:
 
     def profile(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         distance = np.clip(training(epsilons), 0.0, 1.0)
-        odds = np.expm1(np.minimum(epsilons, LARGEST_EPSILON)) / np.maximum(distance, 1e-300)
-        return np.asarray(distance * np.clip(answers(np.log1p(odds)), 0.0, 1.0))
+        with np.errstate(divide="ignore"):  # log(0) at epsilon 0
+            log_odds = np.log(np.expm1(np.minimum(epsilons, LARGEST_EPSILON)))
+        log_odds -= np.log(np.maximum(distance, 1e-300))
+        return np.asarray(distance * np.clip(answers(np.logaddexp(0.0, log_odds)), 0.0, 1.0))
 
     return profile
 

@@ -191,3 +191,16 @@ def test_a_target_is_reached_by_both_kinds_of_noise(small):
         assert aimed == pytest.approx(0.5, rel=0.01)
         assert aimed <= 0.5
         assert found["contraction"] <= 0.5
+
+
+def test_extreme_noise_gives_numbers():
+    """A claim is never a NaN, and never above that of either noise alone."""
+    for trained in (1e-6, 1e-3, 1.0, 30.0):
+        for answered in (1e-6, 1e-3, 1.0, 30.0):
+            for others in (NOTHING, gaussian(1e-6), gaussian(5.0)):
+                found = contraction(gaussian(trained), gaussian(answered), others, 1e-9)
+                alone = [
+                    epsilon(ComposedDpEvent([gaussian(mu), others]), 1e-9).epsilon
+                    for mu in (trained, answered)
+                ]
+                assert found is None or 0 <= found.epsilon <= min(alone)

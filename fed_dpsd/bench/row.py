@@ -26,7 +26,7 @@ from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models import torch_threads
 from fed_dpsd.overrides import choices, compose
 from fed_dpsd.server.run_folder import versions
-from fed_dpsd.server.summary import read_summary
+from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.simulation.placement import Placement
 from fed_dpsd.simulation.ready import check_simulated
 from fed_dpsd.simulation.superlink import run_app
@@ -138,7 +138,8 @@ def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "peak_memory": memory,
         "device": device,
         "operations": operations(finished.experiment, clock, passes),
-        "summary": {key: finished.summary[key] for key in KEPT},
+        "summary": {key: finished.summary[key] for key in KEPT}
+        | {"accuracy": scores_of(finished.summary, "accuracy")},
     }
 
 

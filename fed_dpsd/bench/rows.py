@@ -254,10 +254,7 @@ def _repetition(
         "operations": result["operations"],
         "peak_memory": max(result["peak_memory"], *(s.memory for s in during)),
         "device": result["device"],
-        "accuracy": {
-            who: summary["diagnostics"].get("accuracy", {}).get(who, summary["accuracy"][who])
-            for who in ("student", "ensemble")
-        },
+        "accuracy": {who: summary["accuracy"][who] for who in ("student", "ensemble")},
         "student_sha256": summary["student_sha256"],
     }
 

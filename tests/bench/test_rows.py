@@ -101,7 +101,7 @@ def test_a_bench_measures_each_row_and_writes_what_it_returns(in_this_process, t
         assert repetition["peak_memory"] == 10**12  # the larger of two numbers counts
         assert set(repetition["stages"]) == STAGES
         assert min(repetition["stages"].values()) > 0
-    assert ours["accuracy"]["ensemble"] == theirs["accuracy"]["ensemble"]  # the same teachers
+    assert 0 < ours["accuracy"]["ensemble"] == theirs["accuracy"]["ensemble"]  # the same teachers
     queries = ours["queries"]
     assert (queries["answered"], queries["forward_answers"]) == (128, 256)
     assert queries["bytes_to_client"] == pytest.approx(64 + 4 * 10, rel=0.05)

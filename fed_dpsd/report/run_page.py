@@ -180,8 +180,7 @@ def _clients(facts: Facts) -> Iterator[Html]:
         rows.append(
             [
                 f"client {number}",
-                percent(accuracies[number]) if number < len(accuracies) else "unknown",
-                _area(areas[number] if number < len(areas) else None),
+                *([percent(accuracies[number]), _area(areas[number])] if accuracies else []),
                 "unknown" if spent is None else rounded_up(spent),
                 *([facts.ledgers.get(number, "unknown")] if facts.ledgers else []),
                 f"{refused.get(number, 0):,}",
@@ -189,16 +188,16 @@ def _clients(facts: Facts) -> Iterator[Html]:
         )
     row = facts.row("record", "add_remove")
     shared = " The ledger is one that runs share: it has the charges of all of them."
+    scored = "the mean of its own teachers on the test images, measured without noise, and "
+    scored *= bool(accuracies)  # scores that no epsilon covers are kept apart, and not shown
     yield table(
-        f"Each client: the mean of its own teachers on the test images, measured without noise, "
-        f"and the epsilon that the run has cost it (record, add_remove, trust "
+        f"Each client: {scored}the epsilon that the run has cost it (record, add_remove, trust "
         f"{row['trust']}, delta {row['delta']:g}{guarantee.review(row)})."
         + shared
         * bool(facts.ledgers),
         [
             "client",
-            "own teachers' accuracy",
-            "own teachers' AUROC",
+            *(["own teachers' accuracy", "own teachers' AUROC"] if accuracies else []),
             "epsilon spent",
             *(["its ledger, over its life (record, add_remove)"] if facts.ledgers else []),
             "refused rounds",

@@ -11,7 +11,7 @@ from fed_dpsd.report.facts import Facts
 
 VOID = {"meta", "img", "br"}
 ROW = {"trust": "nobody", "delta": 1e-5, "accountant": "gdp_exact", "notes": ["seeded noise"]}
-ROW |= {"basis": "training", "queries": 640}
+ROW |= {"basis": "training", "beside": [], "queries": 640}
 CARD = {
     **{"training": "dp_sgd", "answers": "label", "epsilon_stated": None},
     **{"epsilon_published": 10.0, "label": None, "reason": "DP-SGD bounds one record"},
@@ -44,6 +44,7 @@ SUMMARY = {
         **{"bytes_to_clients": 3_000_000, "bytes_to_server": 1_920},
     },
     "privacy": CARD,
+    "diagnostics": {"records_of_largest_client": 500, "patients_at_several_clients": 0},
     "seconds": {"total": 12.0, "teachers": 4.0, "rounds": 8.0},
 }
 VERDICT = ("epsilon 2.99 for a record added or removed, 6.59 for one replaced, delta 1e-05",)

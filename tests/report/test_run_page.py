@@ -213,6 +213,36 @@ def test_each_client_has_its_teachers_scores_its_cost_and_its_refusals(tmp_path)
     assert (second["refused rounds"], third["own teachers' accuracy"]) == ("1", "unknown")
 
 
+def test_scores_that_no_epsilon_covers_are_not_on_the_page(tmp_path):
+    apart = {"ensemble": 0.917, "clients": [0.523, 0.634, None], "vote": 0.851}
+    accuracy = SUMMARY["accuracy"] | dict.fromkeys(apart)
+    areas = SUMMARY["auroc"] | {"ensemble": None, "clients": None}
+    scores = {"accuracy": accuracy, "auroc": areas, "diagnostics": {"accuracy": apart}}
+    shown = page(run(tmp_path, summary=SUMMARY | scores))
+    first, *_ = check_structure(shown).rows("Each client: the epsilon that the run has cost it")
+    assert list(first) == ["client", "epsilon spent", "refused rounds"]
+    hidden = ("91.7", "52.3", "63.4", "85.1")
+    assert not any(score in shown for score in hidden)
+    control = SUMMARY | {"accuracy": SUMMARY["accuracy"] | apart}
+    shown = page(run(tmp_path, summary=control))
+    assert all(score in shown for score in hidden[:3])  # a page never shows the vote
+
+
+def test_every_other_proof_stands_behind_the_smallest(tmp_path):
+    others = [
+        {"basis": "answers", "trust": "nobody", "epsilon": 1.89147},
+        {"basis": "training", "trust": "nobody", "epsilon": 2.98795},
+        {"basis": "training", "trust": "nobody", "epsilon": "inf"},
+    ]
+    proven = epsilon_of_all(CARD, 0.45712, basis="contraction", beside=others)
+    row = check_structure(page(with_card(run(tmp_path), proven=proven))).rows("Bounds of this")[0]
+    assert row["epsilon of the whole plan"] == "0.45712"
+    assert row["proof"] == (
+        "gdp_exact, by the training and the answers together; by the answers 1.8915, trust nobody; "
+        "by the training 2.988, trust nobody"
+    )
+
+
 def test_traffic_is_in_all_for_each_client_and_for_each_image(tmp_path):
     asked, answered = check_structure(page(run(tmp_path))).rows("Payload")
     assert list(asked.values()) == ["asked, server to clients", "3.0 MB", "1.0 MB", "1.6 kB"]

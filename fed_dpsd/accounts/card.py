@@ -36,7 +36,6 @@ from fed_dpsd.protocol import Releases
 
 NO_SECRET_NOTE = "no secret lies there: a simulation's seeded noise carries no guarantee"
 SEEDED_NOTE, RUN_NOTE = "seeded noise", "per run"
-SAME_ID_NOTE = "replaced under the same id, so in the same shard"
 SAME_IMAGE_NOTE = "replaced by one of the same image or patient, so in the same shard"
 SAME_PATIENT_NOTE = "replaced by a record of the same patient"
 PATIENT_NOTE = "a patient known at one client only"
@@ -291,7 +290,7 @@ def proven(
     if (unit, relation) == ("record", "replace_one") and _by_patient(experiment):
         notes.append(SAME_PATIENT_NOTE)
     if unit != "client" and relation == "replace_one" and config.teachers_per_client > 1:
-        notes.append(SAME_ID_NOTE if config.federation.simulation else SAME_IMAGE_NOTE)
+        notes.append(SAME_IMAGE_NOTE)
     if config.teacher.path is not None:
         notes.append(TEACHER_NOTE)
     if config.pictures:

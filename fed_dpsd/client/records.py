@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.images import digests, open_image, scaled
 from fed_dpsd.data.sources import some, walk_classes
-from fed_dpsd.data.tables import hash64, image_of, patient_of, read_csv
+from fed_dpsd.data.tables import hash64, image_of, patient_of, read_csv, repeated_file
 from fed_dpsd.errors import UserError, reason_of
 
 
@@ -100,7 +100,10 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
     path = Path(files.path)
     reader = _reader(path)
     images, labels, patients, unreadable, unknown_labels = [], [], [], [], set()
+    places: list[Path] = []
     for item in reader(path, files):
+        if isinstance(item.image, Path):
+            places.append(item.image)
         if item.label is None:
             unreadable.append(f"{item.name}: it lies in no class's folder")
             continue
@@ -119,6 +122,11 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         raise UserError(
             f"{path}: {_some('labels', sorted(unknown_labels))} not in classes; add each, with "
             "the federation's class that it is"
+        )
+    if repeated := repeated_file(places):
+        raise UserError(
+            f"{path}: {repeated} is named twice, by a row or a link; a picture is one record, and "
+            "protected as one: leave it out once"
         )
     if unreadable and not files.skip_unreadable:
         raise UserError(

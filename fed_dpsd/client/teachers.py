@@ -306,9 +306,14 @@ class Teachers:
                     os.utime(path)  # marks the last use
                 return teacher
             except (ValueError, RuntimeError):
-                path.unlink(missing_ok=True)  # a damaged teacher is trained again, to the same bits
+                path.unlink(missing_ok=True)  # a damaged teacher is trained again
         # The noise of a training follows its input: it must never be drawn for another one.
         digest = self.digests[shard]
+        if self._noisy and self._input(shard) != digest:
+            raise UserError(
+                f"{path} is gone, and this machine would train another teacher than the one that "
+                "was paid for; start again, and it is charged"
+            )
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)
         self._train(teacher, shard, config, *purpose)

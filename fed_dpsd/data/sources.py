@@ -206,7 +206,7 @@ def _read_table(config: DataConfig, where: str, table: pyarrow.Table, folder: Pa
         rows = np.arange(len(labels))
     images = table.column(config.image_column)
     names = tables.image_names(images, rows)
-    if repeated := tables.repeated_path(images, rows):
+    if repeated := tables.repeated_path(images, rows, folder):
         raise UserError(
             f"{where}: {repeated} is in several rows; a picture is one record, which is protected "
             "as one: delete the other rows"
@@ -263,6 +263,11 @@ def _read_folder(config: DataConfig, where: str, place: Path) -> Source:
         names.append(name)
         images.append(file)
         labels.append(numbers[label])
+    if repeated := tables.repeated_file(images):
+        raise UserError(
+            f"{where}: {repeated} is there twice, by a link; a picture is one record, which is "
+            "protected as one: delete the link"
+        )
     return Source(where, names, images, np.array(labels, np.int64), None, strays)
 
 

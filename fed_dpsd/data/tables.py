@@ -4,7 +4,7 @@ import contextlib
 import csv
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +138,25 @@ def image_names(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> list[s
     return [(paths and column[int(row)].as_py()) or f"image {row}" for row in rows]
 
 
-def repeated_path(column: pyarrow.ChunkedArray, rows: NDArray[np.int64]) -> str:
-    """Return a path that several of the rows name; "" where there is none."""
+def repeated_path(column: pyarrow.ChunkedArray, rows: NDArray[np.int64], folder: Path) -> str:
+    """Return a file that several of the rows name, in any spelling; "" where there is none."""
     if not _is_text(column.type):
         return ""
-    values, counts = np.unique([column[int(row)].as_py() or "" for row in rows], return_counts=True)
-    return next((str(value) for value in values[counts > 1] if value), "")
+    names = (column[int(row)].as_py() for row in rows)
+    return repeated_file(folder / name for name in names if name)
+
+
+def repeated_file(files: Iterable[Path]) -> str:
+    """Return a file that is named twice, also by a link; "" where there is none.
+
+    Such a file would be several records, which one change of it changes together.
+    """
+    seen = set[Path]()
+    for file in files:
+        if (place := file.resolve()) in seen:
+            return str(file)
+        seen.add(place)
+    return ""
 
 
 def check_columns(where: str, named: Mapping[str, str], table: pyarrow.Table) -> None:
@@ -272,6 +285,8 @@ def patients_of(
 
 def patient_of(value: Any) -> str:
     """Return a patient's name as text; "" where a cell holds none."""
+    if isinstance(value, float) and value.is_integer():  # another patient's name may need floats
+        value = int(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return "" if (text := text.strip()).lower() in NOBODY else text
 

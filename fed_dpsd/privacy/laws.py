@@ -114,8 +114,15 @@ def response_delta(
     """Compute the delta of N k-ary randomised responses, exactly, as `response_epsilon` does."""
     truth, lie = truth_and_lie(response)
     law, missing = _sign_sum_law(releases, truth, lie)
-    losses = math.log(truth / lie) * (np.arange(len(law)) - releases)
-    return np.array([law @ np.maximum(0.0, -np.expm1(e - losses)) for e in epsilons]) + missing
+    per_answer = math.log(truth / lie)
+    # From the largest loss down: with a loss less, all masses above it count more.
+    above, known = np.cumsum(law[:releases:-1]), np.zeros(releases + 1)
+    for index, mass in enumerate(above):  # delta at losses[-2 - index]
+        known[index + 1] = mass * -math.expm1(-per_answer) + known[index] * math.exp(-per_answer)
+    at = np.minimum(per_answer * np.arange(releases + 1), 700.0)
+    # Between two losses delta is linear in exp(epsilon).
+    odds = np.expm1(np.minimum(epsilons, 700.0))
+    return np.asarray(np.interp(odds, np.expm1(at), known[::-1])) + missing
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
@@ -262,7 +269,8 @@ def discretised_deltas(
 
     def deltas(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         at = np.expm1(np.clip(epsilons - rest, 0.0, 700.0))
-        return np.asarray(np.interp(at, odds, known))
+        nearer = -np.expm1(np.minimum(epsilons - rest, 0.0))  # than the small losses themselves
+        return np.asarray(np.interp(at, odds, known) + nearer)
 
     return deltas
 

@@ -75,8 +75,9 @@ class SecureGenerator:
         """
         spacing = lattice_spacing(scale)
         units = math.ceil(scale / spacing)
-        votes = np.trunc(votes / spacing)  # none, where the lattice is coarser than a vote
-        behind = (votes.max(axis=1, keepdims=True) - votes).astype(np.uint64)
+        if spacing > 1:  # a vote is no step of the lattice, and none is counted
+            votes = np.zeros_like(votes)
+        behind = ((votes.max(axis=1, keepdims=True) - votes) / spacing).astype(np.uint64)
         chosen, going = np.empty(len(votes), np.int64), np.arange(len(votes))
         while len(going):
             drawn = self._below(votes.shape[1], len(going)).astype(np.int64)

@@ -39,8 +39,8 @@ NOTES = {
     "per run": "Each number is for this one run. What other runs ask of the same data adds up.",
     "a patient known at one client only": "Numbers for a patient are for one who is known at one "
     "client only.",
-    "replaced under the same id, so in the same shard": "A record that is replaced keeps its id, "
-    "so that it stays with the same teacher.",
+    "replaced by one of the same image or patient, so in the same shard": "A record that is "
+    "replaced keeps its image or its patient, so that it stays with the same teacher.",
     "tuning not covered": "Choosing these settings by other runs on the same data is not covered.",
 }
 FALSE_ALARMS = 0.01

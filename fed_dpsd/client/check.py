@@ -160,5 +160,5 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
         raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
-    cost, _ = cards.account(entries, hospital.delta, "record", "add_remove").values()
+    cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))
     return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"

@@ -173,6 +173,6 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert done.returncode == 0, done.stderr
     assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
     assert "2 of 40 images cannot be read and are left out" in done.stderr
-    assert "has no train and test: one image in 5 of each class is for testing" in done.stderr
+    assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()

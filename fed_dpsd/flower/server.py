@@ -12,7 +12,7 @@ from fed_dpsd.experiment import Experiment, partitions, test_split
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import as_typed, from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
-from fed_dpsd.server.checks import cautions, require_writable
+from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -99,6 +99,8 @@ def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
         for caution in cautions(experiment):
             print(f"warning: {as_typed(caution, run_config)}", flush=True)
         require_writable("cache", Path(config.cache))
+        for caution in weak_delta(experiment):
+            print(f"warning: {as_typed(caution, run_config)}", flush=True)
         partitions(experiment)
     test_split(experiment)
 

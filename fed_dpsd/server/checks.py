@@ -6,7 +6,7 @@ from pathlib import Path
 from fed_dpsd.accounts.account import shortfall
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, largest_partition
 
 
 def cautions(experiment: Experiment) -> list[str]:
@@ -19,6 +19,20 @@ def cautions(experiment: Experiment) -> list[str]:
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
     ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
     return [*experiment.cautions, *([ending] if ending else [])]
+
+
+def weak_delta(experiment: Experiment) -> list[str]:
+    """Return what to say of a delta that is too large for so many records; the data is read.
+
+    It is for the owner of a simulation alone: cards are public, and count no records.
+    """
+    delta, records = experiment.config.privacy.delta, largest_partition(experiment)
+    if records is None or delta * records < 1:
+        return []
+    return [
+        f"privacy.delta={delta:g} is not below one over the {records:,} records of the largest "
+        "client, so an epsilon at it means little; use privacy.delta=1e-05, or less"
+    ]
 
 
 def require_writable(key: str, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import os
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.accounts.claims import smallest_claim
 from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.errors import one_line
-from fed_dpsd.experiment import Experiment, evaluated_on, largest_partition, test_split
+from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Releases
@@ -40,7 +39,6 @@ from fed_dpsd.storage import remove, write_json
 from fed_dpsd.streams import Streams
 
 Progress = Callable[[Mapping[str, Any]], None]
-logger = logging.getLogger("fed_dpsd")
 
 
 def run(
@@ -98,13 +96,6 @@ def _run(
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
     world = World.of(config, experiment.training, experiment.answers, test)
-    if (records := largest_partition(experiment)) and config.privacy.delta * records >= 1:
-        logger.warning(
-            "privacy.delta=%g is not below one over the %s records of the largest client, so the "
-            "proven epsilons protect nobody; lower it",
-            config.privacy.delta,
-            f"{records:,}",
-        )
 
     before = time.perf_counter()
     if config.federation.simulation and test is not None:

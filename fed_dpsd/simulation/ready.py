@@ -11,7 +11,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, partitions
 from fed_dpsd.models import pictures
 from fed_dpsd.models.devices import gpus
-from fed_dpsd.server.checks import cautions, require_writable
+from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.simulation.clients import data_of
 from fed_dpsd.simulation.placement import Placement, place
 from fed_dpsd.storage import app_folder
@@ -23,7 +23,7 @@ def ready(
     """Check what a new run needs, before its folder is made; place its clients.
 
     Returns:
-        The placement, and the `cautions`.
+        The placement, and the `cautions` and `weak_delta`.
 
     Raises:
         UserError: its clients are hospitals, a device is not there, its budget is less than it
@@ -46,14 +46,8 @@ def ready(
         files = config.num_clients if "{client}" in config.teacher.path else 1
         for client in range(files):
             read_teacher(make_teacher(config, client, 0), config, client)
-    most = max(map(len, partitions(experiment)))
-    if config.privacy.delta * most >= 1:
-        warnings.append(
-            f"privacy.delta={config.privacy.delta:g} is not below one over the {most:,} records of "
-            "the largest client, so an epsilon at it means little; use privacy.delta=1e-05, or "
-            "less"
-        )
-    return placement, warnings
+    partitions(experiment)
+    return placement, [*warnings, *weak_delta(experiment)]
 
 
 def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:

@@ -241,6 +241,17 @@ def test_what_teaches_nothing_is_said_as_the_command_line_says_it(tmp_path, caps
     assert not list(tmp_path.iterdir())
 
 
+def test_a_delta_that_is_too_large_is_said_as_the_command_line_says_it(tmp_path, capsys):
+    flat = {"num_clients": 2, "out": str(tmp_path)}
+    flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
+    for delta, large in ((1e-5, False), (0.01, True)):
+        with pytest.raises(flower.RunFailed, match="no node connected"):
+            flower.serve(FakeGrid(0), flat | {"delta": delta}, CLIENT_APP)
+        said = "warning: delta=0.01 is not below one over the "
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(said) for line in lines) == large
+
+
 @pytest.mark.parametrize(
     ("run_config", "nodes", "expected"),
     [

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,8 +20,9 @@ from fed_dpsd.experiment import partitions
 from fed_dpsd.models import write_weights
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.checks import weak_delta
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.server.summary import result_line, round_text
+from fed_dpsd.server.summary import OF_TEACHERS, result_line, round_text, scores_of
 from fed_dpsd.simulation.local import LocalFederation
 from tests.forks import finished, fork
 
@@ -65,11 +67,15 @@ def test_what_a_run_leaves_behind(straight):
     assert json.loads((folder / "summary.json").read_text()) == summary
     assert (summary["status"], summary["error"], summary["engine"]) == ("completed", None, "local")
     assert 0 <= summary["accuracy"]["student"] <= 1
-    assert len(summary["accuracy"]["clients"]) == 2
-    assert all(0 <= summary["accuracy"][name] <= 1 for name in ("ensemble", "vote"))
-    assert summary["accuracy"]["answered_vote"] == pytest.approx(
-        summary["accuracy"]["vote"], abs=0.02
+    assert all(summary["accuracy"][role] is None for role in OF_TEACHERS)  # no epsilon covers them
+    scores = scores_of(summary, "accuracy")
+    assert len(scores["clients"]) == 2
+    assert all(0 <= scores[name] <= 1 for name in ("ensemble", "vote"))
+    assert scores["answered_vote"] == pytest.approx(scores["vote"], abs=0.02)
+    assert summary["diagnostics"]["records_of_largest_client"] == max(
+        map(len, partitions(open_run_folder(folder)))
     )
+    assert summary["diagnostics"]["patients_at_several_clients"] == 0
     assert summary["queries"] == {
         "answered_per_client": 192,
         "forward_answers": 2 * 3 * 64,
@@ -108,14 +114,17 @@ def test_the_privacy_card_of_a_summary(small):
         assert row["epsilon"] == row["spent"] == pytest.approx(1_920)
         assert (row["basis"], row["beside"]) == ("answers", [])
         assert (row["queries"], row["trust"], row["delta"]) == (192, "nobody", 0)
-        largest = max(map(len, partitions(small())))
-        assert row["notes"][:4] == [
+        assert row["notes"][:6] == [
             *("seeded noise", "per run", "tuning not covered"),
-            f"delta is below one over the {largest:,} records of the largest client",
+            "delta should be below one over the records of each client",
+            "test images are taken as public",
+            "the partition among simulated clients is taken as given",
         ]
-        assert row["notes"][4:] == (
+        assert row["notes"][6:] == (
             ["a patient known at one client only"] if row["unit"] == "patient" else []
         )
+    largest = max(map(len, partitions(small())))
+    assert not re.search(rf"\b{largest}\b", json.dumps(card))  # cards are public
     line = result_line(small(), summary)
     assert "published 10 (label) · proven 1,921 (record, add_remove), 1,921 (replace_one)" in line
     assert ", trust nobody, delta 0, seeded noise: " in line
@@ -135,9 +144,17 @@ def test_secret_noise_is_not_called_seeded(small):
     assert "seeded" not in result_line(small(), summary)
 
 
-def test_a_delta_that_is_too_large_is_said(small):
-    _, summary, _ = complete(small("privacy.delta=0.01", "rounds=1"))
-    assert any("delta is NOT below one over" in n for n in summary["privacy"]["proven"][0]["notes"])
+def test_a_delta_that_is_too_large_is_said_to_its_owner_alone(small):
+    """On the card it would tell about how many records the largest client has."""
+    records = max(map(len, partitions(small())))
+    notes = []
+    for share, large in ((0.999, False), (1.001, True)):
+        experiment = small(f"privacy.delta={share / records!r}", "rounds=1")
+        said = f"is not below one over the {records:,} records of the largest client"
+        assert any(said in caution for caution in weak_delta(experiment)) == large
+        _, summary, _ = complete(experiment)
+        notes.append([row["notes"] for row in summary["privacy"]["proven"]])
+    assert notes[0] == notes[1]
 
 
 def test_what_accuracies_are_measured_on_is_said(straight):
@@ -158,18 +175,19 @@ def test_a_method_that_releases_nothing_proves_nothing(small):
 
 def test_a_summary_without_simulation_tells_no_exact_accuracies(small):
     _, summary, _ = complete(small("federation.simulation=false", "rounds=1"))
-    assert summary["accuracy"]["ensemble"] is None
-    assert summary["accuracy"]["clients"] is None
-    assert summary["auroc"]["ensemble"] is None
-    assert summary["auroc"]["clients"] is None
+    for metric in ("accuracy", "auroc"):
+        scores = scores_of(summary, metric)
+        assert all(scores.get(role) is None for role in OF_TEACHERS)
+        assert scores["student"] is not None
 
 
 def test_the_answered_vote_shows_what_the_noise_does(small):
     """Two votes at epsilon 0 are coins of ten sides: right once in ten; 360 images, 5 errors."""
     _, summary, _ = complete(small("answers.epsilon_per_answer=0", "rounds=1"))
-    assert summary["accuracy"]["answered_vote"] == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
+    answered = scores_of(summary, "accuracy")["answered_vote"]
+    assert answered == pytest.approx(0.1, abs=5 * (0.09 / 360) ** 0.5)
     _, summary, _ = complete(small("training=plain", "answers=probabilities", "rounds=1"))
-    assert summary["accuracy"]["answered_vote"] is None
+    assert scores_of(summary, "accuracy")["answered_vote"] is None
 
 
 def test_the_summarys_student_is_that_of_the_last_line(straight):
@@ -282,7 +300,7 @@ def test_a_failed_run_keeps_all_that_was_done_and_can_go_on(
         runs.run(experiment, federation, folder, lambda line: None)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("failed", expected)
-    assert summary["accuracy"]["ensemble"] is not None
+    assert scores_of(summary, "accuracy")["ensemble"] is not None
     assert summary["queries"]["answered_per_client"] == 128
     assert checkpoint.load(folder / "checkpoint").round == 2
     _, resumed, _ = complete(experiment, folder)
@@ -425,7 +443,7 @@ def test_students_are_scored_every_so_many_rounds_and_at_the_end(small, straight
     assert scored == [False, True, False, True, True]
     assert "student not scored" in round_text(lines[0])
     assert summary["accuracy"]["student"] == lines[-1]["student_accuracy"]
-    assert summary["accuracy"] == every["accuracy"]
+    assert scores_of(summary, "accuracy") == scores_of(every, "accuracy")
     assert summary["student_sha256"] == every["student_sha256"]
 
 

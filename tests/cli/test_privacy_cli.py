@@ -334,9 +334,13 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, monkeypatch):
     assert steps[-1][2] - steps[-1][1] == 20
     assert {name for name, _, _ in hearing.heard} <= {"steps of trainings", "images"}
     claim = json.loads(out[0])
-    _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
-    planned = json.loads(out[0])["privacy"]["proven"][0]
-    assert claim["epsilon_proven"] == pytest.approx(planned["epsilon"])
+    own, whole = (
+        json.loads(fed_dpsd("privacy", "plan", "--json", *settings, *more)[1][0])
+        for more in (["training.count_fraction=null"], [])
+    )
+    planned = own["privacy"]["proven"][0]["epsilon"]  # of what passes through teachers
+    assert claim["epsilon_proven"] == pytest.approx(planned)
+    assert planned < whole["privacy"]["proven"][0]["epsilon"]
     for name in ("check", "counts"):
         found = claim[name]
         assert (found["method"], found["relation"]) == ("canaries", "add_remove")

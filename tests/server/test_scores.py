@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 
 import numpy as np
 import pyarrow
@@ -11,13 +12,15 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
+from fed_dpsd.accounts.card import PARTITION_NOTE
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Ask
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.server.summary import result_line
+from fed_dpsd.server.summary import result_line, scores_of
 from fed_dpsd.simulation.local import LocalFederation
+from tests.proofs import by
 from tests.server.test_run import PRIVATE, WITHOUT_COUNTS, complete
 
 
@@ -69,7 +72,7 @@ def test_the_areas_of_a_summary_are_those_of_its_teachers_and_its_student(
         "weighted_ensemble": None,
         "clients": [area(experiment, each.mean(0)) for each in teachers],
     }
-    assert summary["auroc"] == {
+    assert scores_of(summary, "auroc") == {
         role: value and pytest.approx(value, abs=1e-6) for role, value in expected.items()
     }
     assert len(set(expected["clients"])) == 2
@@ -88,15 +91,17 @@ def test_the_result_line_shows_the_area_of_two_classes_only(small, tmp_path):
     assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble 90.0 % (AUROC 0.960) · publ")
     summary["accuracy"]["ensemble"] = summary["auroc"]["ensemble"] = None
     line = result_line(experiment, summary)
-    assert line.startswith("student 85.4 % (AUROC 0.944) · ensemble unknown · published")
+    assert line.startswith("student 85.4 % (AUROC 0.944) · published")
 
 
 def test_a_test_split_that_lacks_a_class_has_accuracies_and_no_areas(small, tmp_path):
     experiment = two_digits(small, tmp_path, test_label=1)
     _, summary, _ = complete(experiment)
     unknown = dict.fromkeys(("student", "ensemble", "weighted_ensemble"))
-    assert summary["auroc"] == unknown | {"clients": [None, None]}
-    assert all(isinstance(value, float) for value in summary["accuracy"]["clients"])
+    assert scores_of(summary, "auroc") == unknown | {"clients": [None, None]}
+    accuracies = scores_of(summary, "accuracy")["clients"]
+    assert len(accuracies) == 2
+    assert all(isinstance(value, float) for value in accuracies)
     assert "AUROC" not in result_line(experiment, summary)
 
 
@@ -110,7 +115,7 @@ def test_a_client_without_a_teacher_has_no_scores_and_no_part_in_the_ensembles(s
     folder = new_run_folder(experiment)
     summary = runs.run(experiment, Halved(experiment, folder), folder, lambda line: None)
     for metric in ("accuracy", "auroc"):
-        scores = summary[metric]
+        scores = scores_of(summary, metric)
         assert scores["clients"] == [scores["ensemble"], None]
         assert scores["ensemble"] is not None
 
@@ -129,7 +134,7 @@ def test_a_student_that_is_not_finite_is_wrong_everywhere_and_has_no_area(small,
     assert (summary["accuracy"]["student"], summary["auroc"]["student"]) == (0, None)
     assert (lines[0]["student_accuracy"], lines[0]["student_auroc"]) == (0, None)
     assert "NaN" not in (folder / "summary.json").read_text()
-    assert summary["auroc"]["ensemble"] is not None
+    assert scores_of(summary, "auroc")["ensemble"] is not None
 
 
 def test_scores_of_teachers_are_covered_by_their_training_alone(small):
@@ -138,14 +143,18 @@ def test_scores_of_teachers_are_covered_by_their_training_alone(small):
     noisy = "answers.epsilon_per_answer=0.0001", "training.count_fraction=null"
     _, summary, _ = complete(small(*labels, *noisy))
     row = summary["privacy"]["proven"][0]
-    assert row["basis"] == "answers"
-    assert row["epsilon"] < row["beside"][0]["epsilon"]
+    assert row["basis"] == "contraction"
+    assert row["epsilon"] < by(row, "answers") < by(row, "training")
     assert not summary["accuracy"]["covered_by_epsilon"]
     _, summary, _ = complete(small(*labels))
     assert summary["accuracy"]["covered_by_epsilon"]
 
 
-def test_patients_whom_a_partition_scatters_are_counted_on_the_card(small, tmp_path):
+def notes(summary):
+    return {note for row in summary["privacy"]["proven"] for note in row["notes"]}
+
+
+def test_patients_whom_a_partition_scatters_are_counted_for_the_owner_alone(small, tmp_path):
     """Dirichlet and other partitions ignore patients: a patient pays at each client."""
     by_patient = *PRIVATE, "data.patient_column=patient", "training.unit=patient"
     experiment = two_digits(small, tmp_path, None, *by_patient)
@@ -154,10 +163,14 @@ def test_patients_whom_a_partition_scatters_are_counted_on_the_card(small, tmp_p
     shared = len(homes[0] & homes[1])
     assert shared > 20
     _, summary, _ = complete(experiment)
-    note = f"{shared} patients have records at several clients, and pay at each of them"
-    assert all(note in row["notes"] for row in summary["privacy"]["proven"])
+    assert summary["diagnostics"]["patients_at_several_clients"] == shared
+    assert not re.search(rf"\b{shared}\b", str(notes(summary)))  # cards are public
+    of_patients = [row for row in summary["privacy"]["proven"] if row["unit"] == "patient"]
+    assert of_patients
+    assert all("a patient known at one client only" in row["notes"] for row in of_patients)
     _, alone, _ = complete(two_digits(small, tmp_path, None, *by_patient, "num_clients=1"))
-    assert not any("several clients" in n for r in alone["privacy"]["proven"] for n in r["notes"])
+    assert alone["diagnostics"]["patients_at_several_clients"] == 0
+    assert notes(summary) - notes(alone) == {PARTITION_NOTE}
 
 
 @pytest.mark.parametrize(
@@ -209,6 +222,6 @@ def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
 )
 def test_without_counts_there_is_no_weighted_ensemble(small, settings):
     _, summary, _ = complete(small(*settings, "rounds=1"))
-    assert summary["accuracy"]["weighted_ensemble"] is None
-    assert summary["auroc"]["weighted_ensemble"] is None
-    assert summary["accuracy"]["ensemble"] is not None
+    assert scores_of(summary, "accuracy")["weighted_ensemble"] is None
+    assert scores_of(summary, "auroc")["weighted_ensemble"] is None
+    assert scores_of(summary, "accuracy")["ensemble"] is not None

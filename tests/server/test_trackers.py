@@ -53,7 +53,9 @@ def test_a_tracker_gets_the_numbers_of_rounds_and_of_the_run(kept, tmp_path):
         assert numbers["rounds/student_accuracy"] == line["student_accuracy"]
         assert numbers["rounds/bytes_to_server"] == line["bytes_to_server"]
         assert numbers["rounds/refusing_clients"] == 0
-    assert kept.last.run["run/accuracy/ensemble"] == run.summary["accuracy"]["ensemble"]
+    assert kept.last.run["run/accuracy/student"] == run.summary["accuracy"]["student"]
+    assert run.summary["diagnostics"]["accuracy"]["ensemble"]  # no epsilon covers it
+    assert not any("ensemble" in name for name in kept.last.run)
     assert kept.last.run["run/queries/bytes_to_clients"] == 2 * 3 * 64 * (64 + 40)
     assert kept.last.run[EPSILON] == run.summary["privacy"]["proven"][0]["epsilon"]
     assert kept.last.closed is True

@@ -28,7 +28,8 @@ from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.overrides import Composition, read
 from fed_dpsd.plugins import Plugin, find
-from fed_dpsd.privacy.accounting import calibrate, unchanged_epsilon
+from fed_dpsd.privacy.accounting import unchanged_epsilon
+from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training, TrainingMechanism

@@ -155,6 +155,7 @@ def privacy_card(
     ledgers: Sequence[Sequence[Entry]] = (),
     charged: Releases = MappingProxyType({}),
     notes: tuple[str, ...] = (),
+    stated: Sequence[Releases] = (),
 ) -> dict[str, Any]:
     """Return the `privacy` object of summary.json and of `fed-dpsd privacy plan`.
 
@@ -171,6 +172,8 @@ def privacy_card(
             Empty before a run, and where hospitals keep their ledgers.
         charged: releases by mechanism that a client was or may be charged for.
         notes: further facts about the run.
+        stated: releases by mechanism that the run has cost each client by its own statement, with
+            charges of other runs that it used again; none where hospitals keep their ledgers.
     """
     settings, answers = experiment.config.privacy, experiment.answers
     uncovered = not covers(plan, charged)
@@ -178,7 +181,9 @@ def privacy_card(
     for unit, relation in UNITS_AND_RELATIONS:
         found = proven(experiment, plan, unit, relation, notes)
         more = _charged(plan, charged, settings.delta, unit, relation)
-        used = [proofs(of_entries(ledger, unit, relation), settings.delta) for ledger in ledgers]
+        paid = [of_entries(ledger, unit, relation) for ledger in ledgers]
+        paid += [of_plan(plan, each, unit, relation) for each in stated if covers(plan, each)]
+        used = [proofs(charges, settings.delta) for charges in paid]
         claims = []
         for basis, planned in found.items():
             spent = [on(basis, each) for each in used]

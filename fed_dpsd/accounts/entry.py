@@ -26,6 +26,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
         *(dp_accounting.PoissonSampledDpEvent, SelfComposedDpEvent, ComposedDpEvent),
         *(events.ReplacedInSampleDpEvent, events.ShuffledResponseDpEvent),
         *(events.FinitePrecisionDpEvent, events.BoundedRangeDpEvent),
+        *(events.ReservingDpEvent, events.ReservedDpEvent),
     )
 }
 

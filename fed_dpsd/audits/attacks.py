@@ -26,7 +26,8 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import CALIBRATED_BETWEEN, Experiment
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import torch_threads
-from fed_dpsd.privacy.accounting import Stage, calibrate, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.laws import gaussian_mu

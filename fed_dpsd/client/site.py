@@ -185,7 +185,7 @@ class Site:
         if not (isinstance(self.training, TrainingMechanism) and self.training.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
         with self.ledger.transaction():
-            self.account.pay(ClassCounts(self.training), self._counts, "counts", ask)
+            self._pay(ClassCounts(self.training), ask)
         return self._teachers.class_counts
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
@@ -235,7 +235,7 @@ class Site:
         digest = self._digest(mechanism, ask)
         bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
         with self.ledger.transaction():
-            self.account.pay(mechanism, digest, ask.kind, ask, self._covering(ask))
+            self._pay(mechanism, ask)
             values = self.ledger.stored(digest)
             if values is None:
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
@@ -247,6 +247,18 @@ class Site:
                     values = mechanism.noise(bounded, ask.predictions, rng)
                 self.ledger.store(digest, values)
         return Answer(ask.query_id, values, self.config.teachers_per_client)
+
+    def _pay(self, mechanism: Mechanism, ask: Ask) -> None:
+        """Charge a release, unless it is paid.
+
+        Raises:
+            BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
+            ValueError: the training that covers it, or that its budget comes from, is not paid for.
+        """
+        digest, covering = self._digest(mechanism, ask), self._covering(ask)
+        if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
+            raise ValueError("the training whose budget holds the class counts is not paid for")
+        self.account.pay(mechanism, digest, ask.kind, ask, covering)
 
     def diagnose(self) -> NDArray[np.float32]:
         """Return the teachers' exact (n, N, K) probabilities on the test split; NaN over budget.

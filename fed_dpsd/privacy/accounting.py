@@ -8,7 +8,7 @@ shift or leaves it. Its PLD accountant ignores the count of a composed Randomize
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dp_accounting import (
@@ -21,7 +21,6 @@ from dp_accounting import (
     RandomizedResponseDpEvent,
     SelfComposedDpEvent,
 )
-from scipy.optimize import brentq
 
 from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.contraction import Profile, contracted, smallest_epsilon, with_gaussian
@@ -30,6 +29,8 @@ from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
     FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
+    ReservedDpEvent,
+    ReservingDpEvent,
     ShuffledResponseDpEvent,
 )
 from fed_dpsd.privacy.mechanism import Charged, Relation, Unit, trust_of, weakest
@@ -53,6 +54,7 @@ LARGEST_LOSS, SMALLEST_DELTA = 100.0, 1e-100
 PRECISION_FRACTION, PRECISION_MOST = 2.0**-9, 2.0**-5
 # Answers that cost so much more than the training contract nothing that shows.
 TIMES_LARGER = 10
+LARGEST_BUDGET = 1e9  # none larger admits what this one does not: nothing is proven of it
 # The fraction of delta for a life whose settings change; the rest is for one whose settings do not.
 CHANGED_SETTINGS_FRACTION = 0.05
 
@@ -206,7 +208,7 @@ def pure(event: DpEvent) -> Bound:
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget by which `within_budget` admits `event`, settings unchanged."""
-    counts, loss = _without_precision(_count_leaves(event))
+    counts, loss = _without_precision(_count_leaves(_budgeted(event)))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
     largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
@@ -241,6 +243,7 @@ def within_budget(
     Raises:
         UnsupportedEventError: no proof here covers a charge.
     """
+    charges = [_budgeted(charge) for charge in charges]
     counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))
     whole_life = ComposedDpEvent(list(counted))
     counts, loss = _without_precision(_count_leaves(whole_life))
@@ -271,6 +274,8 @@ def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
     least = most * (1 - 1e-6)
     while not within_budget(charges, most, delta):
         least, most = most, 2 * most
+        if most > LARGEST_BUDGET:
+            return math.inf
     while within_budget(charges, least, delta):
         least, most = least / 2, least
     while most - least > 1e-6 * most:
@@ -280,50 +285,6 @@ def smallest_budget(charges: Sequence[DpEvent], delta: float) -> float:
         else:
             least = middle
     return most
-
-
-def calibrate(
-    spend: Callable[[float], float], target: float, private: float, open_end: float
-) -> float:
-    """Find the parameter at which `spend` comes closest to `target` without exceeding it.
-
-    Args:
-        spend: epsilon as a function of the parameter, monotone between the ends.
-        target: epsilon to spend, > 0.
-        private: the end that spends least, > 0: a large noise or a small epsilon.
-        open_end: the end that spends most, > 0.
-
-    Raises:
-        ValueError: the target lies outside what the ends spend.
-    """
-    ends = math.log(private), math.log(open_end)
-    stride = math.copysign(1.0, ends[1] - ends[0])
-
-    def excess(log_value: float) -> float:
-        value = open_end if log_value == ends[1] else math.exp(log_value)
-        return spend(value) / target - 1
-
-    # Stepping from the private end until the target is passed evaluates no setting far beyond it.
-    near = far = ends[0]
-    while excess(far) < 0:
-        if far == ends[1]:
-            raise ValueError(
-                f"target_epsilon={target:.12g} is more than any setting here spends; use "
-                f"{spend(open_end):.6g} or less"
-            )
-        near, far = far, far + stride
-        if (far - ends[1]) * stride > 0:
-            far = ends[1]
-    if far == ends[0]:
-        least = spend(private)
-        raise ValueError(
-            f"target_epsilon={target:.12g} is less than any setting here spends; use "
-            f"{least:.4g} or more"
-        )
-    root = float(brentq(excess, near, far, xtol=1e-5))
-    while excess(root) > 0:
-        root -= math.copysign(1e-5, stride)
-    return math.exp(root)
 
 
 # --- the smallest bound -----------------------------------------------------------------------
@@ -380,6 +341,17 @@ def _merge_gaussians(counts: Counter[DpEvent]) -> Counter[DpEvent]:
     return merged
 
 
+def _budgeted(event: DpEvent) -> DpEvent:
+    """Return what a budget pays for an event: what it reserves too, and nothing twice."""
+    if isinstance(event, SelfComposedDpEvent):
+        return SelfComposedDpEvent(_budgeted(event.event), event.count)
+    if isinstance(event, ComposedDpEvent):
+        return ComposedDpEvent([_budgeted(part) for part in event.events])
+    if isinstance(event, ReservingDpEvent):
+        return ComposedDpEvent([event.event, event.reserved])
+    return ComposedDpEvent([]) if isinstance(event, ReservedDpEvent) else event
+
+
 def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
     """Count the mechanisms in nested compositions, in the order of their appearance."""
     if isinstance(event, SelfComposedDpEvent):
@@ -390,6 +362,8 @@ def _count_leaves(event: DpEvent) -> Counter[DpEvent]:
         for part in event.events:
             total.update(_count_leaves(part))
         return total
+    if isinstance(event, ReservingDpEvent | ReservedDpEvent):
+        return _count_leaves(event.event)
     sampled_other = isinstance(event, PoissonSampledDpEvent) and not isinstance(
         event.event, GaussianDpEvent
     )

@@ -22,7 +22,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.privacy import lattice
-from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
+from fed_dpsd.privacy.events import (
+    FinitePrecisionDpEvent,
+    ReplacedInSampleDpEvent,
+    ReservedDpEvent,
+    ReservingDpEvent,
+)
 from fed_dpsd.privacy.mechanism import Relation, Unit
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
@@ -182,13 +187,28 @@ class DPSGD(TrainingMechanism):
         else:
             step = PoissonSampledDpEvent(self.sample_rate, GaussianDpEvent(self.noise_multiplier))
         steps = SelfComposedDpEvent(step, self.steps)
-        return ComposedDpEvent([steps, FinitePrecisionDpEvent(PRECISION_LOSS)])
+        whole = ComposedDpEvent([steps, FinitePrecisionDpEvent(PRECISION_LOSS)])
+        if not self._reserves:
+            return whole
+        return ReservingDpEvent(whole, self._released_counts(replaced))
 
     def count_event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the Gaussian mechanism of the class counts."""
         if not self._bounds(unit):
             return NonPrivateDpEvent()
-        counted = self._counted(self._replaces(unit, relation))
+        event = self._released_counts(self._replaces(unit, relation))
+        return ReservedDpEvent(event) if self._reserves else event
+
+    @property
+    def _reserves(self) -> bool:
+        """Return whether a budget pays for class counts with the training.
+
+        Sampled steps and counts are of two settings. Gaussians of any settings add up exactly.
+        """
+        return self.counts_classes and self.sample_rate < 1
+
+    def _released_counts(self, replaced: bool) -> DpEvent:
+        counted = self._counted(replaced)
         return ComposedDpEvent([counted, FinitePrecisionDpEvent(COUNTS_LOSS)])
 
     def _bounds(self, unit: Unit) -> bool:

@@ -69,3 +69,26 @@ class ShuffledResponseDpEvent(DpEvent):
     epsilon_per_answer: float
     k: int
     responses: int
+
+
+@attrs.frozen
+class ReservingDpEvent(DpEvent):
+    """A release, and another one that may follow once, which a budget pays for at the same time.
+
+    A budget for life admits exactly as much of one setting as it pays for, and less of several
+    (docs/privacy.md, Theorem 7). Both releases together are one setting.
+
+    Attributes:
+        event: of the release itself, which is all that a claim counts.
+        reserved: of the other one.
+    """
+
+    event: DpEvent
+    reserved: DpEvent
+
+
+@attrs.frozen
+class ReservedDpEvent(DpEvent):
+    """A release that a budget has paid for with a `ReservingDpEvent`; a claim counts it."""
+
+    event: DpEvent

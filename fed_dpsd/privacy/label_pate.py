@@ -12,7 +12,8 @@ import numpy as np
 from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.privacy.accounting import calibrate, epsilon
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed
 from fed_dpsd.privacy.mechanism import Shards, Trust
 from fed_dpsd.privacy.noise import Rng

@@ -28,7 +28,7 @@ from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
-from fed_dpsd.server.summary import ANSWERS, TRAVELLED, scores_of
+from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
 from fed_dpsd.storage import write_atomically
 
@@ -327,7 +327,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
     config = cell.experiment.config
     summary = json.loads((cell.folder / "summary.json").read_text())
     versions = json.loads((cell.folder / "versions.json").read_text())
-    scores, areas = (scores_of(summary, metric) for metric in ("accuracy", "auroc"))
+    scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
     label = summary["privacy"]["label"] or {}
     row = {"key": cell.key, "grid": cell.grid}

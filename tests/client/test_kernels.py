@@ -13,6 +13,7 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import classifiers, fixed_features
@@ -117,6 +118,28 @@ def test_a_kept_teacher_is_free_whatever_the_kernel(small, tmp_path, drawn, monk
     assert len(noise) > len(nothing) == 0
     assert (weights == same).all()
     assert len(entries_of(ledger)) == 1
+
+
+def test_a_kept_teacher_that_goes_is_not_trained_by_another_kernel(
+    small, tmp_path, drawn, monkeypatch
+):
+    """It would be a second training for one charge; a site that starts again is charged."""
+    ledger, experiment = MemoryLedger(), small(*FIXED)
+    train(experiment, tmp_path, ledger, drawn)
+    other_features(monkeypatch)
+    load = Teachers._load_or_train
+
+    def gone(self, shard):
+        self._cached(shard).unlink()
+        return load(self, shard)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Teachers, "_load_or_train", gone)
+        with pytest.raises(UserError, match="is gone, and this machine would train another"):
+            train(experiment, tmp_path, ledger, drawn)
+    assert not drawn
+    train(experiment, tmp_path, ledger, drawn)
+    assert len(entries_of(ledger)) == 2
 
 
 def test_control_a_digest_of_the_records_alone_shows_what_noise_hides(

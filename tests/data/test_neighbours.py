@@ -21,7 +21,8 @@ from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.tables import hash64
-from fed_dpsd.experiment import from_overrides
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import from_overrides, load_data
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.lp_mst import LPMST
@@ -532,3 +533,34 @@ def test_a_simulated_clients_shards_follow_the_images(tmp_path):
         touched.append(sum(differ))
     assert set(touched) <= {0, 1}
     assert max(touched) == 1
+
+
+@pytest.mark.parametrize("how", ["spelled", "linked file", "linked folder"])
+def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
+    """It would be two records, which one change of the file changes together."""
+    place = tmp_path / "data"
+    folder(place, RECORDS)
+    first = next(place.rglob("*.png"))
+    if how == "linked file":
+        (first.parent / "again.png").symlink_to(first)
+    elif how == "linked folder":
+        (first.parent / "more").symlink_to(tmp_path / "elsewhere")
+        folder(tmp_path / "elsewhere", RECORDS)
+        (first.parent / "most").symlink_to(tmp_path / "elsewhere")
+    else:
+        files = [path.relative_to(place) for path in sorted(place.rglob("*.png"))]
+        (place / "sub").mkdir()
+        rows = [["image", "label"], *([str(file), file.parts[0]] for file in files)]
+        rows.append([f"sub/../{files[0]}", files[0].parts[0]])
+        with (place / "table.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(rows)
+        place = place / "table.csv"
+    named = {name: number for number, name in enumerate(CLASSES)}
+    files = hospitals.HospitalFiles(str(place), named, "image", "label", None, False)
+    with pytest.raises(UserError, match="is named twice"):
+        hospitals.read(files, (1, 8, 8), 3)
+    columns = ("data.image_column=image", "data.label_column=label") if how == "spelled" else ()
+    where = ("data=imagefolder", f"data.path={place}", "data.shape=[1,8,8]", *columns)
+    config = from_overrides([*where, f"cache={tmp_path}/cache"], tmp_path).config
+    with pytest.raises(UserError, match="in several rows|is there twice"):
+        load_data(config.data, config.cache)

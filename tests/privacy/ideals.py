@@ -2,7 +2,7 @@
 
 from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
 
-from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReservedDpEvent, ReservingDpEvent
 
 
 def ideal(event):
@@ -12,4 +12,6 @@ def ideal(event):
     if isinstance(event, ComposedDpEvent):
         parts = [ideal(e) for e in event.events if not isinstance(e, FinitePrecisionDpEvent)]
         return parts[0] if len(parts) == 1 else ComposedDpEvent(parts)
+    if isinstance(event, ReservingDpEvent | ReservedDpEvent):
+        return ideal(event.event)
     return event

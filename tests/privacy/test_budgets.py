@@ -14,17 +14,18 @@ from dp_accounting import (
 
 from fed_dpsd.privacy.accounting import (
     Stage,
-    calibrate,
     epsilon,
     prove,
     smallest_budget,
     unchanged_epsilon,
     within_budget,
 )
+from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
-from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ReplacedInSampleDpEvent
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, LAPLACE_LOSS
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
 from tests.privacy.test_accounting import DELTA, EVENTS, dp_sgd, response, times
@@ -236,3 +237,26 @@ def test_the_losses_of_gaussian_noise_cover_the_theorem():
     assert GAUSSIAN_LOSS >= 2 * 70 / 2.0**50
     assert PRECISION_LOSS >= 2 * MOST_DRAWS / (23 * 2.0**50)
     assert LAPLACE_LOSS >= 1 / (4 * 2.0**50)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+def test_a_budget_pays_for_class_counts_with_a_sampled_training(relation):
+    """Two settings at once would end a life; a claim counts what was released alone."""
+    mechanism = DPSGD(3.0, 0.1, 30, 1.0, 0.02, count_fraction=0.05)
+    training, counts = (m.event("record", relation) for m in (mechanism, ClassCounts(mechanism)))
+    both = epsilon(ComposedDpEvent([training, counts]), 1e-5).epsilon
+    assert epsilon(training, 1e-5).epsilon < both
+    needed = smallest_budget([training], 1e-5)
+    assert both < needed < 1.02 * both
+    assert smallest_budget([training, counts], 1e-5) == needed
+    assert within_budget([training, counts], needed, 1e-5)
+    assert not within_budget([training, counts], 0.99 * needed, 1e-5)
+    twice = smallest_budget([training, counts] * 2, 1e-5)
+    assert within_budget([training, counts, training, counts], twice, 1e-5)
+    assert needed < twice < 2 * needed
+
+
+def test_no_budget_admits_settings_of_which_no_divergence_is_known():
+    """It is infinite, and no endless search."""
+    sampled = [ReplacedInSampleDpEvent(0.1, noise) for noise in (2.0, 3.0)]
+    assert smallest_budget(sampled, 1e-5) == math.inf

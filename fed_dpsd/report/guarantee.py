@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fed_dpsd.accounts.card import BY
 from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.markup import Content, Html, element, html, listed, paragraphs, table, terms
 from fed_dpsd.report.numbers import percent, percent_at_most, rounded_up
@@ -31,6 +30,11 @@ ONLOOKERS = {
     "threshold": "somebody who sees all that the coordinator does, while enough of the clients are "
     "honest,",
     "server": "somebody who sees all that the coordinator publishes",
+}
+BY = {  # what a proof rests on
+    "training": "the training",
+    "answers": "the answers",
+    "contraction": "the training and the answers together",
 }
 # Short notes of the card, as sentences; others are sentences already.
 NOTES = {

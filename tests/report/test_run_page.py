@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fed_dpsd.accounts import words
+from fed_dpsd.accounts import card, words
 from fed_dpsd.report import guarantee, rounds
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.run_page import page
@@ -358,6 +358,7 @@ def test_a_large_delta_protects_nothing_either(tmp_path):
         words.MEANINGFUL_EPSILON,
         words.MEANINGFUL_DELTA,
     )
+    assert guarantee.BY == card.BY
 
 
 # --- runs that have not completed ---

@@ -455,6 +455,21 @@ def test_a_shared_ledger_is_read_run_by_run(small, tmp_path):
         assert len({entry.run for entry in ledger.entries()}) == 2
 
 
+def test_what_another_run_paid_for_counts_where_it_is_used_again(small, tmp_path):
+    """The same run once more: no new line in the ledger, and the same number on its card."""
+    settings = "training=plain", "answers=label", f"ledger={tmp_path}/ledger", "noise=secure"
+    for _ in range(2):
+        experiment = small(*settings)
+        folder, lines = new_run_folder(experiment), []
+        summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lines.append)
+        for row in summary["privacy"]["proven"]:
+            assert row["epsilon"] == row["planned"] == row["spent"]
+        assert lines[-1]["spent"]["epsilon"] == summary["privacy"]["proven"][0]["spent"]
+    ledger = ledger_of(experiment, 0, folder)
+    with ledger.transaction():
+        assert len({entry.run for entry in ledger.entries()}) == 1
+
+
 # --- all at once ---
 
 

@@ -130,6 +130,10 @@ def test_a_lattice_coarser_than_a_vote_tells_nothing():
         votes_for([0], 2, 10_000), np.empty((10_000, 2)), SecureGenerator(bytes(32))
     )
     assert abs(int((labels[:, 0] > 0).sum()) - 5_000) < 300  # 6 standard errors
+    # Nor do many votes, which together pass a step: a moved vote would move both counts by one.
+    votes = np.tile([[3.0, 0.0]], (1_000, 1))
+    drawn = SecureGenerator(bytes(32)).noisy_argmax(votes, 1e8)
+    assert (drawn == SecureGenerator(bytes(32)).noisy_argmax(np.zeros_like(votes), 1e8)).all()
 
 
 def changes(counts, moved, vanish):

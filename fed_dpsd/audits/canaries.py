@@ -26,7 +26,7 @@ from fed_dpsd.privacy.lattice import LARGEST_INPUT
 from fed_dpsd.privacy.noise import Rng, SecretStreams
 
 MOST_CLASSES = 10  # of a canary's teacher
-LOUD = 10.0  # weights of a network of canaries, in units of the bound
+LOUD = 2.0  # weights of a network of canaries, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay as they are
 PILOT = 100  # trainings that set thresholds
 FAINT = 1e-3  # noise multiplier at which a sum shows who is in it
@@ -43,16 +43,22 @@ class Canaries:
         labels: (m,) int64 of every class in turn.
         directions: (m, P) float64 unit vectors of the canaries' gradients in the parameters, in
             their order. They are torch's own, and owe nothing to the audited code.
+        kinds: (m,) int64 kind of each gradient.
     """
 
     teacher: Callable[[], nn.Module]
     inputs: torch.Tensor
     labels: torch.Tensor
     directions: NDArray[np.float64]
+    kinds: NDArray[np.int64]
 
     @classmethod
     def of(
-        cls, teacher: Callable[[], nn.Module], inputs: torch.Tensor, labels: torch.Tensor
+        cls,
+        teacher: Callable[[], nn.Module],
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        kinds: NDArray[np.int64] | None = None,
     ) -> "Canaries":
         """Compute the directions of canaries' gradients under cross-entropy."""
         directions = []
@@ -61,7 +67,16 @@ class Canaries:
             nn.functional.cross_entropy(model(each[None].double()), label[None]).backward()
             parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
             directions.append(nn.functional.normalize(torch.cat(parts), dim=0).numpy())
-        return cls(teacher, inputs, labels, np.stack(directions))
+        kinds = np.zeros(len(labels), np.int64) if kinds is None else kinds
+        return cls(teacher, inputs, labels, np.stack(directions), kinds)
+
+    @property
+    def groups(self) -> list[NDArray[np.bool_]]:
+        """Return the (m,) masks of each class, and of each kind where there are several."""
+        labels = self.labels.numpy()
+        kinds = np.unique(self.kinds)
+        masks = [labels == label for label in np.unique(labels)]
+        return masks + [self.kinds == kind for kind in kinds if len(kinds) > 1]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -102,27 +117,33 @@ def of_bias(num_classes: int) -> Canaries:
 
 
 def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
-    """Make canaries for a network of two layers, each with a hidden unit of its own.
+    """Make canaries for a network of three layers, each with hidden units of its own.
 
-    A canary wakes its unit alone, which makes the network sure of a wrong class. So its gradient is
-    spread over the first layer's weights and bias and the second layer's weights, in coordinates of
-    its own. The last bias, which all share, has a thousandth of its squared length. Gradients are
-    about 30 times as long as `bound`, and as 1.
+    A canary wakes its two units alone, which makes the network sure of a wrong class. So its
+    gradient lies in coordinates of its own, except for the last bias, which has a hundredth of its
+    squared length at most. Gradients of one kind are spread evenly over three layers; those of the
+    other lie mostly in the first bias. All are 50 times as long as `bound`, and as 1, or longer.
     """
-    labels = torch.arange(count) % num_classes
-    loud = LOUD * max(bound, 1.0)
+    number, loud = torch.arange(count), LOUD * max(bound, 1.0)
+    spread, labels = number % 2 == 0, number // 2 % num_classes
+    feature = torch.where(spread, 1.0, 0.2)
+    first_out = torch.where(spread, 4 * loud, 1.0)  # of an awake unit
+    second_weight = torch.where(spread, ((1 + 16 * loud**2) / 2) ** 0.5, 10 * loud)
 
     def teacher() -> nn.Module:
-        first, second = nn.Linear(count, count), nn.Linear(count, num_classes)
+        sizes = ((count, count), (count, count), (count, num_classes))
+        first, second, third = (nn.Linear(*size) for size in sizes)
         classes = torch.eye(num_classes)
-        with torch.no_grad():
-            first.weight.copy_(2 * loud * torch.eye(count))
-            first.bias.fill_(-loud)  # other units sleep, however weights tremble
-            second.weight.copy_(loud * (classes[(labels + 1) % num_classes] - classes[labels]).T)
-            nn.init.zeros_(second.bias)
-        return nn.Sequential(first, nn.ReLU(), second)
+        with torch.no_grad():  # units that sleep do so however weights tremble
+            first.weight.copy_(torch.diag(2 * first_out / feature))
+            first.bias.copy_(-first_out)
+            second.weight.copy_(torch.diag(second_weight))
+            second.bias.copy_(-second_weight * first_out / 2)
+            third.weight.copy_(loud * (classes[(labels + 1) % num_classes] - classes[labels]).T)
+            nn.init.zeros_(third.bias)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
 
-    return Canaries.of(teacher, torch.eye(count), labels)
+    return Canaries.of(teacher, torch.diag(feature), labels, (~spread).long().numpy())
 
 
 @dataclass(frozen=True)

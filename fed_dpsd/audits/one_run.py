@@ -187,7 +187,7 @@ def conclude(
     assumption: str,
     audited: str,
     unit: Unit = "record",
-    groups: NDArray[np.int64] | None = None,
+    groups: Sequence[NDArray[np.bool_]] = (),
 ) -> Audit:
     """Bound what a canary that is added or removed may tell, from below.
 
@@ -203,15 +203,13 @@ def conclude(
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
         unit: the unit that a canary is.
-        groups: (m,) the group of each canary, as its class; None for no groups.
+        groups: (m,) masks of canaries of a kind, such as a class.
     """
     runs, canaries = guesses.scores.shape
     advantage = None
     if runs > 1:
         epsilon = epsilon_at_least(guesses, delta, failure / 2)
-        members = [np.ones(canaries, bool)]
-        if groups is not None:
-            members += [groups == group for group in np.unique(groups)]
+        members = [np.ones(canaries, bool), *groups]
         each = failure / 2 / len(members)
         parts = [Guesses(guesses.included[:, own], guesses.scores[:, own]) for own in members]
         advantage = max(advantage_at_least(part, each) for part in parts)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import plan_of
@@ -102,14 +102,34 @@ class _Case:
 
     def ask(self, number: int = 1, pixel: int = 0, row: int = 0) -> Ask:
         """Return a request of QUERIES images; number, a pixel and the prediction may differ."""
-        shape, num_classes = self.experiment.config.data.shape, self.mechanism.num_classes
+        shape, num_classes = self.experiment.config.data.shape, self.num_classes
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
         return Ask(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
 
     def values(self, world: int = 0) -> Values:
         """Return the teachers' values in one of two worlds, for each query."""
-        return np.tile(self.mechanism.worst_case()[world][:1], (1, QUERIES, 1))
+        if hasattr(self.mechanism, "worst_case"):
+            return np.tile(self.mechanism.worst_case()[world][:1], (1, QUERIES, 1))
+        return np.tile(np.eye(self.num_classes)[[world]], (1, QUERIES, 1))
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes."""
+        return self.experiment.config.data.num_classes
+
+    @property
+    def cost(self) -> DpEvent:
+        """Return what an answer to `ask` costs a record."""
+        event = self.mechanism.event("record", "add_remove")
+        return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
+
+    def answers(self, ask: Ask, site: Site) -> bool:
+        """Return whether a site answers a request, and does not refuse it in one way or another."""
+        try:
+            return not isinstance(answer(self.experiment.method, ask, site), Refusal)
+        except ProtocolError:
+            return False
 
 
 def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
@@ -163,10 +183,7 @@ def _charges_releases(case: _Case) -> Iterator[str]:
     for number in (1, 2, 3):
         before = _entries(site)
         site.release(case.mechanism, case.values(), case.ask(number))
-        cost = SelfComposedDpEvent(
-            case.mechanism.event("record", "add_remove"), case.mechanism.releases(1, QUERIES)
-        )
-        yield from _undercharged(f"answer {number}", case, before, _entries(site), cost)
+        yield from _undercharged(f"answer {number}", case, before, _entries(site), case.cost)
 
 
 def _charges_training(case: _Case) -> Iterator[str]:
@@ -179,7 +196,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
     yield from _undercharged("the training", case, [], _entries(site), cost, training.unit)
     if plan_of(case.experiment).counts:
         ask = Ask.without_images("counts", site.config.data.shape, site.config.data.num_classes)
-        if isinstance(answer(case.experiment.method, ask, site), Refusal):
+        if not case.answers(ask, site):
             yield "class counts were refused"
         cost = training.event(training.unit, "add_remove")
         what = "the training with its class counts"
@@ -216,9 +233,7 @@ def _changes(case: _Case) -> Iterator[str]:
     site = case.site(Plain())
     mechanism, values = case.mechanism, case.values()
     seen = [site.release(mechanism, values, case.ask()).values]
-    cost = SelfComposedDpEvent(
-        mechanism.event("record", "add_remove"), mechanism.releases(1, QUERIES)
-    )
+    noisy = not isinstance(mechanism.event("record", "add_remove"), NonPrivateDpEvent)
     for what, ask in (
         ("another pixel", case.ask(pixel=1)),
         ("another prediction", case.ask(row=5)),
@@ -226,9 +241,9 @@ def _changes(case: _Case) -> Iterator[str]:
     ):
         before = _entries(site)
         seen.append(site.release(mechanism, values, ask).values)
-        if any(np.array_equal(seen[-1], other) for other in seen[:-1]):
+        if noisy and any(np.array_equal(seen[-1], other) for other in seen[:-1]):
             yield f"{what}: the same noise"
-        yield from _undercharged(what, case, before, _entries(site), cost)
+        yield from _undercharged(what, case, before, _entries(site), case.cost)
 
 
 def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
@@ -246,8 +261,7 @@ def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
     yield from _unchanged(site, before)
     if drawn := used & set(case.secret.purposes):  # type: ignore[attr-defined]
         yield f"noise was drawn for {', '.join(sorted(drawn))}"
-    reply = answer(case.experiment.method, case.ask(), site)
-    if not isinstance(reply, Refusal):
+    if case.answers(case.ask(), site):
         yield "the request was answered"
     yield from _unchanged(site, before)
 
@@ -260,7 +274,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
         yield "the training was admitted"
     except BudgetSpent:
         pass
-    if not isinstance(answer(case.experiment.method, case.ask(), site), Refusal):
+    if case.answers(case.ask(), site):
         yield "the teacher answered"
     yield from _unchanged(site, 0)
     if drawn := {"private training", "answer"} & set(case.secret.purposes):  # type: ignore[attr-defined]
@@ -272,7 +286,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
     site = case.site()
     good, (channels, *size) = case.ask(), case.experiment.config.data.shape
     larger = np.zeros((QUERIES, channels, *(side + 1 for side in size)), np.uint8)
-    classes = np.full((QUERIES, case.mechanism.num_classes + 1), 0.1, np.float32)
+    classes = np.full((QUERIES, case.num_classes + 1), 0.1, np.float32)
     requests: dict[str, Callable[[], Ask]] = {
         "an unknown kind": lambda: dataclasses.replace(good, kind="records"),  # type: ignore[arg-type]
         "an unknown kind that no constructor has seen": lambda: _forged(good, kind="records"),
@@ -291,9 +305,9 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
     }
     for what, make in requests.items():
         try:
-            if not isinstance(answer(case.experiment.method, make(), site), Refusal):
+            if case.answers(make(), site):
                 yield f"{what}: answered"
-        except ProtocolError:
+        except ProtocolError:  # of the request's constructor
             pass
     yield from _unchanged(site, 0)
 

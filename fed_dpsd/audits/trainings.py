@@ -35,7 +35,7 @@ CANARIES, COUNTED_CANARIES, COUNTED_RUNS = {True: 40, False: 20}, 1_000, 200  # 
 CLIPPED_STEPS, CLIPPED_RUNS = 2, {"weights": 1_200, "bias": 1_200, "network": 600}
 # Bounds of the clipping attack, at most: gradients of its canaries are longer.
 CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
-SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, 50
+SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
 ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
 
 WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
@@ -106,7 +106,7 @@ def _steps(
     config, delta = experiment.config, experiment.config.privacy.delta
     linear = make_teacher(config, 0, 0).fixed
     num_classes = min(config.data.num_classes, canaries.MOST_CLASSES)
-    count = max(num_classes, math.ceil(CANARIES[linear] / math.sqrt(close.places)))
+    count = max(2 * num_classes, math.ceil(CANARIES[linear] / math.sqrt(close.places)))
     if linear:
         kind = canaries.of_weights(count, num_classes)
     else:
@@ -118,21 +118,20 @@ def _steps(
     sums, differences = canaries.guess_steps(attacked, close, kind, trainings, runs)
     audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
     proof = _training_proof(close, 0, delta, canaries.steps_advantage(close))
-    classes = kind.labels.numpy()
     failure, unit = ATTACK_FAILURE, close.unit
     yield Attack(
         "check",
         "the training's steps (worst-case records of all classes, no class counts, weights that "
         "stand still)",
         close,
-        conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, classes),
+        conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
         proof,
     )
     yield Attack(
         "differences",
         "differences between consecutive steps (the same trainings)",
         close,
-        conclude(differences, delta, failure, 0, WHITE_BOX, audited, unit, classes),
+        conclude(differences, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
         proof,
         tests_code=False,  # noise that is too small shows in the sums
     )
@@ -154,9 +153,9 @@ def _clipping(
     kinds = {
         "weights": canaries.of_weights(max(CANARIES[True], num_classes), num_classes),
         "bias": canaries.of_bias(num_classes),
-        "network": canaries.of_network(max(CANARIES[False], num_classes), num_classes),
+        "network": canaries.of_network(max(CANARIES[False], 2 * num_classes), num_classes),
     }
-    places = {"weights": "a linear layer's weights", "bias": "a bias", "network": "two layers"}
+    places = {"weights": "a linear layer's weights", "bias": "a bias", "network": "three layers"}
     for name, kind in kinds.items():
         runs = CLIPPED_RUNS[name]
         say(f"clipping in {places[name]}: {runs:,} trainings, {len(kind)} canaries")
@@ -166,12 +165,12 @@ def _clipping(
         trainings = _reported(secrets, [claimed.steps] * (canaries.PILOT + runs))
         guesses = canaries.guess_clipping(attacked, kind, trainings, runs)
         audited = f"gradients in {places[name]}"
-        failure, classes = ATTACK_FAILURE / len(kinds), kind.labels.numpy()
+        failure, groups = ATTACK_FAILURE / len(kinds), kind.groups
         yield Attack(
             f"clipping_{name}",
             f"clipping at rate 1: gradients of all classes in {places[name]}",
             claimed,
-            conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, classes),
+            conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, groups),
             _training_proof(claimed, 0, delta, advantage),
         )
 
@@ -208,9 +207,9 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
-    steps, count = SAMPLED_STEPS, SAMPLED_CANARIES
-    say(f"sample counts: {steps:,} steps, {count} canaries")
     linear = make_teacher(experiment.config, 0, 0).fixed
+    steps, count = SAMPLED_STEPS, SAMPLED_CANARIES[linear]
+    say(f"sample counts: {steps:,} steps, {count} canaries")
     secret = next(secrets_of(experiment.config, "samples"))
     taken = canaries.samples(mechanism, steps, count, linear, secret)
     rate, sizes = mechanism.sample_rate, taken.sum(axis=1)

@@ -77,6 +77,7 @@ def audit(
         named = {named.pop("key"): named for named in code}
         more = {part: [check.to_json() for check in found.of(part)] for part in TITLES}
         more |= {"parts": {part: {"contradicts": found.contradicts(part)} for part in TITLES}}
+        more |= {"failure_probability_in_all": found.failure_probability}
         more |= {"broken": broken, "as_expected": found.as_expected}
         claim.pop("key", None)
         print(json.dumps(claim | named | more))

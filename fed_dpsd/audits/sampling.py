@@ -31,6 +31,7 @@ from fed_dpsd.privacy.mechanism import Additive, Values, top_k
 from fed_dpsd.privacy.noise import Law, SecretStreams, lattice_spacing, noisy_sum
 from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import listening
 
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
 AT_ONCE = 2**18  # numbers of an ask
@@ -324,7 +325,7 @@ def _steps(
 ) -> NDArray[np.float64]:
     """Return the (T, P) noisy sums of a training on no records, in units of the bound."""
     watched = Watched.like(attacked, steps=steps)
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
         site = victims.training_site(experiment.config, watched, cache, secret)
         site.pay_for_training()
         site.sensitive_probabilities(np.zeros((1, *experiment.config.data.shape), np.uint8))

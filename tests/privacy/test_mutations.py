@@ -15,6 +15,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import typer
 from dp_accounting import GaussianDpEvent
 
 from fed_dpsd.accounts.account import Account
@@ -29,6 +30,7 @@ from fed_dpsd.audits.canaries import (
     steps_advantage,
 )
 from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.cli.privacy import audit as command
 from fed_dpsd.client.site import Site
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Plan
@@ -43,6 +45,7 @@ from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
 from fed_dpsd.streams import Streams
+from tests.conftest import SMALL
 from tests.privacy.per_record import clip_records_alone
 
 FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
@@ -710,25 +713,23 @@ def test_a_planted_fault_is_found(mutate, settings, part, small, quick, monkeypa
     [(mutate, settings) for mutate, settings, _ in PLANTED],
     ids=[f"{mutate.__name__}-{number}" for number, (mutate, *_) in enumerate(PLANTED)],
 )
-def test_the_command_ends_with_3_for_a_planted_fault(
-    mutate, settings, fed_dpsd, quick, monkeypatch
-):
+def test_the_command_ends_with_3_for_a_planted_fault(mutate, settings, quick, monkeypatch, capsys):
     """The whole command, though with fewer runs: a minute for some of these."""
     mutate(monkeypatch)
-    code, out, _ = fed_dpsd("privacy", "audit", *settings)
-    assert code == 3
-    assert any("contradict" in line for line in out)
+    with pytest.raises(typer.Exit) as end:
+        command([*SMALL, *settings])
+    assert end.value.exit_code == 3
+    assert "contradict" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_an_honest_client_passes(seed, fed_dpsd):
+def test_an_honest_client_passes(seed, capsys):
     """Of 20 audits one fails with probability at most 20 times 0.001; seeds are fixed.
 
     One takes a minute, all its runs and draws.
     """
-    settings = ("training=dp_sgd", "answers=gradient", f"seed={seed}")
-    code, out, _ = fed_dpsd("privacy", "audit", "--json", *settings)
-    found = json.loads(out[-1])
-    assert (code, found["as_expected"]) == (0, True)
+    command(["training=dp_sgd", "answers=gradient", f"seed={seed}"], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["as_expected"]
     assert found["failure_probability_in_all"] <= 1e-3

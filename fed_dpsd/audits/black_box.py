@@ -98,8 +98,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields; infinity is the string "inf"."""
-        bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
-        return vars(self) | {"lower_bound": bound}
+        return vars(self) | ({"lower_bound": "inf"} if math.isinf(self.lower_bound) else {})
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ def audit(
     A run of two queries and more is spread over two asks and more. The worlds change places from
     row to row of an ask, and from ask to ask: noise that rows or asks share cancels in the sum,
     which then tells the worlds apart. The classes of the worst case are rolled, for each run by
-    another shift, so that noise is tested on every class. The student's predictions are of
-    another kind (`public_rows`) once all shifts have had their turn.
+    another shift, and so is the kind of the student's prediction (`public_rows`).
 
     Runs share asks, unless the rows of an ask are not releases of their own. The failure
     probability assumes that the rows of an ask are independent draws. Independence is part of the
@@ -299,6 +297,12 @@ def _public(num_classes: int) -> NDArray[np.float32]:
     return np.concatenate([_shifted(row) for row in public_rows(num_classes)])
 
 
+def _worlds(mechanism: Audited) -> Values:
+    """Return the teachers' values in both worlds for each row of `_public`; (2, 8 K, n, K)."""
+    worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])
+    return np.tile(worlds, (1, KINDS, 1, 1))
+
+
 def _shifted(values: Values) -> Values:
     """Roll the classes of (..., K) values by every shift; (K, ..., K)."""
     return np.stack([np.roll(values, shift, axis=-1) for shift in range(values.shape[-1])])
@@ -309,12 +313,8 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
 
     A row of an ask belongs to a slot and a run; the rows of one slot are together.
     """
-    num_classes = mechanism.num_classes
+    num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
     public, statistic = _public(num_classes), _statistic(mechanism)
-    # Of each kind of row, (2, 8 K, n, K).
-    worlds = np.stack(
-        [np.tile(_shifted(world[:, 0]), (KINDS, 1, 1)) for world in mechanism.worst_case()]
-    )
     alone = mechanism.releases(1, 2) != 2  # the rows of an ask are not releases of their own
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
     half = math.ceil(queries / 2)
@@ -351,9 +351,8 @@ def _statistic(
     """
     public = _public(mechanism.num_classes)
     worlds = [
-        np.stack([_encoded(mechanism, *each) for each in zip(values, public, strict=True)])
-        for world in mechanism.worst_case()
-        for values in [np.tile(_shifted(world[:, 0]), (KINDS, 1, 1))]
+        np.stack([_encoded(mechanism, *each) for each in zip(world, public, strict=True)])
+        for world in _worlds(mechanism)
     ]  # (8 K, n, K)
     if isinstance(mechanism, TopKRandomizedResponse):
         laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # teacher 0 changes

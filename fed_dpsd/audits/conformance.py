@@ -56,9 +56,9 @@ class Conformance:
 
     @property
     def refuted(self) -> bool:
-        """Return whether every attack that tests the code succeeds, and a sampler test too."""
+        """Return whether every attack that tests the code succeeds."""
         attacks = [attack.contradicts for attack in self.attacks if attack.tests_code]
-        return all(attacks) and self.contradicts("sampler")
+        return bool(attacks) and all(attacks)
 
     @property
     def as_expected(self) -> bool:

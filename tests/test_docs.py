@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import api, cli
-from fed_dpsd.audits import attacks
+from fed_dpsd.audits import attacks, sampling
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device, gib
 from fed_dpsd.overrides import compose
@@ -87,6 +87,8 @@ def test_the_commands_of_readme_and_of_the_page_of_commands_run(command, call, m
         folder = call("run", *SMALL)
         words = [folder if word == "RUN" else word for word in words]
     monkeypatch.setattr(attacks, "CLOSE_RUNS", 20_000)
+    monkeypatch.setattr(sampling, "OWN_DRAWS", 2**15)
+    monkeypatch.setattr(sampling, "DRAWS", 2**15)
     if words[0] == "report":
         call("sweep", *SMALL, "seed=0,1")
     if words[0] == "predict":

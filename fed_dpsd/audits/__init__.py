@@ -1,1 +1,1 @@
-"""Attacks on what clients run, and the lower bounds on epsilon that they give."""
+"""Audits of what clients run: lower bounds on epsilon, tests of samplers and of the protocol."""

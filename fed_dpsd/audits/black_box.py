@@ -33,6 +33,7 @@ PREMISE = "one changed record may change its teacher, and so all its answers, ar
 VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, which stay in the cache
 RUNS_AT_ONCE = 1_000  # of an ask, and the most runs that a repeated draw may reach
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; between, a quarter of all
+KINDS = 8  # of public predictions
 ROUNDING = 1e-9  # most of an enumerated ratio
 
 
@@ -97,8 +98,7 @@ class Audit:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields; infinity is the string "inf"."""
-        bound = "inf" if math.isinf(self.lower_bound) else self.lower_bound
-        return vars(self) | {"lower_bound": bound}
+        return vars(self) | ({"lower_bound": "inf"} if math.isinf(self.lower_bound) else {})
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def audit(
     A run of two queries and more is spread over two asks and more. The worlds change places from
     row to row of an ask, and from ask to ask: noise that rows or asks share cancels in the sum,
     which then tells the worlds apart. The classes of the worst case are rolled, for each run by
-    another shift, so that noise is tested on every class.
+    another shift, and so is the kind of the student's prediction (`public_rows`).
 
     Runs share asks, unless the rows of an ask are not releases of their own. The failure
     probability assumes that the rows of an ask are independent draws. Independence is part of the
@@ -278,11 +278,29 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 # --- sampling ---------------------------------------------------------------------------------
 
 
-def public_row(num_classes: int) -> NDArray[np.float32]:
-    """Make a (1, K) prediction that finds the classes of the worst case probable, and no other."""
-    row = np.zeros((1, num_classes), np.float32)
-    row[0, :2] = 0.5
-    return row
+def public_rows(num_classes: int) -> NDArray[np.float32]:
+    """Make (8, K) predictions, all of which find the classes of the worst case most probable.
+
+    Two find no other class probable, three are sure of one class, and three are random.
+    """
+    rows = np.zeros((8, num_classes))
+    rows[:2, :2] = 0.5
+    rows[2:5, 0] = 1.0, 0.999, 0.95
+    rows[3:5, 1:] = (1 - rows[3:5, :1]) / (num_classes - 1)
+    random = np.random.default_rng(0).dirichlet(np.ones(num_classes), 3)
+    rows[5:] = -np.sort(-random, axis=1)
+    return rows.astype(np.float32)
+
+
+def _public(num_classes: int) -> NDArray[np.float32]:
+    """Return the rows of all kinds, each rolled by every shift; (8 K, K)."""
+    return np.concatenate([_shifted(row) for row in public_rows(num_classes)])
+
+
+def _worlds(mechanism: Audited) -> Values:
+    """Return the teachers' values in both worlds for each row of `_public`; (2, 8 K, n, K)."""
+    worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])
+    return np.tile(worlds, (1, KINDS, 1, 1))
 
 
 def _shifted(values: Values) -> Values:
@@ -295,9 +313,8 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
 
     A row of an ask belongs to a slot and a run; the rows of one slot are together.
     """
-    num_classes = mechanism.num_classes
-    public, statistic = _shifted(public_row(num_classes)[0]), _statistic(mechanism)
-    worlds = np.stack([_shifted(world[:, 0]) for world in mechanism.worst_case()])  # (2, K, n, K)
+    num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
+    public, statistic = _public(num_classes), _statistic(mechanism)
     alone = mechanism.releases(1, 2) != 2  # the rows of an ask are not releases of their own
     most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
     half = math.ceil(queries / 2)
@@ -308,15 +325,15 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
     parts = [(world, first) for world in (0, 1) for first in range(0, runs, together)]
     for world, first in reported("parts of the runs", parts):
         part = ratios[world, first : first + together]
-        shifts = np.tile((first + np.arange(len(part))) % num_classes, piece)
+        places = np.tile((first + np.arange(len(part))) % len(public), piece)
         swaps = np.arange(piece).repeat(len(part))
         asks = [
-            worlds[(world + swaps[:rows] + number) % 2, shifts[:rows]].swapaxes(0, 1)
+            worlds[(world + swaps[:rows] + number) % 2, places[:rows]].swapaxes(0, 1)
             for number, size in enumerate(sizes)
             for rows in [len(part) * size]
         ]
-        for number, answers in enumerate(client(asks, public[shifts])):
-            row_ratios = statistic(answers, shifts[: len(answers)])
+        for number, answers in enumerate(client(asks, public[places])):
+            row_ratios = statistic(answers, places[: len(answers)])
             row_ratios = row_ratios * (-1.0) ** (swaps[: len(answers)] + number)
             part += row_ratios.reshape(-1, len(part)).sum(axis=0)
     return ratios
@@ -325,21 +342,18 @@ def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDAr
 def _statistic(
     mechanism: Audited,
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
-    """Return the function from (B, K) answers and (B,) shifts to (B,) log-likelihood ratios.
+    """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
+
+    A place is that of the row's prediction among those of `_public`.
 
     Ratios are up to constants. Of a noisy maximum only the classes that gain and lose a vote count,
     which is a test like any other.
     """
-    public = _shifted(public_row(mechanism.num_classes))
+    public = _public(mechanism.num_classes)
     worlds = [
-        np.array(
-            [
-                [mechanism.encode(teacher[None], row)[0] for teacher in teachers]
-                for teachers, row in zip(_shifted(world[:, 0]), public, strict=True)
-            ]
-        )
-        for world in mechanism.worst_case()
-    ]  # (K, n, K), each value encoded by itself
+        np.stack([_encoded(mechanism, *each) for each in zip(world, public, strict=True)])
+        for world in _worlds(mechanism)
+    ]  # (8 K, n, K)
     if isinstance(mechanism, TopKRandomizedResponse):
         laws = [np.where(world[:, 0] > 0, world[:, 0], 1) for world in worlds]  # teacher 0 changes
         weights = np.log(laws[0] / laws[1])
@@ -350,13 +364,20 @@ def _statistic(
             middle, reach = (first + second) / 2, np.abs(weights) / 2
             signs = np.sign(weights)
 
-            def laplace(answers: Values, shifts: NDArray[np.int64]) -> NDArray[np.float64]:
+            def laplace(answers: Values, places: NDArray[np.int64]) -> NDArray[np.float64]:
                 """Return half of |answer - second| - |answer - first|, exact where constant."""
-                far = reach[shifts]
-                return _dot(np.clip(answers - middle[shifts], -far, far), signs[shifts])
+                far = reach[places]
+                return _dot(np.clip(answers - middle[places], -far, far), signs[places])
 
             return laplace
-    return lambda answers, shifts: _dot(answers, weights[shifts])
+    return lambda answers, places: _dot(answers, weights[places])
+
+
+def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
+    """Encode each of (n, K) values by itself, given a (K,) prediction; most teachers are alike."""
+    distinct = {each.tobytes(): each for each in teachers}
+    known = {key: mechanism.encode(each[None], row[None])[0] for key, each in distinct.items()}
+    return np.stack([known[each.tobytes()] for each in teachers])
 
 
 def _dot(left: Values, right: Values) -> NDArray[np.float64]:

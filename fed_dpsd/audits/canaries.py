@@ -7,6 +7,8 @@ noisy sum of every step. It does not know which records the coins put in.
 """
 
 import dataclasses
+import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,15 +25,149 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.lattice import LARGEST_INPUT
 from fed_dpsd.privacy.noise import Rng, SecretStreams
 
-LOUD = 1e3  # a canary's feature for a network, in units of the bound
+MOST_CLASSES = 10  # of a canary's teacher
+LOUD = 2.0  # weights of a network of canaries, in units of the bound
 STILL = 1e-12  # a learning rate at which weights hardly move, so gradients stay as they are
+PILOT = 100  # trainings that set thresholds
+FAINT = 1e-3  # noise multiplier at which a sum shows who is in it
+SUMS = 1e-30  # added to differences of sums, whose logarithm is taken
 
 
 @dataclass(frozen=True)
-class _Watched(DPSGD):
-    """DP-SGD whose noisy sums of gradients can be seen."""
+class Canaries:
+    """Canaries of one kind, with the teacher that they are made for.
+
+    Args:
+        teacher: makes the untrained teacher, at which gradients are as described.
+        inputs: (m, D) float32 features.
+        labels: (m,) int64 of every class in turn.
+        directions: (m, P) float64 unit vectors of the canaries' gradients in the parameters, in
+            their order. They are torch's own, and owe nothing to the audited code.
+        kinds: (m,) int64 kind of each gradient.
+    """
+
+    teacher: Callable[[], nn.Module]
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    directions: NDArray[np.float64]
+    kinds: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        teacher: Callable[[], nn.Module],
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        kinds: NDArray[np.int64] | None = None,
+    ) -> "Canaries":
+        """Compute the directions of canaries' gradients under cross-entropy."""
+        directions = []
+        for each, label in zip(inputs, labels, strict=True):
+            model = teacher().double()
+            nn.functional.cross_entropy(model(each[None].double()), label[None]).backward()
+            parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+            directions.append(nn.functional.normalize(torch.cat(parts), dim=0).numpy())
+        kinds = np.zeros(len(labels), np.int64) if kinds is None else kinds
+        return cls(teacher, inputs, labels, np.stack(directions), kinds)
+
+    @property
+    def groups(self) -> list[NDArray[np.bool_]]:
+        """Return the (m,) masks of each class, and of each kind where there are several."""
+        labels = self.labels.numpy()
+        kinds = np.unique(self.kinds)
+        masks = [labels == label for label in np.unique(labels)]
+        return masks + [self.kinds == kind for kind in kinds if len(kinds) > 1]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def of_weights(count: int, num_classes: int) -> Canaries:
+    """Make canaries for a linear layer, each with a loud feature of its own.
+
+    Weights are zero, so the teacher finds all classes equally probable. Gradients are orthogonal
+    except for the bias, which has a hundredth of their squared length.
+    """
+
+    def teacher() -> nn.Module:
+        layer = nn.Linear(count, num_classes)
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)
+        return layer
+
+    labels = torch.arange(count) % num_classes
+    return Canaries.of(teacher, torch.eye(count) * LARGEST_INPUT, labels)
+
+
+def of_bias(num_classes: int) -> Canaries:
+    """Make canaries for a linear layer's bias: they have no features.
+
+    The teacher is sure of class 0, and each canary is of another class. So its gradient is sqrt(2)
+    long and lies in the bias alone.
+    """
+
+    def teacher() -> nn.Module:
+        layer = nn.Linear(1, num_classes)
+        nn.init.zeros_(layer.weight)
+        with torch.no_grad():
+            layer.bias.copy_(40.0 * torch.eye(num_classes)[0])
+        return layer
+
+    return Canaries.of(teacher, torch.zeros(num_classes - 1, 1), torch.arange(1, num_classes))
+
+
+def of_network(count: int, num_classes: int, bound: float = 1.0) -> Canaries:
+    """Make canaries for a network of three layers, each with hidden units of its own.
+
+    A canary wakes its two units alone, which makes the network sure of a wrong class. So its
+    gradient lies in coordinates of its own, except for the last bias, which has a hundredth of its
+    squared length at most. Gradients of one kind are spread evenly over three layers; those of the
+    other lie mostly in the first bias. All are 50 times as long as `bound`, and as 1, or longer.
+    """
+    number, loud = torch.arange(count), LOUD * max(bound, 1.0)
+    spread, labels = number % 2 == 0, number // 2 % num_classes
+    feature = torch.where(spread, 1.0, 0.2)
+    first_out = torch.where(spread, 4 * loud, 1.0)  # of an awake unit
+    second_weight = torch.where(spread, ((1 + 16 * loud**2) / 2) ** 0.5, 10 * loud)
+
+    def teacher() -> nn.Module:
+        sizes = ((count, count), (count, count), (count, num_classes))
+        first, second, third = (nn.Linear(*size) for size in sizes)
+        classes = torch.eye(num_classes)
+        with torch.no_grad():  # units that sleep do so however weights tremble
+            first.weight.copy_(torch.diag(2 * first_out / feature))
+            first.bias.copy_(-first_out)
+            second.weight.copy_(torch.diag(second_weight))
+            second.bias.copy_(-second_weight * first_out / 2)
+            third.weight.copy_(loud * (classes[(labels + 1) % num_classes] - classes[labels]).T)
+            nn.init.zeros_(third.bias)
+        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third)
+
+    return Canaries.of(teacher, torch.diag(feature), labels, (~spread).long().numpy())
+
+
+@dataclass(frozen=True)
+class Watched(DPSGD):
+    """DP-SGD whose noisy sums of gradients can be seen.
+
+    Attributes:
+        seen: the sum of each step and parameter, in the order of steps.
+    """
 
     seen: list[NDArray[np.float64]] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def like(cls, mechanism: DPSGD, **changed: object) -> "Watched":
+        """Return a training like `mechanism`, without class counts, whose sums can be seen."""
+        fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
+        return cls(**(fields | {"count_fraction": None} | changed))
+
+    def sums(self) -> NDArray[np.float64]:
+        """Return (T, P) noisy sums of all parameters, in units of the bound."""
+        parts = len(self.seen) // self.steps
+        steps = [self.seen[first : first + parts] for first in range(0, len(self.seen), parts)]
+        flat = [np.concatenate([part.ravel() for part in step]) for step in steps]
+        return np.stack(flat) / self.max_grad_norm
 
     def _noisy(self, total: torch.Tensor, size: int, rng: Rng) -> torch.Tensor:
         noisy = super()._noisy(total, size, rng)
@@ -39,52 +175,95 @@ class _Watched(DPSGD):
         return noisy
 
 
+def watch(
+    mechanism: DPSGD, canaries: Canaries, included: NDArray[np.bool_], rng: Rng
+) -> NDArray[np.float64]:
+    """Train on the included canaries; return (T, m) parts of the sums along all their gradients.
+
+    A canary that takes part in a step adds 1 to its own part, if its gradient is clipped as it
+    should be.
+    """
+    watched = Watched.like(mechanism, learning_rate=STILL)
+    chosen = torch.from_numpy(included)
+    inputs = canaries.inputs[chosen][:, None].repeat(1, mechanism.places, 1)
+    labels = canaries.labels[chosen]
+    if mechanism.unit == "patient":
+        labels = labels[:, None].repeat(1, mechanism.places)
+    watched.train(canaries.teacher(), inputs, labels, rng)
+    return watched.sums() @ canaries.directions.T
+
+
 def guess_steps(
     mechanism: DPSGD,
     claimed: DPSGD,
-    canaries: int,
-    linear: bool,
+    canaries: Canaries,
     streams: Iterator[SecretStreams],
     runs: int,
-) -> Guesses:
-    """Train on canaries, `runs` times, and guess each from the noisy sums of all steps.
+) -> tuple[Guesses, Guesses]:
+    """Train on canaries, `runs` times, and guess each from the noisy sums of all steps, twice.
 
-    A canary is one loud coordinate of a feature vector, its own, so that clipped gradients are
-    orthogonal, except for the bias, and as long as the bound: the worst case of the proof. Weights
-    start at zero and hardly move, so gradients stay so. A canary's score is the log-likelihood
-    ratio of what it added to the steps' sums, (1 - q) N(0, z^2) + q N(1, z^2) against N(0, z^2).
+    A canary's first score is the log-likelihood ratio of its parts of the sums, (1 - q) N(0, z^2) +
+    q N(1, z^2) against N(0, z^2). Its second is the length of the differences between consecutive
+    steps: noise that steps share cancels there, and leaves the steps that a canary took part in.
 
     Args:
         mechanism: the mechanism whose `train` runs; its class counts are not part of this.
         claimed: the mechanism whose rate and noise the adversary believes in.
-        canaries: m of a run.
-        linear: whether a linear layer is trained; otherwise a network, whose gradients Opacus forms
-            record by record.
+        canaries: of gradients that are orthogonal, or nearly so.
         streams: secrets of the runs.
         runs: R, independent ones.
     """
-    fields = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(DPSGD)}
-    fields |= {"learning_rate": STILL, "count_fraction": None}
 
     def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
-        watched = _Watched(**fields)
-        loud = LARGEST_INPUT if linear else LOUD * mechanism.max_grad_norm
-        records = torch.eye(canaries)[torch.from_numpy(included)] * loud
-        inputs = records[:, None].repeat(1, mechanism.places, 1)
-        layer = nn.Linear(canaries, 2, bias=linear)
-        for parameter in layer.parameters():
-            nn.init.zeros_(parameter)
-        teacher = layer if linear else nn.Sequential(layer)
-        shape = inputs.shape[: 1 if mechanism.unit == "record" else 2]
-        labels = torch.zeros(shape, dtype=torch.long)
-        watched.train(teacher, inputs, labels, secret.numpy("private training"))
-        sums = np.stack([part for part in watched.seen if part.shape == (2, canaries)])
-        parts = (sums[:, 1] - sums[:, 0]) / math.sqrt(2) / mechanism.max_grad_norm  # (T, m)
+        parts = watch(mechanism, canaries, included, secret.numpy("private training"))
         ratios = _log_ratio(claimed, parts).sum(axis=0)
-        # Centred, for with other noise than claimed all may lie below 0.
-        return ratios - ratios.mean()
+        moves = np.log(np.abs(np.diff(parts, axis=0)).sum(axis=0) + SUMS)
+        # Centred, for with other noise than claimed all may lie on one side of 0.
+        return np.stack([ratios - ratios.mean(), moves - (moves.min() + moves.max()) / 2])
 
-    return _guess(score, canaries, streams, runs)
+    included, scores = _run(score, len(canaries), streams, runs)
+    return Guesses(included, scores[:, 0]), Guesses(included, scores[:, 1])
+
+
+def guess_clipping(
+    mechanism: DPSGD, canaries: Canaries, streams: Iterator[SecretStreams], runs: int
+) -> Guesses:
+    """Train at rate 1 on canaries, `runs` times after a pilot, and guess each from its own parts.
+
+    Thresholds are the pilot's medians, so canaries may share coordinates.
+
+    Args:
+        mechanism: of rate 1; its class counts are not part of this.
+        canaries: of any kind.
+        streams: secrets of the runs and the pilot.
+        runs: R, independent ones, besides the pilot.
+    """
+
+    def score(included: NDArray[np.bool_], secret: SecretStreams) -> NDArray[np.float64]:
+        rng = secret.numpy("private training")
+        return watch(mechanism, canaries, included, rng).sum(axis=0)
+
+    _, pilot = _run(score, len(canaries), streams, PILOT)
+    included, scores = _run(score, len(canaries), streams, runs)
+    return Guesses(included, scores - np.median(pilot, axis=0))
+
+
+def samples(
+    mechanism: DPSGD, steps: int, count: int, linear: bool, secret: SecretStreams
+) -> NDArray[np.bool_]:
+    """Train with hardly any noise on canaries; (steps, count) whether each was in each step.
+
+    Args:
+        mechanism: the mechanism whose sampler draws.
+        steps: T, of the training.
+        count: m, canaries.
+        linear: whether a linear layer is trained; otherwise a network.
+        secret: of the training.
+    """
+    faint = dataclasses.replace(mechanism, steps=steps, noise_multiplier=FAINT)
+    everyone = np.ones(count, bool)
+    kind = of_weights(count, 2) if linear else of_network(count, 2, mechanism.max_grad_norm)
+    return watch(faint, kind, everyone, secret.numpy("private training")) > 0.5
 
 
 def guess_counts(
@@ -105,23 +284,31 @@ def guess_counts(
             labels = labels[:, None].repeat(mechanism.records_per_patient, axis=1)
         return mechanism.count(labels, canaries, secret.numpy("class counts")) - 0.5
 
-    return _guess(score, canaries, streams, runs)
+    return Guesses(*_run(score, canaries, streams, runs))
 
 
-def _guess(
+def _run(
     score: Callable[[NDArray[np.bool_], SecretStreams], NDArray[np.float64]],
     canaries: int,
     streams: Iterator[SecretStreams],
     runs: int,
-) -> Guesses:
-    """Include canaries by fair coins and score them, in runs with secrets of their own."""
-    included = np.empty((runs, canaries), bool)
-    scores = np.empty((runs, canaries))
-    for run in range(runs):
-        secret = next(streams)
-        included[run] = secret.numpy("coins").random(canaries) < 0.5
-        scores[run] = score(included[run], secret)
-    return Guesses(included, scores)
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Include canaries by fair coins and score them, in runs with secrets of their own.
+
+    Coins are seeded by a digest of the secret: they are the auditor's own, and owe nothing to the
+    audited generator.
+    """
+    included, scores = [], []
+    for secret in itertools.islice(streams, runs):
+        included.append(coins(secret, canaries))
+        scores.append(score(included[-1], secret))
+    return np.stack(included), np.stack(scores)
+
+
+def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
+    """Toss (count,) fair coins of the auditor's own, with a generator that no client uses."""
+    digest = hashlib.sha256(b"coins" + secret.secret).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big")).random(count) < 0.5
 
 
 def steps_advantage(mechanism: DPSGD) -> float:

@@ -138,22 +138,45 @@ def advantage_at_least(guesses: Guesses, failure: float) -> float:
     """Bound the total variation distance of two worlds, one canary apart, from below.
 
     A guess at a fair coin is right with a probability of at most (1 + distance) / 2, so the mean
-    fraction of right guesses in a run is no larger either. Runs are independent, and a mean of
-    bounded variables is bounded from below by betting on it (Waudby-Smith, Ramdas, arXiv
-    2010.09686, Section 4; Theorem 13). All canaries are guessed at.
+    fraction of right guesses in a run is no larger either (Theorem 13). All canaries are guessed
+    at.
 
     Args:
         guesses: of R runs.
         failure: in (0, 1), that the result is too large.
     """
-    fractions = guesses.right.mean(axis=1)
+    return max(0.0, 2 * _mean_at_least(guesses.right.mean(axis=1), failure) - 1)
+
+
+def epsilon_at_least(guesses: Guesses, delta: float, failure: float) -> float:
+    """Bound epsilon at `delta` from below, by the surest guess of each run.
+
+    Right guesses are no more frequent than (e^epsilon + m delta) / (1 + e^epsilon) (Theorem 13).
+
+    Args:
+        guesses: of R runs.
+        delta: in [0, 1).
+        failure: in (0, 1), that the result is too large.
+    """
+    runs, canaries = guesses.scores.shape
+    surest = np.abs(guesses.scores).argmax(axis=1)
+    right = guesses.right[np.arange(runs), surest].astype(np.float64)
+    mean = _mean_at_least(right, failure)
+    return max(0.0, math.log(max(mean - canaries * delta, 1e-300) / (1 - mean)))
+
+
+def _mean_at_least(values: NDArray[np.float64], failure: float) -> float:
+    """Bound the mean of R independent variables in [0, 1] from below, if it is at least 1/2.
+
+    It is bounded by betting on it (Waudby-Smith, Ramdas, arXiv 2010.09686, Section 4).
+    """
     low, high = 0.5, 1.0
     for _ in range(40):
         mean = (low + high) / 2
-        capital = np.log1p(STAKES[:, None] * (fractions / mean - 1)).sum(axis=1)
+        capital = np.log1p(STAKES[:, None] * (values / mean - 1)).sum(axis=1)
         wins = float(np.logaddexp.reduce(capital)) - math.log(len(STAKES)) > -math.log(failure)
         low, high = (mean, high) if wins else (low, mean)
-    return 2 * low - 1
+    return low
 
 
 def conclude(
@@ -164,11 +187,13 @@ def conclude(
     assumption: str,
     audited: str,
     unit: Unit = "record",
+    groups: Sequence[NDArray[np.bool_]] = (),
 ) -> Audit:
     """Bound what a canary that is added or removed may tell, from below.
 
-    Epsilon is bounded by Theorem 12, with half of the failure probability. The other half goes to
-    the advantage, and to the mu whose advantage it is; for a single run, to mu by Theorem 12.
+    Epsilon has half of the failure probability, and the advantage the other half, with the mu whose
+    advantage it is: by Theorem 13, or for a single run by Theorem 12. The advantage is the largest
+    of all canaries together and of each group, which share its half.
 
     Args:
         guesses: of R runs.
@@ -178,14 +203,19 @@ def conclude(
         assumption: the adversary's view and powers, in words.
         audited: the randomness, in words.
         unit: the unit that a canary is.
+        groups: (m,) masks of canaries of a kind, such as a class.
     """
     runs, canaries = guesses.scores.shape
-    epsilon = strongest(lambda value: approximate(value, delta), guesses, failure / 2)
     advantage = None
     if runs > 1:
-        advantage = advantage_at_least(guesses, failure / 2)
+        epsilon = epsilon_at_least(guesses, delta, failure / 2)
+        members = [np.ones(canaries, bool), *groups]
+        each = failure / 2 / len(members)
+        parts = [Guesses(guesses.included[:, own], guesses.scores[:, own]) for own in members]
+        advantage = max(advantage_at_least(part, each) for part in parts)
         mu = float(2 * ndtri((1 + advantage) / 2))
     else:
+        epsilon = strongest(lambda value: approximate(value, delta), guesses, failure / 2)
         mu = strongest(gaussian, guesses, failure / 2)
     return Audit(
         epsilon,

@@ -180,6 +180,33 @@ def _ask_about(
     return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
+def training_site(
+    config: Config, training: DPSGD, cache: str, secret: SecretStreams, images: int = 0
+) -> Site:
+    """Make a site with one teacher, without budget, which holds no record or a few blank ones.
+
+    Args:
+        config: the run's.
+        training: how its teacher is trained.
+        cache: folder of its teacher.
+        secret: source of its noise.
+        images: number of its records, all of class 0.
+    """
+    config = _unlimited(dataclasses.replace(config, cache=cache, teachers_per_client=1))
+    blank, numbers = np.zeros((images, *config.data.shape), np.uint8), np.arange(images)
+    return Site(
+        config=config,
+        training=training,
+        answers=Probabilities(),
+        client=0,
+        records=Split(blank, np.zeros(images, np.int64), numbers),
+        shard_ids=numbers,
+        test=None,
+        account=_account(config, training, Probabilities()),
+        secret=secret,
+    )
+
+
 def _account(config: Config, training: Training, answers: Mechanism) -> Account:
     """Open a new account that pays for as many answers as an audit asks for."""
     plan = Plan(training, (Stage(answers, asks=10**12, queries=1),))

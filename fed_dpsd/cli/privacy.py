@@ -60,36 +60,47 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Attack the code that hospitals run, and say which of its epsilons are refuted.
+    """Test a client's code: attack what it releases, test its sampler and its protocol.
 
     Attacks run at settings where they come close to the proof, to test the code, and at the run's
-    own settings. With --broken the attacks have to succeed: an audit that misses is blind.
+    own settings. Sampler tests count what is drawn. Protocol tests send requests to a site with a
+    ledger. With --broken the attacks have to succeed: an audit that misses is blind.
     """
     from fed_dpsd.api import composed
-    from fed_dpsd.audits.attacks import attacks
+    from fed_dpsd.audits.conformance import TITLES, audit_client
 
     experiment = composed(overrides or ())
     with shown(console):
-        outcomes = list(attacks(experiment, broken, say))
-    *code, claim = outcomes
-    refuted = all(attack.contradicts for attack in outcomes if attack.tests_code)
-    expected = refuted if broken else not any(attack.contradicts for attack in outcomes)
+        found = audit_client(experiment, broken, say)
     if as_json:
-        names = ("check", "counts", "answers") if len(code) > 2 else ("check", "answers")
-        named = dict(zip(names, (attack.to_json() for attack in code), strict=False))
-        more = {"broken": broken, "as_expected": expected}
-        print(json.dumps(claim.to_json() | named | more))
+        *code, claim = [attack.to_json() | {"key": attack.key} for attack in found.attacks] or [{}]
+        named = {named.pop("key"): named for named in code}
+        more = {part: [check.to_json() for check in found.of(part)] for part in TITLES}
+        more |= {"parts": {part: {"contradicts": found.contradicts(part)} for part in TITLES}}
+        more |= {"failure_probability_in_all": found.failure_probability}
+        more |= {"broken": broken, "as_expected": found.as_expected}
+        claim.pop("key", None)
+        print(json.dumps(claim | named | more))
     else:
         out = Console(highlight=False)
-        for attack in outcomes:
-            out.print(f"{attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
-            for sentence in attack.verdict():
-                out.print(f"  {sentence}", markup=False, soft_wrap=True)
+        for part, title in TITLES.items():
+            out.print(title)
+            for attack in found.attacks if part == "attacks" else ():
+                out.print(f"  {attack.title}: {attack.mechanism}", markup=False, soft_wrap=True)
+                for sentence in attack.verdict():
+                    out.print(f"    {sentence}", markup=False, soft_wrap=True)
+            for check in found.of(part):
+                out.print(f"  {check}", markup=False, soft_wrap=True)
+            wrong = "contradicted" if found.contradicts(part) else "nothing is contradicted"
+            if found.of(part) or part == "attacks":
+                out.print(f"  {title.lower()}: {wrong}", soft_wrap=True)
         if broken:
             noise = "half of the noise" if broken == "half" else "next to no noise"
-            verdict = "refuted, as it has to be" if refuted else "NOT refuted: the audit is blind"
+            verdict = (
+                "refuted, as it has to be" if found.refuted else "NOT refuted: the audit is blind"
+            )
             out.print(f"a hospital with {noise}: {verdict}", soft_wrap=True)
-    if not expected:
+    if not found.as_expected:
         raise typer.Exit(UNEXPECTED)
 
 

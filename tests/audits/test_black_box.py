@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 
 from fed_dpsd.audits import black_box as audits
 from fed_dpsd.audits import rates
-from fed_dpsd.audits.black_box import Audit, Proof, enumerate_response, enumerated, public_row
+from fed_dpsd.audits.black_box import Audit, Proof, enumerate_response, enumerated, public_rows
 from fed_dpsd.audits.black_box import audit as sampled
 from fed_dpsd.audits.black_box import verdict as sentences_on
 from fed_dpsd.privacy.accounting import Stage, prove
@@ -136,7 +136,8 @@ def test_every_variant_of_the_gradient_leaks_the_same(fields):
 def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
     """Without noise a run's ratio is known, and so are the rows and asks that it was cut into."""
     mechanism = NoNoise(10, 5.563)
-    worlds = [mechanism.encode(world[0], public_row(10))[0] for world in mechanism.worst_case()]
+    row = public_rows(10)[:1]
+    worlds = [mechanism.encode(world[0], row)[0] for world in mechanism.worst_case()]
     apart = worlds[0] - worlds[1]
     for values, most in ((10, 1), (40, 4), (200, 20), (2**18, 26_214)):
         monkeypatch.setattr(audits, "VALUES_AT_ONCE", values)
@@ -199,8 +200,8 @@ def test_the_published_formula_is_refuted():
     assert published == pytest.approx(0.0456, abs=1e-4)
     seen = dataclasses.replace(mechanism, num_classes=2)
     for whole, part in zip(mechanism.worst_case(), seen.worst_case(), strict=True):
-        encoded = mechanism.encode(whole[0], public_row(10))
-        assert np.array_equal(encoded[:, :2], seen.encode(part[0], public_row(2)))
+        encoded = mechanism.encode(whole[0], public_rows(10)[:1])
+        assert np.array_equal(encoded[:, :2], seen.encode(part[0], public_rows(2)[:1]))
         assert not encoded[:, 2:].any()
     result = audit(seen, 51_200, 300, 1e-5, 1e-6, 0, report_mu=False)
     proven = proof(mechanism, 51_200, 1e-5)

@@ -9,6 +9,15 @@ from fed_dpsd.cli.console import console
 
 
 @pytest.fixture
+def few_draws(monkeypatch):
+    """Sampler tests of fewer draws: what they find in full is in privacy/test_mutations.py."""
+    monkeypatch.setattr("fed_dpsd.audits.sampling.DRAWS", 2**15)
+    monkeypatch.setattr("fed_dpsd.audits.sampling.OWN_DRAWS", 2**15)
+    monkeypatch.setattr("fed_dpsd.audits.sampling.MOST_STEPS", 20)
+    monkeypatch.setattr("fed_dpsd.audits.trainings.SAMPLED_STEPS", 100)
+
+
+@pytest.fixture
 def fed_dpsd(tmp_path, monkeypatch, capsys):
     """Run the command; returns its exit code, the lines of stdout, and stderr."""
     monkeypatch.chdir(tmp_path)

@@ -112,7 +112,7 @@ def coins(fed_dpsd):
 
 
 @pytest.fixture
-def attacked(monkeypatch):
+def attacked(monkeypatch, few_draws):
     """Attacks of fewer runs."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 10_000)
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 50)

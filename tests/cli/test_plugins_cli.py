@@ -103,7 +103,7 @@ def test_what_a_run_with_a_plugin_was_charged_is_what_was_planned(fed_dpsd):
         assert row["epsilon"] == row["planned"] == row["spent"]
 
 
-def test_an_audit_of_a_plugin_says_that_it_is_not_reviewed(fed_dpsd, monkeypatch):
+def test_an_audit_of_a_plugin_says_that_it_is_not_reviewed(fed_dpsd, few_draws, monkeypatch):
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLOSE_RUNS", 2_000)
     monkeypatch.setattr("fed_dpsd.audits.attacks.CLAIM_RUNS", 20)
     small = ("training=plain", *MECHANISM, "queries_per_round=16")

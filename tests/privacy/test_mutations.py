@@ -2,24 +2,35 @@
 
 A mutation is what a programmer may do to the code that hospitals run; nothing knows of it. An audit
 of the right code contradicts its proof with probability at most FAILURE, and seeds are fixed.
+
+Planted faults are found by the parts of `fed-dpsd privacy audit`, with fewer runs and draws.
 """
 
 import dataclasses
 import functools
 import hashlib
 import itertools
+import json
 
 import numpy as np
 import pytest
 import torch
+import typer
 from dp_accounting import GaussianDpEvent
 
 from fed_dpsd.accounts.account import Account
-from fed_dpsd.accounts.ledger import MemoryLedger
-from fed_dpsd.audits import victims
+from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
+from fed_dpsd.audits import attacks, canaries, protocol, sampling, trainings, victims
 from fed_dpsd.audits.black_box import Proof, audit
-from fed_dpsd.audits.canaries import guess_counts, guess_steps, steps_advantage
+from fed_dpsd.audits.canaries import (
+    guess_counts,
+    guess_steps,
+    of_network,
+    of_weights,
+    steps_advantage,
+)
 from fed_dpsd.audits.one_run import conclude
+from fed_dpsd.cli.privacy import audit as command
 from fed_dpsd.client.site import Site
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.methods.method import Plan
@@ -28,11 +39,13 @@ from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.laws import gaussian_mu
-from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
+from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, lattice_spacing
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.streams import Streams
+from tests.conftest import SMALL
 from tests.privacy.per_record import clip_records_alone
 
 FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
@@ -111,7 +124,8 @@ def steps(mechanism, linear=True, trainings=TRAININGS):
 
     def found(config):
         claim = uncounted(mechanism)
-        guesses = guess_steps(claim, claim, 50, linear, secrets(), trainings)
+        kind = of_weights(50, 2) if linear else of_network(12, 2)
+        guesses, _ = guess_steps(claim, claim, kind, secrets(), trainings)
         return contradicts(guesses, claim.event(claim.unit, "add_remove"), advantage(claim))
 
     return found
@@ -376,3 +390,346 @@ def test_a_mutation_is_found(mutate, check, small, monkeypatch):
     """Most lie so far off that seeds hardly matter; `sensitivity...` is missed in one of 100."""
     mutate(monkeypatch)
     assert check(small().config)
+
+
+# --- planted faults, and the parts of the audit that must find each ---
+
+LINEAR = ("training=dp_sgd", "model=scattering")
+SAMPLED_STEPS = (*LINEAR, "training.sample_rate=0.1")
+NETWORK = ("training=dp_sgd", "training.sample_rate=0.1")
+
+
+def noise_without_the_secret(patch):
+    """Streams follow purpose, client and request alone, which all are public."""
+
+    def numpy(self, purpose, client=0, query_id=0):
+        return SecureGenerator(hashlib.sha256(f"{purpose} {client} {query_id}".encode()).digest())
+
+    patch.setattr(SecretStreams, "numpy", numpy)
+
+
+def site_noise_from_the_seed(patch):
+    """A site draws from its configuration's seed, though it has a secret."""
+    init = Site.__init__
+
+    def forgetful(self, *arguments, **named):
+        init(self, *arguments, **named)
+        self._noise = Streams(self.config.seed)
+
+    patch.setattr(Site, "__init__", forgetful)
+
+
+def rows_unnormalised_where_the_student_is_sure(patch):
+    encode = NormalizedGradient.encode
+
+    def sure(self, value, predictions):
+        rows = predictions.max(axis=1, keepdims=True) > 0.9
+        return np.where(rows, value, encode(self, value, predictions))
+
+    patch.setattr(NormalizedGradient, "encode", sure)
+
+
+def noise_cut_at_4_sigma(patch):
+    draw = SecureGenerator._gaussian
+    patch.setattr(
+        SecureGenerator,
+        "_gaussian",
+        lambda self, units, count: np.clip(draw(self, units, count), -4 * units, 4 * units),
+    )
+
+
+def noise_of_steps_cut_at_4_sigma(patch):
+    noisy = DPSGD._noisy
+
+    def cut(self, total, *rest):
+        most = 4 * self.noise_multiplier * self.max_grad_norm
+        return noisy(self, total, *rest).clamp(-most, most)
+
+    patch.setattr(DPSGD, "_noisy", cut)
+
+
+def uniform_draws_of_8_bits(patch):
+    random = SecureGenerator.random
+    patch.setattr(SecureGenerator, "random", lambda *a: np.floor(random(*a) * 256) / 256)
+
+
+def responses_from_draws_of_8_bits(patch):
+    """The generator is as it was: only responses use a part of its draws."""
+    noise = TopKRandomizedResponse.noise
+
+    class Coarse:
+        def __init__(self, rng):
+            self.rng = rng
+
+        def random(self, shape):
+            return np.floor(self.rng.random(shape) * 256) / 256
+
+    patch.setattr(
+        TopKRandomizedResponse,
+        "noise",
+        lambda self, value, predictions, rng: noise(self, value, predictions, Coarse(rng)),
+    )
+
+
+def hidden(bits):
+    """Put `bits` of the exact sum's steps into the low byte of the noisy sum's."""
+
+    def mutate(patch):
+        noisy_sum = SecureGenerator.noisy_sum
+
+        def leaky(self, values, scale, law):
+            spacing = lattice_spacing(scale)
+            own = np.trunc(values / spacing).sum(0).astype(np.int64)
+            steps = (noisy_sum(self, values, scale, law) / spacing).astype(np.int64)
+            return (steps & ~0xFF | bits(own)) * spacing
+
+        patch.setattr(SecureGenerator, "noisy_sum", leaky)
+
+    return mutate
+
+
+def value_in_the_low_bits_of_the_noise(patch):
+    hidden(lambda own: own & 0xFF)(patch)
+
+
+def sign_in_the_low_bits_of_the_noise(patch):
+    hidden(lambda own: own > 0)(patch)
+
+
+def same_noise_in_every_step(patch):
+    noisy, drawn = DPSGD._noisy, {}
+
+    def same(self, total, size, rng):
+        key = (id(rng), total.shape)
+        if key not in drawn:  # the generator is kept, so that no other gets its id
+            drawn[key] = noisy(self, torch.zeros_like(total), size, rng), rng
+        return (total * self.max_grad_norm).float() + drawn[key][0]
+
+    patch.setattr(DPSGD, "_noisy", same)
+
+
+def batches_of_fixed_size(patch):
+    def sample(self, count, rng):
+        return torch.from_numpy(np.argsort(rng.random(count))[: round(self.sample_rate * count)])
+
+    patch.setattr(DPSGD, "_sample", sample)
+
+
+def cyclic_sampler(patch):
+    """True epsilon 7.51 where 2.383 is claimed."""
+    steps = {}
+
+    def sample(self, count, rng):
+        number, _ = steps.get(id(rng), (0, rng))
+        steps[id(rng)] = number + 1, rng
+        period = round(1 / self.sample_rate)
+        return torch.arange(count)[number % period :: period]
+
+    patch.setattr(DPSGD, "_sample", sample)
+
+
+def fresh_noise_for_a_repeated_request(patch):
+    """Uncharged, as the request is paid for."""
+    release, seen = Site.release, set()
+
+    def fresh(self, mechanism, value, ask):
+        answer = release(self, mechanism, value, ask)
+        if ask.digest() in seen:
+            bounded = np.stack([mechanism.encode(each, ask.predictions) for each in value])
+            rng = SecureGenerator(hashlib.sha256(str(len(seen)).encode()).digest())
+            values = mechanism.noise(bounded, ask.predictions, rng)
+            answer = Answer(answer.query_id, values, answer.teachers)
+        seen.add(ask.digest())
+        return answer
+
+    patch.setattr(Site, "release", fresh)
+
+
+def nothing_is_charged(patch):
+    patch.setattr(Account, "pay", lambda *_, **__: None)
+
+
+def ledgers_charge_nothing(patch):
+    for ledger in (MemoryLedger, FileLedger):
+        patch.setattr(ledger, "charge", lambda self, entry: None)
+
+
+def clipping_error_on_one_class(patch):
+    """Gradients of class 7 count twice."""
+    linear_sum = lattice.linear_sum
+
+    def of_class(layer, records, bound):
+        extra = records.take(torch.nonzero(records.labels == 7)[:, 0])
+        sums = linear_sum(layer, records, bound)
+        more = linear_sum(layer, extra, bound)
+        return tuple(one + another for one, another in zip(sums, more, strict=True))
+
+    patch.setattr(lattice, "linear_sum", of_class)
+
+
+def clipping_error_on_the_bias(patch):
+    """A linear layer's norms leave the bias out: inner products lose its 1."""
+    linear_sum = lattice.linear_sum
+
+    def without(layer, records, bound):
+        inner = records.inner - lattice._INPUT**-2
+        return linear_sum(layer, lattice.Records(records.inputs, inner, records.labels), bound)
+
+    patch.setattr(lattice, "linear_sum", without)
+
+
+def clipping_error_on_the_biases_of_a_network(patch):
+    """A network's norms leave the biases out."""
+    clipped = lattice.clipped
+
+    def without(gradients, bound):
+        *parts, _ = gradients
+        weights = [part.flatten(1) for part in parts if part.ndim > 2]
+        norm = torch.linalg.vector_norm(torch.cat(weights, dim=1).double(), dim=1)
+        return clipped([*parts, norm], bound)
+
+    patch.setattr(lattice, "clipped", without)
+
+
+def clipping_error_per_layer(patch):
+    """Each parameter is clipped to the bound by itself."""
+    clipped = lattice.clipped
+
+    def alone(gradients, bound):
+        *parts, _ = gradients
+        norms = [torch.linalg.vector_norm(part.flatten(1).double(), dim=1) for part in parts]
+        return [clipped([p, norm], bound)[0] for p, norm in zip(parts, norms, strict=True)]
+
+    patch.setattr(lattice, "clipped", alone)
+
+
+def half_the_noise_in_answers(patch):
+    noise = NormalizedGradient.noise
+
+    def half(self, value, *rest):
+        return (value.sum(0) + noise(self, value, *rest)) / 2
+
+    patch.setattr(NormalizedGradient, "noise", half)
+
+
+def on_answers(experiment):
+    return attacks.answer_attacks(experiment, None, print)
+
+
+def on_trainings(experiment):
+    return trainings.training_attacks(experiment, None, print)
+
+
+def on_samples(experiment):
+    return [trainings.sample_counts(experiment, print)]
+
+
+def on_sampler(experiment):
+    return sampling.sampler_tests(experiment, None, print)
+
+
+def on_protocol(experiment):
+    return protocol.protocol_tests(experiment, print)
+
+
+PLAIN_GRADIENT = ("training=plain", "answers=gradient")
+PLANTED = [  # with settings of the audit, and its part
+    (noise_without_the_secret, PLAIN_GRADIENT, on_sampler),
+    (site_noise_from_the_seed, PLAIN_GRADIENT, on_sampler),
+    (rows_unnormalised_where_the_student_is_sure, PLAIN_GRADIENT, on_answers),
+    (noise_cut_at_4_sigma, PLAIN_GRADIENT, on_sampler),
+    (noise_of_steps_cut_at_4_sigma, LINEAR, on_sampler),
+    (uniform_draws_of_8_bits, ("training=plain", "answers=label"), on_sampler),
+    (responses_from_draws_of_8_bits, ("training=plain", "answers=label"), on_sampler),
+    (value_in_the_low_bits_of_the_noise, PLAIN_GRADIENT, on_sampler),
+    (sign_in_the_low_bits_of_the_noise, ("training=plain", "answers=votes"), on_sampler),
+    (same_noise_in_every_step, SAMPLED_STEPS, on_trainings),
+    (same_noise_in_every_step, SAMPLED_STEPS, on_sampler),
+    (batches_of_fixed_size, SAMPLED_STEPS, on_samples),
+    (cyclic_sampler, SAMPLED_STEPS, on_samples),
+    (fresh_noise_for_a_repeated_request, PLAIN_GRADIENT, on_protocol),
+    (fresh_noise_for_a_repeated_request, ("training=plain", "answers=label"), on_protocol),
+    (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
+    (nothing_is_charged, LINEAR, on_protocol),
+    (ledgers_charge_nothing, LINEAR, on_protocol),
+    (clipping_error_on_one_class, SAMPLED_STEPS, on_trainings),
+    (clipping_error_on_the_bias, SAMPLED_STEPS, on_trainings),
+    (clipping_error_on_the_biases_of_a_network, NETWORK, on_trainings),
+    (clipping_error_per_layer, NETWORK, on_trainings),
+    (half_the_noise_in_answers, PLAIN_GRADIENT, on_answers),
+    (half_the_noise_in_steps, SAMPLED_STEPS, on_trainings),
+]
+RIGHT = [
+    *((settings, on_sampler) for settings in (PLAIN_GRADIENT, LINEAR)),
+    *((("training=plain", f"answers={name}"), on_sampler) for name in ("label", "votes")),
+    *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR)),
+    *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
+    pytest.param(NETWORK, on_trainings, marks=pytest.mark.slow),
+    (PLAIN_GRADIENT, on_answers),
+]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer runs and draws than an audit's, enough for faults as large as these."""
+    monkeypatch.setattr(attacks, "CLOSE_RUNS", 5_000)
+    monkeypatch.setattr(attacks, "CLAIM_RUNS", 20)
+    monkeypatch.setattr(trainings, "RUNS", (60, 60))
+    monkeypatch.setattr(trainings, "CLIPPED_RUNS", {"weights": 300, "bias": 200, "network": 150})
+    monkeypatch.setattr(trainings, "SAMPLED_STEPS", 400)
+    monkeypatch.setattr(trainings, "ASKED_RUNS", (20, 20))
+    monkeypatch.setattr(trainings, "OWN_RUNS", (2, 2))
+    monkeypatch.setattr(trainings, "COUNTED_RUNS", 50)
+    monkeypatch.setattr(canaries, "PILOT", 30)
+    monkeypatch.setattr(victims, "PILOT", 5)
+    monkeypatch.setattr(sampling, "OWN_DRAWS", 2**19)
+
+
+def named(cases):
+    pairs = [getattr(case, "values", case) for case in cases]
+    return [f"{part.__name__}-{'-'.join(settings)}" for settings, part in pairs]
+
+
+@pytest.mark.parametrize(("settings", "part"), RIGHT, ids=named(RIGHT))
+def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(settings, part, small, quick):
+    """Fails with probability at most 0.001 in all; each part takes seconds for its counts."""
+    assert not [str(found) for found in part(small(*settings)) if found.contradicts]
+
+
+@pytest.mark.parametrize(
+    ("mutate", "settings", "part"),
+    PLANTED,
+    ids=[f"{mutate.__name__}-{part.__name__}" for mutate, _, part in PLANTED],
+)
+def test_a_planted_fault_is_found(mutate, settings, part, small, quick, monkeypatch):
+    """The audit ends with exit code 3 if any part contradicts; this part does, as it has to."""
+    mutate(monkeypatch)
+    assert any(found.contradicts for found in part(small(*settings)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mutate", "settings"),
+    [(mutate, settings) for mutate, settings, _ in PLANTED],
+    ids=[f"{mutate.__name__}-{number}" for number, (mutate, *_) in enumerate(PLANTED)],
+)
+def test_the_command_ends_with_3_for_a_planted_fault(mutate, settings, quick, monkeypatch, capsys):
+    """The whole command, though with fewer runs: a minute for some of these."""
+    mutate(monkeypatch)
+    with pytest.raises(typer.Exit) as end:
+        command([*SMALL, *settings])
+    assert end.value.exit_code == 3
+    assert "contradict" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_an_honest_client_passes(seed, capsys):
+    """Of 20 audits one fails with probability at most 20 times 0.001; seeds are fixed.
+
+    One takes a minute, all its runs and draws.
+    """
+    command(["training=dp_sgd", "answers=gradient", f"seed={seed}"], as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["as_expected"]
+    assert found["failure_probability_in_all"] <= 1e-3

@@ -1,0 +1,116 @@
+"""Checks: questions to a client's code that right code answers with yes, and what was seen.
+
+A check that counts compares hits with a probability that is known exactly. Its failure probability
+bounds how often right code fails it, by the binomial law and a union over what it counts. A check
+that only compares fails right code never, or with a probability that is stated.
+"""
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scipy.stats import binom
+
+Part = Literal["attacks", "sampler", "protocol"]
+CHECK_FAILURE = 1e-5  # of each check that counts
+
+
+@dataclass(frozen=True)
+class Count:
+    """Hits among independent trials of one known probability.
+
+    Args:
+        what: the event, in words.
+        hits: how often it occurred.
+        trials: number of trials, >= 0.
+        probability: of a hit, if the code is right; 0 and 1 are never contradicted by luck.
+    """
+
+    what: str
+    hits: int
+    trials: int
+    probability: float
+
+    @property
+    def chance(self) -> float:
+        """Return the probability of so few hits, or of so many, whichever is smaller."""
+        below = binom.cdf(self.hits, self.trials, self.probability)
+        above = binom.sf(self.hits - 1, self.trials, self.probability)
+        return float(min(below, above))
+
+    def __str__(self) -> str:
+        expected = self.trials * self.probability
+        return f"{self.what}: {self.hits:,} of {self.trials:,}, expected {expected:,.4g}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question to a client's code.
+
+    Args:
+        part: the part of the audit that it belongs to.
+        title: the property that holds, in words.
+        contradiction: what was seen instead; "" if it holds.
+        evidence: what was looked at, in words.
+        failure_probability: an upper bound on how often right code fails it.
+    """
+
+    part: Part
+    title: str
+    contradiction: str
+    evidence: str
+    failure_probability: float = 0.0
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether the property does not hold."""
+        return bool(self.contradiction)
+
+    def __str__(self) -> str:
+        if self.contradiction:
+            return f"{self.title}: contradicted: {self.contradiction}"
+        return f"{self.title}: holds ({self.evidence})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `fed-dpsd privacy audit --json`."""
+        return {
+            "title": self.title,
+            "contradicts": self.contradicts,
+            "contradiction": self.contradiction,
+            "evidence": self.evidence,
+            "failure_probability": self.failure_probability,
+        }
+
+
+def counted(
+    part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
+) -> Check:
+    """Check that no count of several is as rare as `failure` allows them together.
+
+    Args:
+        part: the part of the audit.
+        title: the property, in words.
+        counts: what was counted, at least one.
+        failure: in (0, 1), shared evenly by both tails of every count.
+    """
+    every = list(counts)
+    rarest = min(every, key=lambda count: count.chance)
+    likely = rarest.chance >= failure / (2 * len(every))
+    trials = max(count.trials for count in every)
+    evidence = f"{len(every):,} counts of up to {trials:,}, failure probability {failure:g}"
+    wrong = "" if likely else f"{rarest} (probability {rarest.chance:.3g})"
+    return Check(part, title, wrong, evidence, failure)
+
+
+def running(part: Part, title: str, checks: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """Yield checks; where the code under test fails, one that says so.
+
+    Right code does not fail here, so that an exception of any kind contradicts.
+    """
+    try:
+        yield from checks()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        wrong = f"{type(error).__name__} in {where.name}: {error}"
+        yield Check(part, title, wrong, "")

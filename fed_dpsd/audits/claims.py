@@ -1,0 +1,127 @@
+"""Attacks beside the claims that they are held against, at settings where both come close."""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dp_accounting import DpEvent
+
+from fed_dpsd.audits.black_box import Audit, Proof, verdict
+from fed_dpsd.config import Config
+from fed_dpsd.experiment import CALIBRATED_BETWEEN
+from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.calibration import calibrate
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.mechanism import Charged, Relation, trust_of
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+
+Say = Callable[[str], None]
+
+# Settings at which an attack comes close to the proof: few answers, each of which may tell much.
+CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
+# Of each attack; about ten of them, and the checks, contradict right code once in 1,000 audits.
+ATTACK_FAILURE = 1e-4
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An audit beside the numbers that it is about.
+
+    Args:
+        key: its name in `--json`.
+        title: the attacked part, in words.
+        mechanism: the claim.
+        audit: lower bounds on the leak.
+        proof: upper bounds on the leak, if the claim is true.
+        published: the paper's number for as many answers; `inf` where none is looked at.
+        tests_code: whether a broken implementation must show at these settings.
+        beside: what the run releases besides, in a sentence; "" where it releases nothing else.
+    """
+
+    key: str
+    title: str
+    mechanism: Charged
+    audit: Audit
+    proof: Proof
+    published: float = math.inf
+    tests_code: bool = True
+    beside: str = ""
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether a proven number is refuted."""
+        return bool(self.proof.contradicted(self.audit))
+
+    def verdict(self) -> list[str]:
+        """Say what is refuted and what is not, in sentences."""
+        sentences = verdict(self.audit, self.proof, self.published, self._published_delta)
+        if not self.tests_code and self.audit.lower_bound < self.proof.epsilon.value / 10:
+            sentences.append("a bound near zero says little: this attack is weak at these settings")
+        return sentences + [self.beside] * bool(self.beside)
+
+    @property
+    def _published_delta(self) -> float:
+        """Return 0 for Theorem 2, which claims a pure bound, and the proof's delta otherwise."""
+        pure = isinstance(self.mechanism, TopKRandomizedResponse)
+        return 0.0 if pure else self.proof.epsilon.delta
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `fed-dpsd privacy audit --json`."""
+        proven = self.proof.epsilon.to_json()
+        return self.audit.to_json() | {
+            "title": self.title,
+            "mechanism": str(self.mechanism),
+            "epsilon_proven": proven["epsilon"],
+            "mu_proven": self.proof.mu,
+            "advantage_proven": self.proof.advantage,
+            "proven": proven,
+            "contradicts": self.contradicts,
+            "epsilon_published": "inf" if math.isinf(self.published) else self.published,
+            "published_refuted": self.audit.refutes(
+                self.published, self._published_delta, self.proof.epsilon.queries
+            ),
+            "verdict": self.verdict(),
+        }
+
+
+def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
+    """Calibrate the mechanism's noise so that it spends CLOSE_EPSILON."""
+    field = mechanism.calibrated_by
+
+    def value_at(setting: float) -> float:
+        return spend(dataclasses.replace(mechanism, **{field: setting})).value
+
+    setting = calibrate(value_at, CLOSE_EPSILON, *CALIBRATED_BETWEEN[field])
+    return dataclasses.replace(mechanism, **{field: setting})
+
+
+def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
+    """Prove an epsilon for `queries` asks of one query each; a training is one release.
+
+    It is for a record, or for the unit that a training bounds.
+    """
+    if isinstance(mechanism, DPSGD):
+        return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)
+    return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
+
+
+def event_epsilon(event: DpEvent, delta: float, mechanism: DPSGD) -> Epsilon:
+    """Prove an epsilon of a part of a training, for an added or removed unit."""
+    bound = epsilon(event, delta)
+    return Epsilon(
+        *(bound.epsilon, bound.delta, mechanism.unit, "add_remove", trust_of(mechanism.noise_at)),
+        *(bound.accountant, 0),
+    )
+
+
+def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:
+    """Yield secrets that follow the run's seed, so that an audit can be repeated."""
+    for number in itertools.count():
+        name = f"audit of {purpose} {config.seed} {number}".encode()
+        yield SecretStreams(hashlib.sha256(name).digest())

@@ -1,0 +1,127 @@
+"""The audit of a client: statistical attacks, sampler tests and protocol tests.
+
+Right code is contradicted once in 1,000 audits at most. Attacks have 1e-4 each (the three on
+clipping share one, a run's own answers have 1e-6): at most eight for a private training and its
+answers. Checks that count have 1e-5 each: at most 19. Protocol tests contradict right code never,
+except where 64 noisy rows are equal by chance (below 1e-9).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dp_accounting import NonPrivateDpEvent
+
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.audits.attacks import answer_attacks
+from fed_dpsd.audits.checks import Check, Part, running
+from fed_dpsd.audits.claims import Attack, Say
+from fed_dpsd.audits.protocol import protocol_tests
+from fed_dpsd.audits.sampling import sampler_tests
+from fed_dpsd.audits.trainings import sample_counts, training_attacks
+from fed_dpsd.audits.victims import Broken
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.models import torch_threads
+from fed_dpsd.privacy.dp_sgd import DPSGD
+
+TITLES: dict[Part, str] = {
+    "attacks": "Statistical attacks",
+    "sampler": "Sampler tests",
+    "protocol": "Protocol tests",
+}
+
+
+@dataclass(frozen=True)
+class Conformance:
+    """What an audit of a client found.
+
+    Args:
+        attacks: bounds on what is released, held against proofs; the run's own settings are last.
+        checks: questions that right code answers with yes, of all parts.
+        broken: the attacked hospital's noise.
+    """
+
+    attacks: tuple[Attack, ...]
+    checks: tuple[Check, ...]
+    broken: Broken | None
+
+    def contradicts(self, part: Part) -> bool:
+        """Return whether anything in a part of the audit is contradicted."""
+        attacked = part == "attacks" and any(attack.contradicts for attack in self.attacks)
+        return attacked or any(check.contradicts for check in self.of(part))
+
+    def of(self, part: Part) -> list[Check]:
+        """Return the checks of a part."""
+        return [check for check in self.checks if check.part == part]
+
+    @property
+    def refuted(self) -> bool:
+        """Return whether every attack that tests the code succeeds."""
+        attacks = [attack.contradicts for attack in self.attacks if attack.tests_code]
+        return bool(attacks) and all(attacks)
+
+    @property
+    def as_expected(self) -> bool:
+        """Return whether nothing is contradicted, or a broken hospital is refuted."""
+        return self.refuted if self.broken else not any(map(self.contradicts, TITLES))
+
+    @property
+    def failure_probability(self) -> float:
+        """Return how often right code is contradicted at most: the sum over all that was done."""
+        attacks = sum(attack.audit.failure_probability for attack in self.attacks)
+        return attacks + sum(check.failure_probability for check in self.checks)
+
+
+def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
+    """Audit the code that hospitals run.
+
+    Args:
+        experiment: the experiment whose training and answers are claimed.
+        broken: the attacked hospital's noise: half of it, or next to none; None leaves it. The
+            protocol does not depend on noise, and is not tested then.
+        say: called with a line of progress.
+
+    Raises:
+        UserError: nothing that is released is randomised.
+    """
+    private, answered = audited_parts(experiment)
+    attacks: list[Attack] = []
+    checks: list[Check] = []
+
+    def attacked() -> Iterator[Check]:
+        """Collect attacks; yield the checks among them."""
+        if private:
+            yield sample_counts(experiment, say)
+            attacks.extend(training_attacks(experiment, broken, say))
+        if answered:
+            attacks.extend(answer_attacks(experiment, broken, say))
+
+    with torch_threads(experiment.config.threads_client):
+        checks += running("attacks", "the attacked code runs", attacked)
+        checks += running(
+            "sampler", "the tested code runs", lambda: sampler_tests(experiment, broken, say)
+        )
+        if not broken:
+            checks += protocol_tests(experiment, say)
+    return Conformance(tuple(attacks), tuple(checks), broken)
+
+
+def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
+    """Return whether the training is audited, and whether the answers are.
+
+    Raises:
+        UserError: neither is.
+    """
+    private = isinstance(experiment.training, DPSGD)
+    randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
+    answered = any(stage.mechanism == experiment.answers for stage in plan_of(experiment).stages)
+    if not (private or (randomised and answered)):
+        unused = f"method {type(experiment.method).__name__} releases no answers"
+        raise UserError(
+            f"privacy audit: training={experiment.training.name} and "
+            f"answers={experiment.answers.name} leave nothing to audit: "
+            f"{unused if randomised else 'no noise is drawn in answers'}, and no epsilon of a "
+            "record holds; audit training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, "
+            "noisy_max or label"
+        )
+    return private, randomised and answered

@@ -1,0 +1,91 @@
+"""Counts of drawn numbers: tails, low bits, residues, and signs that agree where none should."""
+
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from fed_dpsd.audits.checks import Check, Count, counted
+from fed_dpsd.privacy.noise import Law
+
+LOW_BITS = 12  # that are looked at; noise has 25 and more
+MEDIANS: dict[Law, float] = {"gaussian": 0.6744897501960817, "laplace": float(np.log(2))}
+
+
+def ones(values: NDArray[np.generic]) -> int:
+    """Count the odd ones among whole numbers, or the true ones."""
+    return int(np.count_nonzero(np.asarray(values, np.int64) & 1))
+
+
+def tails(drawn: NDArray[np.float64], law: Law, beyond: tuple[float, ...]) -> list[Count]:
+    """Count draws of unit scale beyond each distance, on either side."""
+    counts = []
+    for distance in beyond:
+        chance = ndtr(-distance) if law == "gaussian" else np.exp(-distance) / 2
+        for side, hits in (("above", drawn > distance), ("below", drawn < -distance)):
+            text = f"draws {side} {'-' * (side == 'below')}{distance:g} scales"
+            counts.append(Count(text, int(hits.sum()), drawn.size, float(chance)))
+    return counts
+
+
+def low_bits(what: str, released: NDArray[np.float64], spacing: float) -> Check:
+    """Check that low bits of (R, C) numbers are fair and unrelated; a column's value is constant.
+
+    Whatever function of the value lay in the low bits, alone or as the difference of two, would be
+    constant in a column.
+    """
+    steps = np.rint(released / spacing)
+    away = int((np.abs(released / spacing - steps) > 1e-3).sum())
+    counts = [Count("numbers off the lattice", away, released.size, 0.0)]
+    bits = (steps.astype(np.int64)[..., None] >> np.arange(LOW_BITS)) & 1  # (R, C, bits)
+    for column, bit in itertools.product(range(released.shape[1]), range(LOW_BITS)):
+        hits = ones(bits[:, column, bit])
+        counts.append(Count(f"bit {bit} set in column {column}", hits, len(bits), 0.5))
+    for one, other in itertools.combinations(range(LOW_BITS // 2), 2):
+        for column, hits in enumerate((bits[..., one] == bits[..., other]).sum(axis=0)):
+            text = f"bits {one} and {other} alike in column {column}"
+            counts.append(Count(text, int(hits), len(bits), 0.5))
+    return counted("sampler", f"{what}: on the lattice, with fair low bits", counts)
+
+
+def residues(
+    what: str, released: NDArray[np.float64], sensitive: NDArray[np.float64], spacing: float
+) -> Check:
+    """Check that low bits of (R, C) numbers know nothing of the values, in their units."""
+    moved = sensitive != 0
+    steps, values = (np.rint(x[moved] / spacing).astype(np.int64) for x in (released, sensitive))
+    positive, counts = values > 0, []
+    for bit in range(LOW_BITS):
+        set_ = (steps >> bit) & 1
+        own = ones(set_ == (values >> bit) & 1)
+        sign = ones(set_ == positive)
+        counts.append(Count(f"bit {bit} as in the value", own, steps.size, 0.5))
+        counts.append(Count(f"bit {bit} as the value's sign", sign, steps.size, 0.5))
+    return counted("sampler", f"{what}: low bits say nothing of the value", counts)
+
+
+def independence(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
+    """Check that (R, C) draws of unit scale are independent, by signs and sizes that agree.
+
+    Compared are each row and the next, the two halves of all rows, and each column and the next.
+    """
+    half = len(drawn) // 2
+    pairs = {
+        "a row and the next": (drawn[: 2 * half : 2], drawn[1 : 2 * half : 2]),
+        "the two halves": (drawn[:half], drawn[half : 2 * half]),
+        "a column and the next": (drawn[:, 0:-1:2], drawn[:, 1::2]),
+    }
+    counts = []
+    for text, (one, other) in pairs.items():
+        signs = ones((one > 0) == (other > 0))
+        sizes = ones((np.abs(one) > MEDIANS[law]) == (np.abs(other) > MEDIANS[law]))
+        counts.append(Count(f"signs that agree in {text}", signs, one.size, 0.5))
+        counts.append(Count(f"sizes that agree in {text}", sizes, one.size, 0.5))
+    return counted("sampler", f"{what}: draws are independent", counts)
+
+
+def dependence(what: str, one: NDArray[np.float64], other: NDArray[np.float64]) -> Check:
+    """Check that noise of two secrets, of the same shape, is unrelated."""
+    agreeing = Count("signs that agree", ones((one > 0) == (other > 0)), one.size, 0.5)
+    return counted("sampler", f"{what}: another secret gives other noise", [agreeing])

@@ -1,0 +1,383 @@
+"""Protocol tests: what a real site with a ledger answers, refuses and charges.
+
+They use a site's public behaviour alone: releases, payments, answers to requests, and the charges
+in its ledger. Each test gets a new site. It fails right code never, or where noise of hundreds of
+numbers happens to be equal.
+"""
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
+
+from fed_dpsd.accounts.account import Account, BudgetSpent
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.ledger import FileLedger, Ledger, MemoryLedger
+from fed_dpsd.audits.black_box import public_rows
+from fed_dpsd.audits.checks import Check
+from fed_dpsd.audits.claims import Say, secrets_of
+from fed_dpsd.client.site import Site, answer
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.accounting import Stage, epsilon
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.mechanism import Mechanism, Unit, Values
+from fed_dpsd.privacy.noise import Rng, SecretStreams
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import Plain, Training
+from fed_dpsd.progress import listening
+from fed_dpsd.protocol import Ask, Refusal
+
+QUERIES, RECORDS, ASKS = 64, 4, 10**6
+TINY_BUDGET = 1e-4
+SAME = 1 - 1e-9  # of an epsilon that is computed twice
+
+
+class _Listed(SecretStreams):
+    """A secret that lists the purposes that it draws for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "purposes", [])
+
+    def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> Rng:
+        """Return a generator, and list what it is for."""
+        self.purposes.append(purpose)  # type: ignore[attr-defined]
+        return super().numpy(purpose, client, query_id)
+
+
+@dataclasses.dataclass
+class _Case:
+    """A site under test, with what its releases need.
+
+    Args:
+        experiment: the experiment.
+        mechanism: of answers, noisy enough that two draws of QUERIES rows differ.
+        training: the run's, with few steps; Plain where it is not private.
+        open_ledger: opens the ledger, which starts empty.
+        secret: source of its noise.
+        cache: folder of its teachers.
+    """
+
+    experiment: Experiment
+    mechanism: Any
+    training: Training
+    open_ledger: Callable[[], Ledger]
+    secret: _Listed
+    cache: str
+
+    def site(self, training: Training | None = None, budget: float | None = None) -> Site:
+        """Open a site on the ledger, as after a restart."""
+        config = self.experiment.config
+        privacy = dataclasses.replace(config.privacy, budget=budget)
+        teacher = dataclasses.replace(
+            config.teacher, path=None, arch=None, epochs=1, min_steps=1, batch_size=2
+        )
+        config = dataclasses.replace(
+            config, cache=self.cache, privacy=privacy, teacher=teacher, teachers_per_client=1
+        )
+        training = training or self.training
+        plan = plan_of(self.experiment)
+        stages = (*plan.stages, Stage(self.mechanism, ASKS, QUERIES))
+        plan = dataclasses.replace(plan, training=training, stages=stages)
+        images = np.zeros((RECORDS, *config.data.shape), np.uint8)
+        images += np.arange(RECORDS, dtype=np.uint8)[:, None, None, None]
+        numbers = np.arange(RECORDS)
+        return Site(
+            config=config,
+            training=training,
+            answers=self.mechanism,
+            client=0,
+            records=Split(images, numbers % config.data.num_classes, numbers),
+            shard_ids=numbers,
+            test=None,
+            account=Account(self.open_ledger(), privacy, plan, run="audit"),
+            secret=self.secret,
+        )
+
+    def ask(self, number: int = 1, pixel: int = 0, row: int = 0) -> Ask:
+        """Return a request of QUERIES images; number, a pixel and the prediction may differ."""
+        shape, num_classes = self.experiment.config.data.shape, self.num_classes
+        images = np.zeros((QUERIES, *shape), np.uint8)
+        images[0, 0, 0, 0] = pixel
+        return Ask(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
+
+    def values(self, world: int = 0) -> Values:
+        """Return the teachers' values in one of two worlds, for each query."""
+        if hasattr(self.mechanism, "worst_case"):
+            return np.tile(self.mechanism.worst_case()[world][:1], (1, QUERIES, 1))
+        return np.tile(np.eye(self.num_classes)[[world]], (1, QUERIES, 1))
+
+    @property
+    def num_classes(self) -> int:
+        """Return the number of classes."""
+        return self.experiment.config.data.num_classes
+
+    @property
+    def cost(self) -> DpEvent:
+        """Return what an answer to `ask` costs a record."""
+        event = self.mechanism.event("record", "add_remove")
+        return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
+
+    def answers(self, ask: Ask, site: Site) -> bool:
+        """Return whether a site answers a request, and does not refuse it in one way or another."""
+        try:
+            return not isinstance(answer(self.experiment.method, ask, site), Refusal)
+        except ProtocolError:
+            return False
+
+
+def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
+    """Test a site on a ledger in memory, and on one in a file.
+
+    Args:
+        experiment: the experiment whose training, answers and method the site uses.
+        say: called with a line of progress.
+    """
+    tests = [_charges_releases, _repeats, _changes, _refuses_beyond_budget, _refuses_unknown]
+    if isinstance(experiment.training, DPSGD):
+        tests += [_charges_training, _refuses_training_beyond_budget]
+    say("the protocol: requests to sites with ledgers")
+    ledgers: dict[str, Callable[[str], Callable[[], Ledger]]] = {
+        "in memory": _in_memory,
+        "in a file": _in_file,
+    }
+    for place, opener in ledgers.items():
+        for test in tests:
+            with tempfile.TemporaryDirectory() as folder:
+                secret = _Listed(next(secrets_of(experiment.config, "protocol")).secret)
+                case = _Case(
+                    experiment,
+                    _noisy(experiment.answers),
+                    _few(experiment.training),
+                    opener(folder),
+                    secret,
+                    folder,
+                )
+                title, *wrong = test.__doc__.splitlines()[0], *_failures(test, case)
+                title = f"{title.rstrip('.')} (ledger {place})"
+                yield Check("protocol", title, "; ".join(wrong), "requests to a site")
+
+
+def _failures(test: Callable[[_Case], Iterator[str]], case: _Case) -> list[str]:
+    """Return what a test found; an error of the site is such a thing."""
+    found = []
+    try:
+        with listening(None):  # the audit reports
+            found += test(case)
+    except Exception as error:  # right code raises none here
+        found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+# --- tests: their first line is the property, and they yield what is wrong with it ---
+
+
+def _charges_releases(case: _Case) -> Iterator[str]:
+    """Every release is charged what its mechanism costs."""
+    site = case.site(Plain())
+    for number in (1, 2, 3):
+        before = _entries(site)
+        site.release(case.mechanism, case.values(), case.ask(number))
+        yield from _undercharged(f"answer {number}", case, before, _entries(site), case.cost)
+
+
+def _charges_training(case: _Case) -> Iterator[str]:
+    """A private training is charged before it, once, and so is each answer of its teacher."""
+    training, site = case.training, case.site()
+    assert isinstance(training, DPSGD)
+    site.pay_for_training()
+    steps = dataclasses.replace(training, count_fraction=None)
+    cost = steps.event(training.unit, "add_remove")
+    yield from _undercharged("the training", case, [], _entries(site), cost, training.unit)
+    if plan_of(case.experiment).counts:
+        ask = Ask.without_images("counts", site.config.data.shape, site.config.data.num_classes)
+        if not case.answers(ask, site):
+            yield "class counts were refused"
+        cost = training.event(training.unit, "add_remove")
+        what = "the training with its class counts"
+        yield from _undercharged(what, case, [], _entries(site), cost, training.unit)
+    before = _entries(site)
+    for again in (site, case.site()):
+        again.pay_for_training()
+    if len(_entries(site)) != len(before):
+        yield "the same training was charged again"
+    site.release(case.mechanism, case.values(), case.ask())
+    if len(_entries(site)) <= len(before):
+        yield "an answer of a private teacher left no entry"
+
+
+def _repeats(case: _Case) -> Iterator[str]:
+    """A repeated request gets the stored answer and no second charge, whatever the records are."""
+    site = case.site(Plain())
+    first = site.release(case.mechanism, case.values(), case.ask()).values
+    before = len(_entries(site))
+    for what, again, world in (
+        ("the same site", site, 0),
+        ("a site that was started again", case.site(Plain()), 0),
+        ("a site whose records changed", case.site(Plain()), 1),
+    ):
+        values = again.release(case.mechanism, case.values(world), case.ask()).values
+        if not np.array_equal(values, first):
+            yield f"{what} gives another answer to the same request"
+        if len(_entries(again)) != before:
+            yield f"{what} was charged again for the same request"
+
+
+def _changes(case: _Case) -> Iterator[str]:
+    """A changed request of the same number gets other noise and a charge of its own."""
+    site = case.site(Plain())
+    mechanism, values = case.mechanism, case.values()
+    seen = [site.release(mechanism, values, case.ask()).values]
+    noisy = not isinstance(mechanism.event("record", "add_remove"), NonPrivateDpEvent)
+    for what, ask in (
+        ("another pixel", case.ask(pixel=1)),
+        ("another prediction", case.ask(row=5)),
+        ("another number", case.ask(number=2)),
+    ):
+        before = _entries(site)
+        seen.append(site.release(mechanism, values, ask).values)
+        if noisy and any(np.array_equal(seen[-1], other) for other in seen[:-1]):
+            yield f"{what}: the same noise"
+        yield from _undercharged(what, case, before, _entries(site), case.cost)
+
+
+def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
+    """An answer beyond the budget is refused, and nothing is drawn, stored or charged."""
+    generous = case.site(Plain())
+    generous.release(case.mechanism, case.values(), case.ask(2))
+    used, before = set(case.secret.purposes), len(_entries(generous))  # type: ignore[attr-defined]
+    site = case.site(Plain(), budget=TINY_BUDGET)
+    case.secret.purposes.clear()  # type: ignore[attr-defined]
+    try:
+        site.release(case.mechanism, case.values(), case.ask())
+        yield "an answer left"
+    except BudgetSpent:
+        pass
+    yield from _unchanged(site, before)
+    if drawn := used & set(case.secret.purposes):  # type: ignore[attr-defined]
+        yield f"noise was drawn for {', '.join(sorted(drawn))}"
+    if case.answers(case.ask(), site):
+        yield "the request was answered"
+    yield from _unchanged(site, before)
+
+
+def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
+    """A private training beyond the budget is refused, and nothing is drawn or charged."""
+    site = case.site(budget=TINY_BUDGET)
+    try:
+        site.pay_for_training()
+        yield "the training was admitted"
+    except BudgetSpent:
+        pass
+    if case.answers(case.ask(), site):
+        yield "the teacher answered"
+    yield from _unchanged(site, 0)
+    if drawn := {"private training", "answer"} & set(case.secret.purposes):  # type: ignore[attr-defined]
+        yield f"noise was drawn for {', '.join(sorted(drawn))}"
+
+
+def _refuses_unknown(case: _Case) -> Iterator[str]:
+    """Requests of unknown kinds or wrong shapes are refused, and nothing is charged."""
+    site = case.site()
+    good, (channels, *size) = case.ask(), case.experiment.config.data.shape
+    larger = np.zeros((QUERIES, channels, *(side + 1 for side in size)), np.uint8)
+    classes = np.full((QUERIES, case.num_classes + 1), 0.1, np.float32)
+    requests: dict[str, Callable[[], Ask]] = {
+        "an unknown kind": lambda: dataclasses.replace(good, kind="records"),  # type: ignore[arg-type]
+        "an unknown kind that no constructor has seen": lambda: _forged(good, kind="records"),
+        "larger images": lambda: dataclasses.replace(good, images=larger),
+        "another number of classes": lambda: dataclasses.replace(good, predictions=classes),
+        "images of floats": lambda: dataclasses.replace(good, images=good.images / 1.0),  # type: ignore[arg-type]
+        "fewer predictions than images": lambda: dataclasses.replace(
+            good, predictions=good.predictions[1:]
+        ),
+        "predictions that are not finite": lambda: dataclasses.replace(
+            good, predictions=good.predictions * np.float32(np.nan)
+        ),
+        "no images": lambda: dataclasses.replace(
+            good, images=good.images[:0], predictions=good.predictions[:0]
+        ),
+    }
+    for what, make in requests.items():
+        try:
+            if case.answers(make(), site):
+                yield f"{what}: answered"
+        except ProtocolError:  # of the request's constructor
+            pass
+    yield from _unchanged(site, 0)
+
+
+# --- helpers ---
+
+
+def _noisy(mechanism: Mechanism) -> Any:
+    """Return a mechanism of which QUERIES rows hardly ever get the same noise twice."""
+    if isinstance(mechanism, TopKRandomizedResponse):
+        return dataclasses.replace(
+            mechanism, epsilon_per_answer=1.0, quorum=None, noise_at="client"
+        )
+    changed = {"quorum": None} if getattr(mechanism, "quorum", None) else {}
+    if getattr(mechanism, "noise_at", "client") != "client":
+        changed["noise_at"] = "client"
+    if getattr(mechanism, "noise_multiplier", 1.0) < 1:
+        changed["noise_multiplier"] = 1.0
+    return dataclasses.replace(mechanism, **changed) if changed else mechanism
+
+
+def _few(training: Training) -> Training:
+    """Return a private training of two steps, or a plain one."""
+    return dataclasses.replace(training, steps=2) if isinstance(training, DPSGD) else Plain()
+
+
+def _in_memory(folder: str) -> Callable[[], Ledger]:
+    ledger = MemoryLedger()
+    return lambda: ledger
+
+
+def _in_file(folder: str) -> Callable[[], Ledger]:
+    return lambda: FileLedger(Path(folder) / "ledger", 0, "audit")
+
+
+def _entries(site: Site) -> list[Any]:
+    with site.ledger.transaction():
+        return list(site.ledger.entries())
+
+
+def _undercharged(
+    what: str,
+    case: _Case,
+    before: list[Any],
+    after: list[Any],
+    cost: DpEvent,
+    unit: Unit = "record",
+) -> Iterator[str]:
+    """Say so where a ledger has not grown by what a release costs a unit that is added."""
+    new = after[len(before) :]
+    grown = ComposedDpEvent(
+        [SelfComposedDpEvent(e.costs[unit, "add_remove"], e.releases) for e in new]
+    )
+    delta = case.experiment.config.privacy.delta
+    due = epsilon(cost, delta).epsilon
+    charged = epsilon(grown, delta).epsilon if new else 0.0
+    if charged < due * SAME:
+        yield f"{what} is charged epsilon {charged:.4g} instead of {due:.4g}"
+
+
+def _unchanged(site: Site, before: int) -> Iterator[str]:
+    if len(_entries(site)) != before:
+        yield "the ledger was charged"
+
+
+def _forged(ask: Ask, **fields: object) -> Ask:
+    """Return a copy of a request with fields that its constructor would refuse."""
+    forged = copy.copy(ask)
+    for name, value in fields.items():
+        object.__setattr__(forged, name, value)
+    return forged

@@ -1,0 +1,347 @@
+"""Sampler tests: the laws of what a client's code draws, in answers, in trainings and by itself.
+
+Every count is held against the law that docs/privacy.md states, computed here and not by the code
+under test. Cuts of a Gaussian show up to 4.5 standard deviations in the sampler by itself, and up
+to 4 in answers and steps.
+"""
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from scipy.stats import norm
+
+from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.audits import victims
+from fed_dpsd.audits.black_box import public_rows
+from fed_dpsd.audits.canaries import Watched
+from fed_dpsd.audits.checks import Check, Count, counted
+from fed_dpsd.audits.claims import Say, secrets_of
+from fed_dpsd.audits.counting import dependence, independence, low_bits, ones, residues, tails
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import Additive, Values, top_k
+from fed_dpsd.privacy.noise import Law, SecretStreams, lattice_spacing, noisy_sum
+from fed_dpsd.privacy.noisy_max import NoisyMax
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.progress import listening
+
+DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
+AT_ONCE = 2**18  # numbers of an ask
+ALONE = 250  # asks, where each has one noisy row
+# Not at whole scales, where cut noise piles up.
+TAILS: dict[Law, tuple[float, ...]] = {
+    "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
+    "laplace": (0.0, 0.5, 1.0, 2.0, 4.0, 8.0),
+}
+FARTHEST: dict[Law, float] = {"gaussian": 4.5, "laplace": 11.0}
+WORD_BITS = 53
+RARE_EPSILON = 10.0  # at which lies are rare, and yet occur
+FEWEST_STEPS, MOST_STEPS = 2, 1_000  # of a watched training
+
+
+class _Alike(SecretStreams):
+    """A secret that has the same identity as others, so that only what is drawn differs."""
+
+    @property
+    def identity(self) -> str:
+        """Return what no secret decides."""
+        return "0" * 64
+
+
+def sampler_tests(
+    experiment: Experiment, broken: victims.Broken | None, say: Say
+) -> Iterator[Check]:
+    """Test what a client draws: its generator, its answers' noise and its training's.
+
+    Args:
+        experiment: the experiment whose answers and training are claimed.
+        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
+        say: called with a line of progress.
+    """
+    mechanism = experiment.answers
+    secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]
+    say(f"the sampler: {OWN_DRAWS:,} draws")
+    yield from _generator(secrets)
+    if any(stage.mechanism == mechanism for stage in plan_of(experiment).stages):
+        say(f"answers: {DRAWS:,} draws")
+        attacked = victims.break_noise(mechanism, broken)
+        if isinstance(mechanism, TopKRandomizedResponse) and not mechanism.truthful:
+            yield from _responses(experiment, mechanism, broken, secrets)
+        elif isinstance(mechanism, Additive) and mechanism.noise_multiplier > 0:
+            yield from _additive(experiment, mechanism, attacked, secrets)
+        elif isinstance(mechanism, NoisyMax) and mechanism.noise_multiplier > 0:
+            pairs = [(attacked, _law_of_most_votes(mechanism), DRAWS // 8)]
+            yield from _labels(experiment, pairs, secrets)
+    if isinstance(experiment.training, DPSGD):
+        say(f"a training's steps: {DRAWS:,} draws")
+        yield from _training(experiment, experiment.training, broken, secrets)
+
+
+# --- the generator ----------------------------------------------------------------------------
+
+
+def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
+    """Test a secret's streams: uniform draws, both laws of noise, and what streams depend on."""
+    one, other, _ = secrets
+    words = (one.numpy("answer", 0, 1).random(DRAWS) * 2.0**WORD_BITS).astype(np.int64)
+    bits = [Count(f"bit {b} set", ones(words >> b), DRAWS, 0.5) for b in range(WORD_BITS)]
+    yield counted("sampler", "uniform draws have 53 bits", bits)
+
+    streams = {
+        "another secret": other.numpy("answer", 0, 1),
+        "another purpose": one.numpy("private training", 0, 1),
+        "another client": one.numpy("answer", 1, 1),
+        "another request": one.numpy("answer", 0, 2),
+    }
+    first = one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5
+    agreeing = [
+        Count(f"draws that agree with those for {what}", ones(first == half), AT_ONCE, 0.5)
+        for what, stream in streams.items()
+        for half in [stream.random(AT_ONCE) < 0.5]
+    ]
+    yield counted("sampler", "streams depend on secret, purpose, client and request", agreeing)
+
+    repeated = np.array_equal(one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5, first)
+    wrong = "" if repeated else "the same secret and names give other draws"
+    yield Check("sampler", "streams can be repeated", wrong, f"{AT_ONCE:,} draws")
+
+    laws: tuple[Law, ...] = ("gaussian", "laplace")
+    for law in laws:
+        rng = one.numpy(f"audit of {law} noise")
+        nothing = np.zeros((1, OWN_DRAWS))
+        drawn = noisy_sum(nothing, 1.0, law, rng)
+        counts = tails(drawn, law, (*TAILS[law], FARTHEST[law]))
+        yield counted("sampler", f"{law} noise: tails to {FARTHEST[law]:g} scales", counts)
+        yield low_bits(f"{law} noise", drawn.reshape(-1, 16), lattice_spacing(1.0))
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+def _additive(
+    experiment: Experiment, claimed: Any, attacked: Any, secrets: Sequence[SecretStreams]
+) -> Iterator[Check]:
+    """Test the noise of answers that sites release: to constant values first, then random ones."""
+    quorum = getattr(claimed, "quorum", None)
+    scale = getattr(claimed, "scale", claimed.noise_multiplier)  # of a site's own noise
+    spacing, law = lattice_spacing(scale), claimed.noise_law
+    first, other, third = secrets
+
+    def released(secret: SecretStreams, constant: bool) -> tuple[Values, Values]:
+        return _noise(experiment, claimed, attacked, secret, spacing, constant)
+
+    (noise, steady), (more, sensitive) = released(first, True), released(third, False)
+    drawn = np.concatenate([noise, more]) / scale / math.sqrt(quorum.honest if quorum else 1)
+    beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
+    yield counted("sampler", f"answers: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
+    yield low_bits("answers", noise + steady, spacing)
+    yield residues("answers", more + sensitive, sensitive, spacing)
+    yield independence("answers", drawn, law)
+    yield dependence("answers", noise, released(other, True)[0])
+    same = np.array_equal(noise, released(first, True)[0])
+    wrong = "" if same else "the same secret and requests give other noise"
+    yield Check("sampler", "answers: noise can be repeated", wrong, f"{noise.size:,} draws")
+
+
+def _noise(
+    experiment: Experiment,
+    claimed: Any,
+    attacked: Any,
+    secret: SecretStreams,
+    spacing: float,
+    constant: bool,
+) -> tuple[Values, Values]:
+    """Release answers; return (R, C) noise, and the values that it was added to, on its lattice.
+
+    Columns outside a public mask have no noise, and are left out.
+    """
+    rng = np.random.default_rng(int(constant))
+    first, _ = claimed.worst_case()
+    teachers, num_classes = len(first), claimed.num_classes
+    row = public_rows(num_classes)[-1:]
+    masked = getattr(claimed, "k", None) and getattr(claimed, "mask", "") == "public"
+    kept = top_k(row, claimed.k)[0] if masked else np.ones(num_classes, bool)
+    rows = max(1, AT_ONCE // num_classes // teachers)
+    asks = math.ceil(DRAWS / 2 / num_classes / rows)
+    if claimed.releases(1, 2) > 2:  # sums: each ask has one noisy row
+        rows, asks = 1, ALONE
+    predictions = np.tile(row, (rows, 1))
+
+    def values() -> Values:
+        if constant:
+            return np.tile(first, (1, rows, 1))
+        if isinstance(claimed, NormalizedGradient):
+            return rng.normal(size=(teachers, rows, num_classes))
+        return np.eye(num_classes)[rng.integers(num_classes, size=(teachers, rows))]
+
+    asked = [values() for _ in range(asks)]
+    client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
+    noise, sums = [], []
+    for answer, each in zip(client(asked, predictions), asked, strict=True):
+        bounded = np.stack([claimed.encode(own, predictions) for own in each])
+        total = (np.trunc(bounded / spacing) * spacing).sum(axis=0)
+        noise.append((answer - total)[:, kept])
+        sums.append(total[:, kept])
+    return np.concatenate(noise), np.concatenate(sums)
+
+
+def _responses(
+    experiment: Experiment,
+    claimed: TopKRandomizedResponse,
+    broken: victims.Broken | None,
+    secrets: Sequence[SecretStreams],
+) -> Iterator[Check]:
+    """Test responses where lies are rare, and at the run's own epsilon."""
+    alone = dataclasses.replace(claimed, quorum=None, noise_at="client")
+    own = min(claimed.epsilon_per_answer, RARE_EPSILON)
+    pairs = []
+    for epsilon, draws in ((RARE_EPSILON, DRAWS // 2), (own, DRAWS // 8)):
+        each = dataclasses.replace(alone, epsilon_per_answer=epsilon)
+        pairs.append((victims.break_noise(each, broken), _law_of_response(each), draws))
+    yield from _labels(experiment, pairs, secrets)
+
+
+def _law_of_response(claimed: TopKRandomizedResponse) -> NDArray[np.float64]:
+    """Return the law of a response whose class is the first of k candidates, (K,)."""
+    size = 2 if claimed.threshold is not None else (claimed.k or claimed.num_classes)
+    law = np.zeros(claimed.num_classes)
+    law[:size] = 1 / (math.exp(claimed.epsilon_per_answer) + size - 1)
+    law[0] *= math.exp(claimed.epsilon_per_answer)
+    return law
+
+
+def _law_of_most_votes(claimed: NoisyMax) -> NDArray[np.float64]:
+    """Return the law of the class with the most noisy votes in the worst case, (K,)."""
+    votes = claimed.worst_case()[0][:, 0].sum(axis=0) / claimed.noise_multiplier
+    points = np.linspace(-45, 45 + votes.max(), 400_001)
+    if claimed.noise_law == "gaussian":
+        density, below = norm.pdf, ndtr
+    else:
+
+        def density(x: Values) -> Values:
+            return np.exp(-np.abs(x)) / 2
+
+        def below(x: Values) -> Values:
+            tail = np.exp(-np.abs(x)) / 2
+            return np.where(x < 0, tail, 1 - tail)
+
+    law = []
+    for place, own in enumerate(votes):
+        others = [below(points - vote) for number, vote in enumerate(votes) if number != place]
+        law.append(np.trapezoid(density(points - own) * np.prod(others, axis=0), points))
+    return np.array(law) / np.sum(law)
+
+
+def _labels(
+    experiment: Experiment,
+    pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
+    secrets: Sequence[SecretStreams],
+) -> Iterator[Check]:
+    """Test released classes against laws, by each class's place after a row's first.
+
+    Args:
+        experiment: the experiment whose answers these are.
+        pairs: mechanisms to attack, the law of each as it is claimed, and a number of rows.
+        secrets: of two sites, or more.
+    """
+    counts: list[Count] = []
+    for attacked, law, draws in pairs:
+        answers = _classes(experiment, attacked, secrets[0], draws)
+        votes, changed = int(answers.sum()), int(answers[:, 1:].sum())
+        counts.append(Count("other classes than the first", changed, votes, 1 - float(law[0])))
+        for place, (hits, chance) in enumerate(zip(answers.sum(axis=0), law, strict=True)):
+            text = f"class at place {place} (probability {chance:.3g})"
+            counts.append(Count(text, int(hits), votes, float(chance)))
+    yield counted("sampler", "answers: each class as often as claimed, if rare", counts)
+
+    attacked, law, draws = pairs[-1]
+    if len(attacked.worst_case()[0]) > 1 and not isinstance(attacked, NoisyMax):
+        return  # a row holds many responses
+    first, other = (
+        _classes(experiment, attacked, secret, draws).argmax(axis=1) for secret in secrets[:2]
+    )
+    alike, half = float(np.square(law).sum()), len(first) // 2
+    rows = Count("rows as the next", ones(first[: 2 * half : 2] == first[1::2][:half]), half, alike)
+    yield counted("sampler", "answers: draws are independent", [rows])
+    rows = Count("rows alike", ones(first == other), len(first), alike)
+    yield counted("sampler", "answers: another secret gives other draws", [rows])
+
+
+def _classes(
+    experiment: Experiment, attacked: Any, secret: SecretStreams, draws: int
+) -> NDArray[np.int64]:
+    """Release answers to rows of every shift; (R, K) votes by place after a row's first class."""
+    worst, num_classes = attacked.worst_case()[0], attacked.num_classes
+    rows = max(1, AT_ONCE // num_classes // len(worst))
+    asks = math.ceil(draws / rows)
+    order = (np.arange(num_classes) + np.arange(rows)[:, None]) % num_classes  # places to classes
+    falling = np.linspace(1, 0, num_classes)
+    if getattr(attacked, "threshold", None) is not None:
+        falling = np.where(np.arange(num_classes) < 2, falling + 1, 0)
+    public, values = np.zeros((rows, num_classes)), np.zeros((len(worst), rows, num_classes))
+    np.put_along_axis(public, order, np.tile(falling / falling.sum(), (rows, 1)), axis=1)
+    np.put_along_axis(values, np.tile(order, (len(worst), 1, 1)), np.tile(worst, (1, rows, 1)), 2)
+    client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
+    answers = np.concatenate(list(client([values] * asks, public.astype(np.float32))))
+    return np.take_along_axis(answers, np.tile(order, (asks, 1)), axis=1).astype(np.int64)
+
+
+# --- trainings --------------------------------------------------------------------------------
+
+
+def _training(
+    experiment: Experiment,
+    claimed: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Sequence[SecretStreams],
+) -> Iterator[Check]:
+    """Test the noise of a training on no records, as a site takes it, and of class counts."""
+    first, other, _ = secrets
+    attacked = victims.break_noise(claimed, broken)
+    few = [_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)]
+    steps = int(np.clip(DRAWS // few[0].shape[1], FEWEST_STEPS, MOST_STEPS))
+    drawn = _steps(experiment, attacked, steps, first) / claimed.noise_multiplier
+    beyond = TAILS["gaussian"] if drawn.size > DRAWS // 2 else TAILS["gaussian"][:4]
+    counts = tails(drawn, "gaussian", beyond)
+    yield counted("sampler", f"steps: tails to {beyond[-1]:g} scales", counts)
+    yield independence("steps", drawn, "gaussian")
+    yield dependence("steps", few[0], few[1])
+    wrong = "" if np.array_equal(few[0], few[2]) else "the same training gets other noise"
+    yield Check("sampler", "steps: noise can be repeated", wrong, f"{few[0].size:,} draws")
+    if claimed.counts_classes:
+        yield from _class_counts(claimed, attacked, first)
+
+
+def _steps(
+    experiment: Experiment, attacked: DPSGD, steps: int, secret: SecretStreams
+) -> NDArray[np.float64]:
+    """Return the (T, P) noisy sums of a training on no records, in units of the bound."""
+    watched = Watched.like(attacked, steps=steps)
+    with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports
+        site = victims.training_site(experiment.config, watched, cache, secret)
+        site.pay_for_training()
+        site.sensitive_probabilities(np.zeros((1, *experiment.config.data.shape), np.uint8))
+    return watched.sums()
+
+
+def _class_counts(claimed: DPSGD, attacked: DPSGD, secret: SecretStreams) -> Iterator[Check]:
+    """Test the noise of class counts: of three classes in turn, none, one and two units."""
+    num_classes = AT_ONCE // 3 * 3
+    labels = np.arange(num_classes).repeat(np.arange(num_classes) % 3)
+    if claimed.unit == "patient":
+        labels = labels[:, None].repeat(claimed.records_per_patient, axis=1)
+    parts = claimed.records_per_patient
+    released = attacked.count(labels, num_classes, secret.numpy("class counts"))
+    noise = released - np.arange(num_classes) % 3
+    counts = tails(noise / claimed.count_noise, "gaussian", TAILS["gaussian"][:4])
+    yield counted("sampler", "class counts: tails to 2 scales", counts)
+    spacing = lattice_spacing(attacked.count_noise * parts)
+    yield low_bits("class counts", released.reshape(-1, 3) * parts, spacing)

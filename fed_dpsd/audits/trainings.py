@@ -1,0 +1,277 @@
+"""Attacks on private trainings: the steps, their clipping and sampler, and what teachers answer."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from dp_accounting import GaussianDpEvent
+from scipy.stats import binom
+
+from fed_dpsd.audits import canaries, victims
+from fed_dpsd.audits.black_box import Proof
+from fed_dpsd.audits.checks import Check, Count, counted
+from fed_dpsd.audits.claims import (
+    ATTACK_FAILURE,
+    CLOSE_DELTA,
+    Attack,
+    Say,
+    close_to,
+    event_epsilon,
+    own_epsilon,
+    secrets_of,
+)
+from fed_dpsd.audits.one_run import Guesses, conclude
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.dp_sgd import DPSGD
+from fed_dpsd.privacy.laws import gaussian_mu
+from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.progress import reporting
+
+# Enough steps to sample most canaries, and enough runs to count them.
+TIMES_SAMPLED, FEWEST_STEPS, STEPS_IN_ALL, RUNS = 3, 10, 12_000, (60, 1_000)
+CANARIES, COUNTED_CANARIES, COUNTED_RUNS = {True: 40, False: 20}, 1_000, 200  # linear or not
+CLIPPED_STEPS, CLIPPED_RUNS = 2, {"weights": 1_200, "bias": 1_200, "network": 600}
+# Bounds of the clipping attack, at most: gradients of its canaries are longer.
+CLIPPED_BOUNDS = {"weights": 1.0, "bias": 0.25, "network": 1.0}
+SAMPLED_STEPS, SAMPLED_CANARIES = 2_000, {True: 50, False: 20}
+ASKED_STEPS, ASKED_RUNS, OWN_RUNS = 5_000, (100, 500), (10, 50)
+
+WHITE_BOX = "the adversary chooses the records and sees the noisy sums of all steps"
+COUNTS = "the adversary chooses the records and sees the class counts"
+BLACK_BOX = "the adversary chooses the records and sees the released probabilities only"
+
+
+def training_attacks(
+    experiment: Experiment, broken: victims.Broken | None, say: Say
+) -> Iterator[Attack]:
+    """Attack a training's steps, clipping, class counts and teachers; last at its own settings.
+
+    Args:
+        experiment: the experiment whose private training is claimed.
+        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
+        say: called with a line of progress.
+    """
+    config, mechanism = experiment.config, experiment.training
+    assert isinstance(mechanism, DPSGD)
+    secrets, delta = secrets_of(config, "training"), config.privacy.delta
+    most = max(FEWEST_STEPS, math.ceil(TIMES_SAMPLED / mechanism.sample_rate))
+    few = dataclasses.replace(mechanism, steps=min(mechanism.steps, most), count_fraction=None)
+    close = close_to(few, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    yield from _steps(experiment, close, broken, secrets, say)
+    yield from _clipping(experiment, few, broken, secrets, say)
+    if mechanism.counts_classes:
+        yield _counts(close, broken, secrets, delta)
+
+    runs = int(np.clip(ASKED_STEPS // close.steps, *ASKED_RUNS))
+    own_runs = int(np.clip(ASKED_STEPS // mechanism.steps, *OWN_RUNS))
+    steps = [close.steps] * (victims.PILOT + runs)
+    trainings = _reported(secrets, steps + [mechanism.steps] * (victims.PILOT + own_runs))
+    say(f"released probabilities: {runs} trainings on up to {victims.CANARIES} images")
+    attacked = victims.break_noise(close, broken)
+    guesses = victims.guess_answers(config, attacked, trainings, runs)
+    yield _black_box(
+        "answers",
+        "the probabilities of trained teachers (images that are far from parallel, no others)",
+        close,
+        guesses,
+        delta,
+        canaries.steps_advantage(close),
+        tests_code=close.sample_rate == 1,  # sampled, an image moves final weights by little
+    )
+
+    say(f"the run's settings: {own_runs} trainings of {mechanism.steps:,} steps, as before")
+    attacked = victims.break_noise(mechanism, broken)
+    guesses = victims.guess_answers(config, attacked, trainings, own_runs)
+    yield _black_box(
+        "training_claim",
+        "the run's settings: probabilities of trained teachers",
+        mechanism,
+        guesses,
+        delta,
+        advantage=None,
+        tests_code=False,
+    )
+
+
+def _steps(
+    experiment: Experiment,
+    close: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    """Attack the noisy sums of steps at the run's rate, and the differences between them."""
+    config, delta = experiment.config, experiment.config.privacy.delta
+    linear = make_teacher(config, 0, 0).fixed
+    num_classes = min(config.data.num_classes, canaries.MOST_CLASSES)
+    count = max(2 * num_classes, math.ceil(CANARIES[linear] / math.sqrt(close.places)))
+    if linear:
+        kind = canaries.of_weights(count, num_classes)
+    else:
+        kind = canaries.of_network(count, num_classes, close.max_grad_norm)
+    runs = int(np.clip(STEPS_IN_ALL // close.steps, *RUNS))
+    say(f"the training's steps: {runs:,} trainings of {close.steps:,} steps, {count} canaries")
+    trainings = _reported(secrets, [close.steps] * runs)
+    attacked = victims.break_noise(close, broken)
+    sums, differences = canaries.guess_steps(attacked, close, kind, trainings, runs)
+    audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
+    proof = _training_proof(close, 0, delta, canaries.steps_advantage(close))
+    failure, unit = ATTACK_FAILURE, close.unit
+    yield Attack(
+        "check",
+        "the training's steps (worst-case records of all classes, no class counts, weights that "
+        "stand still)",
+        close,
+        conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
+        proof,
+    )
+    yield Attack(
+        "differences",
+        "differences between consecutive steps (the same trainings)",
+        close,
+        conclude(differences, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
+        proof,
+        tests_code=False,  # noise that is too small shows in the sums
+    )
+
+
+def _clipping(
+    experiment: Experiment,
+    few: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    """Attack clipping at rate 1, whatever the run's: by class, in a bias and across layers."""
+    delta = experiment.config.privacy.delta
+    num_classes = min(experiment.config.data.num_classes, canaries.MOST_CLASSES)
+    whole = dataclasses.replace(few, sample_rate=1.0, steps=CLIPPED_STEPS)
+    close = close_to(whole, lambda trial: own_epsilon(trial, 0, CLOSE_DELTA, "add_remove"))
+    advantage = canaries.steps_advantage(close)
+    kinds = {
+        "weights": canaries.of_weights(max(CANARIES[True], num_classes), num_classes),
+        "bias": canaries.of_bias(num_classes),
+        "network": canaries.of_network(max(CANARIES[False], 2 * num_classes), num_classes),
+    }
+    places = {"weights": "a linear layer's weights", "bias": "a bias", "network": "three layers"}
+    for name, kind in kinds.items():
+        runs = CLIPPED_RUNS[name]
+        say(f"clipping in {places[name]}: {runs:,} trainings, {len(kind)} canaries")
+        bound = min(few.max_grad_norm, CLIPPED_BOUNDS[name])
+        claimed = dataclasses.replace(close, max_grad_norm=bound)
+        attacked = victims.break_noise(claimed, broken)
+        trainings = _reported(secrets, [claimed.steps] * (canaries.PILOT + runs))
+        guesses = canaries.guess_clipping(attacked, kind, trainings, runs)
+        audited = f"gradients in {places[name]}"
+        failure, groups = ATTACK_FAILURE / len(kinds), kind.groups
+        yield Attack(
+            f"clipping_{name}",
+            f"clipping at rate 1: gradients of all classes in {places[name]}",
+            claimed,
+            conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, groups),
+            _training_proof(claimed, 0, delta, advantage),
+        )
+
+
+def _counts(
+    close: DPSGD, broken: victims.Broken | None, secrets: Iterator[SecretStreams], delta: float
+) -> Attack:
+    """Attack the class counts."""
+    counting = dataclasses.replace(close, count_fraction=1.0)
+    guesses = canaries.guess_counts(
+        victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
+    )
+    event = GaussianDpEvent(counting.count_noise)
+    return Attack(
+        "counts",
+        f"the class counts (one {close.unit} a class)",
+        counting,
+        conclude(guesses, delta, ATTACK_FAILURE, 0, COUNTS, "class counts", close.unit),
+        Proof(event_epsilon(event, delta, counting), gaussian_mu(event)),
+    )
+
+
+def sample_counts(experiment: Experiment, say: Say) -> Check:
+    """Check who takes part in steps, which sums with hardly any noise show.
+
+    Each of many canaries is to take part in each step with the run's rate, whatever the others and
+    the other steps do. Counted are the steps with as many canaries as expected, and those with
+    many more; canaries that take part once in as many steps as that takes on average; and canaries
+    in two steps, and two canaries in one step, that follow each other.
+
+    Args:
+        experiment: the experiment whose private training samples.
+        say: called with a line of progress.
+    """
+    mechanism = experiment.training
+    assert isinstance(mechanism, DPSGD)
+    linear = make_teacher(experiment.config, 0, 0).fixed
+    steps, count = SAMPLED_STEPS, SAMPLED_CANARIES[linear]
+    say(f"sample counts: {steps:,} steps, {count} canaries")
+    secret = next(secrets_of(experiment.config, "samples"))
+    taken = canaries.samples(mechanism, steps, count, linear, secret)
+    rate, sizes = mechanism.sample_rate, taken.sum(axis=1)
+    usual, window = math.floor(count * rate), round(1 / rate)
+    many = math.ceil(count * rate + 2 * math.sqrt(count * rate * (1 - rate)))
+    windows = taken[: steps // window * window].reshape(-1, window, count).sum(axis=1)
+    together = taken[:, ::2] & taken[:, 1::2]
+    again = taken[::2] & taken[1::2]
+    counts = [
+        Count("canaries in steps", int(taken.sum()), taken.size, rate),
+        Count(
+            f"steps with {usual} canaries",
+            int((sizes == usual).sum()),
+            steps,
+            float(binom.pmf(usual, count, rate)),
+        ),
+        Count(
+            f"steps with {many} canaries or more",
+            int((sizes >= many).sum()),
+            steps,
+            float(binom.sf(many - 1, count, rate)),
+        ),
+        Count(
+            f"canaries in one of {window} steps",
+            int((windows == 1).sum()),
+            windows.size,
+            float(binom.pmf(1, window, rate)),
+        ),
+        Count("canaries in two steps in a row", int(again.sum()), again.size, rate**2),
+        Count("two neighbours in a step", int(together.sum()), together.size, rate**2),
+        *(
+            Count(f"steps of canary {number}", int(hits), steps, rate)
+            for number, hits in enumerate(taken.sum(axis=0))
+        ),
+    ]
+    return counted("attacks", f"sample counts at rate {rate:g}", counts)
+
+
+def _black_box(
+    key: str,
+    title: str,
+    claimed: DPSGD,
+    guesses: Guesses,
+    delta: float,
+    advantage: float | None,
+    tests_code: bool,
+) -> Attack:
+    queries, audited = victims.CANARIES, "released probabilities"
+    failure, unit = ATTACK_FAILURE, claimed.unit
+    result = conclude(guesses, delta, failure, queries, BLACK_BOX, audited, unit)
+    proof = _training_proof(claimed, queries, delta, advantage)
+    return Attack(key, title, claimed, result, proof, tests_code=tests_code)
+
+
+def _training_proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
+    proven = own_epsilon(mechanism, queries, delta, "add_remove")
+    return Proof(proven, gaussian_mu(mechanism.event(mechanism.unit, "add_remove")), advantage)
+
+
+def _reported(secrets: Iterator[SecretStreams], steps: Sequence[int]) -> Iterator[SecretStreams]:
+    """Yield a secret for each training, and report its steps when the next one begins."""
+    with reporting("steps of trainings", sum(steps)) as task:
+        for count, secret in zip(steps, secrets, strict=False):
+            yield secret
+            task.advance(count)

@@ -145,8 +145,10 @@ class Site:
             mechanism = ClassCounts(self.training) if private else ExactCounts()
         training = self._covering(ask)
         digest = self._digest(mechanism, ask)
+        # Noisy counts pass through no teacher, yet they are paid for after the training.
+        first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training
         with self.ledger.transaction():
-            unpaid = bool(training) and not self.account.is_paid(training)
+            unpaid = bool(first) and not self.account.is_paid(first)
             self.account.due(mechanism, digest, ask.kind, ask, training, reserved=unpaid)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:

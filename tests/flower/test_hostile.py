@@ -114,18 +114,30 @@ def test_asks_without_images_count_too(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
         Ask.without_images("answers", (1, 8, 8), 10)
-    text = deployed(*COUNTS).to_json()
-    asked = [Ask.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
-    assert isinstance(answer(hospital, text, asked[0]), Answer)
-    unplanned = answer(hospital, text, asked[1])
+    first, other = seeds(deployed(*COUNTS), 2)
+    asked = Ask.without_images("counts", (1, 8, 8), 10)
+    assert isinstance(answer(hospital, first, asked), Answer)
+    unplanned = answer(replace(hospital, queries=4), other, asked)
     assert (
         unplanned.reason == "unplanned: this run would cost the client 2 releases of class_counts"
     )
-    asked = [replace(each, acknowledged={"class_counts": 3}) for each in asked]
-    assert isinstance(answer(hospital, text, asked[1]), Answer)
-    refused = answer(hospital, text, asked[2])
+    asked = replace(asked, acknowledged={"dp_sgd": 2, "class_counts": 2})
+    refused = answer(hospital, other, asked)  # one for the training, and one for its counts
     assert refused.reason == "the client has answered as many queries as it ever will"
-    assert charges(hospital) == ["training", "counts", "counts"]
+    assert charges(hospital) == ["training", "counts"]
+    assert isinstance(answer(replace(hospital, queries=4), other, asked), Answer)
+    assert charges(hospital) == 2 * ["training", "counts"]
+
+
+def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
+    """However often they are asked for: the mean of many draws would be the exact counts."""
+    hospital = hospitals.open_file(site_file(tmp_path, queries=2))
+    text = deployed(*COUNTS).to_json()
+    asked = [Ask.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
+    first, *others = (answer(hospital, text, each).values for each in asked)
+    assert not np.array_equal(first, np.round(first))
+    assert all(np.array_equal(other, first) for other in others)
+    assert charges(hospital) == ["training", "counts"]
 
 
 def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):

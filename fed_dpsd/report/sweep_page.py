@@ -40,7 +40,7 @@ SEEDED = (
 )
 WORDS = {
     "student": "student",
-    "ensemble": "ensemble of all teachers (diagnostic, not covered by the noise of answers)",
+    "ensemble": "ensemble of all teachers",
     "weighted_ensemble": "ensemble, weighted by class counts",
     "client_best": "best client alone",
     "client_mean": "mean of clients alone",
@@ -157,7 +157,7 @@ def _few_columns(settings: Sequence[Setting]) -> Iterator[Html]:
     legends = {(s.all_of("trust"), s.all_of("delta")) for s in settings}
     own = len(legends) > 1
     ensembles = any(not math.isnan(s.score("ensemble")[0]) for s in settings)
-    header = ["setting", "student, %", *(["ensemble, % (diagnostic)"] if ensembles else [])]
+    header = ["setting", "student, %", *(["ensemble, %"] if ensembles else [])]
     header += ["epsilon, record added or removed", "epsilon, record replaced"]
     header += [*(["trust, delta"] if own else []), "seeds"]
     rows = []

@@ -57,7 +57,7 @@ def test_without_protection_that_is_said(table):
 def test_the_table_has_few_columns_and_privacy_among_them(settings):
     rows = shown(settings).rows("Mean and standard deviation")
     assert list(rows[0]) == [
-        *("setting", "student, %", "ensemble, % (diagnostic)", "epsilon, record added or removed"),
+        *("setting", "student, %", "ensemble, %", "epsilon, record added or removed"),
         *("epsilon, record replaced", "trust, delta", "seeds"),
     ]
     assert [row["epsilon, record added or removed"] for row in rows] == ["1", "3", "51,200", "inf"]

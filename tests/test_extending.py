@@ -86,7 +86,9 @@ def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
     results = re.findall(r"^student \d.* · proven .*", text, re.MULTILINE)
     assert len(results) == 3
     # Where noise in the answers proves a finite epsilon, it covers no score of teachers.
-    assert [" · ensemble " in line for line in results] == ["proven inf" in line for line in results]
+    assert [" · ensemble " in line for line in results] == [
+        "proven inf" in line for line in results
+    ]
     assert sum("proven inf" in line for line in results) == 1
     note = "not reviewed: nothing is proven of what example==1.0 does"
     assert text.count(f", {note}") == 8  # each run's beginning and result, each plan's notes

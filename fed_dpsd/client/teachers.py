@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from torch import nn
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
+from fed_dpsd.client.inputs import digest_of_shard, places_of_patients, read_shard
 from fed_dpsd.client.learning import CPU, PublicImages, pulled_back, train, train_privately
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
@@ -37,21 +37,16 @@ from fed_dpsd.models import (
 )
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
-from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.footprint import weight_bytes
-from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, learner, to_unit
+from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.label_dp import LabelPrivate
-from fed_dpsd.privacy.lattice import places_agree
 from fed_dpsd.privacy.noise import Noise, SecretStreams
-from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism, places_of
+from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.progress import reported
 from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
-PROBED = 16  # images whose gradients show a network's kernels
-# Shifts of the copies of an image, in pixels down and to the right.
-MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def assign_shards(shard_ids: NDArray[np.int64], shards: int, key: int) -> NDArray[np.int64]:
@@ -233,7 +228,7 @@ class Teachers:
         for shard, records in enumerate(self._shards):
             labels = records.labels
             if self._by_patient:
-                labels = labels[self._places(records)]
+                labels = labels[places_of_patients(records, self._training)]
             key = hashlib.sha256(f"{self.digests[shard]}".encode() + labels.tobytes()).hexdigest()
             rng = self._noise.numpy("class counts", self._client, int(key, 16))
             counts.append(self._training.count(labels, num_classes, rng))
@@ -358,7 +353,7 @@ class Teachers:
             network = PublicImages(teacher, records.images, config, draw)
             self._labels.train(network, records.labels, rng)
             return
-        model, inputs, labels = self._read_shard(teacher, shard)
+        model, inputs, labels = read_shard(teacher, records, self._training)
         if self._custom:
             self._custom.train(model, inputs, labels, rng)
             return
@@ -366,56 +361,13 @@ class Teachers:
         train_privately(self._training, model, inputs, labels, rng)
         teacher.to(memory_format=torch.channels_last)
 
-    def _read_shard(
-        self, teacher: Classifier, shard: int
-    ) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-        """Return the part of a teacher that learns, and what it reads: inputs and labels."""
-        records = self._shards[shard]
-        images, labels = records.images, torch.from_numpy(records.labels)
-        if not self._training:
-            with remembering("records"):
-                model, take = learner(teacher, images, CPU)
-            return model, take(slice(None)), labels
-        copies = shifted(images, self._training.copies)
-        images = copies.reshape(-1, *images.shape[1:])
-        with remembering("records"):
-            batch = _safe_batch(teacher, images)
-            model, take = learner(teacher, images, CPU, batch)
-        inputs = take(slice(None)).unflatten(0, copies.shape[:2])
-        if self._by_patient:
-            places = torch.from_numpy(self._places(records))
-            inputs = inputs[places].flatten(1, 2)
-            labels = labels[places].repeat_interleave(self._training.copies, dim=1)
-        return model, inputs, labels
-
     def _input(self, shard: int) -> str:
-        """Return a digest of what a training of a shard reads, computed once.
-
-        It is of the first weights, the inputs and the labels, in their order. Inputs are features
-        where these are fixed. A network computes on: so the gradients of its first records are part
-        of the digest. Other kernels would round them differently.
-        """
-        if shard in self._inputs:
-            return self._inputs[shard]
-        teacher = make_teacher(self._config, self._client, shard)
-        model, inputs, labels = self._read_shard(teacher, shard)
-        digest = hashlib.sha256(f"{self.keys[shard]} {tuple(inputs.shape)}".encode())
-        for tensor in (*model.state_dict().values(), inputs, labels):
-            digest.update(np.ascontiguousarray(tensor.detach().numpy()).data)
-        if not teacher.fixed and len(inputs):
-            first = inputs[:PROBED].flatten(0, inputs.ndim - 4)[:PROBED]
-            model.eval()(first).square().sum().backward()
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    digest.update(np.ascontiguousarray(parameter.grad.numpy()).data)
-        self._inputs[shard] = digest.hexdigest()
+        """Return a digest of what a training of a shard reads, computed once."""
+        if shard not in self._inputs:
+            teacher = make_teacher(self._config, self._client, shard)
+            records, key = self._shards[shard], self.keys[shard]
+            self._inputs[shard] = digest_of_shard(key, teacher, records, self._training)
         return self._inputs[shard]
-
-    def _places(self, records: Split) -> NDArray[np.int64]:
-        """Return the (P, R) numbers of the records that stand for each patient of a shard."""
-        assert self._training
-        assert records.patients is not None
-        return places_of(records.patients, self._training.records_per_patient)
 
     def _digest_records(self, records: Split, update: Callable[[bytes], None]) -> None:
         """Add a shard's images and labels to a digest, and its patients if teachers see them."""
@@ -425,43 +377,6 @@ class Teachers:
         if self._by_patient:
             assert records.patients is not None
             update(records.patients.tobytes())
-
-
-def _safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
-    """Return a batch size at which each image's features are its own, to the last bit.
-
-    It is found on random images, once in a process for features of a kind.
-    """
-
-    def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
-        batch = to_unit((255 * pixels).byte().numpy(), CPU)
-        with remembering("nothing"):
-            return [teacher.features(batch)]
-
-    if not teacher.fixed:
-        return IMAGES_AT_ONCE
-    key = (*teacher.features_key, images.shape[1:])
-    if key not in _safe_batches:
-        agree = places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE)
-        _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
-    return _safe_batches[key]
-
-
-_safe_batches: dict[tuple[object, ...], int] = {}
-
-
-def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
-    """Return (N, A, C, H, W) copies of (N, C, H, W) images: unmoved, then moved by one pixel.
-
-    Pixels that come in at a border repeat the border.
-    """
-    height, width = images.shape[2:]
-    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
-    moved = [
-        padded[:, :, 1 + down :, 1 + right :][:, :, :height, :width]
-        for down, right in MOVES[:copies]
-    ]
-    return np.stack(moved, axis=1)
 
 
 def make_teacher(config: Config, client: int, shard: int) -> Classifier:

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from fed_dpsd import __version__
-from fed_dpsd.client import teachers
+from fed_dpsd.client import inputs, teachers
 from fed_dpsd.client.device import Held
-from fed_dpsd.client.teachers import Teachers, _safe_batch, assign_shards, make_teacher, shifted
+from fed_dpsd.client.inputs import safe_batch, shifted
+from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
@@ -60,17 +61,17 @@ def test_records_are_taken_one_by_one_where_places_in_a_batch_do_not_agree(monke
     build = functools.partial(CLASSIFIERS["scattering"], (1, 8, 8), 10, 4)
     teacher = initialise(build, Streams(0).torch("teacher"))
     images = np.zeros((3, 1, 8, 8), np.uint8)
-    monkeypatch.setattr(teachers, "_safe_batches", {})
-    assert _safe_batch(teacher, images) == IMAGES_AT_ONCE
+    monkeypatch.setattr(inputs, "_safe_batches", {})
+    assert safe_batch(teacher, images) == IMAGES_AT_ONCE
     features = teacher.features
 
     def by_place(pixels):
         return features(pixels) + torch.arange(len(pixels))[:, None] * 2.0**-10
 
     monkeypatch.setattr(teacher, "features", by_place)
-    assert _safe_batch(teacher, images) == IMAGES_AT_ONCE  # it was found before
-    monkeypatch.setattr(teachers, "_safe_batches", {})
-    assert _safe_batch(teacher, images) == 1
+    assert safe_batch(teacher, images) == IMAGES_AT_ONCE  # it was found before
+    monkeypatch.setattr(inputs, "_safe_batches", {})
+    assert safe_batch(teacher, images) == 1
 
 
 def test_a_records_shard_depends_on_its_own_id_and_the_key_alone():

@@ -1,0 +1,110 @@
+"""What a training reads of a shard: the inputs and labels themselves, and a digest of every bit."""
+
+import hashlib
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd.client.learning import CPU
+from fed_dpsd.data.datasets import Split
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.fixed_features import remembering
+from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner, to_unit
+from fed_dpsd.privacy.lattice import places_agree
+from fed_dpsd.privacy.training import TrainingMechanism, places_of
+
+PROBED = 16  # images whose gradients show a network's kernels
+# Shifts of the copies of an image, in pixels down and to the right.
+MOVES = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_safe_batches: dict[tuple[object, ...], int] = {}
+
+
+def read_shard(
+    teacher: Classifier, records: Split, training: TrainingMechanism | None
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return the part of a teacher that learns, and what it reads: inputs and labels.
+
+    Args:
+        teacher: an untrained teacher, on the processor.
+        records: those of its shard.
+        training: the private training, which may read copies of images, or patients; else None.
+    """
+    images, labels = records.images, torch.from_numpy(records.labels)
+    if not training:
+        with remembering("records"):
+            model, take = learner(teacher, images, CPU)
+        return model, take(slice(None)), labels
+    copies = shifted(images, training.copies)
+    images = copies.reshape(-1, *images.shape[1:])
+    with remembering("records"):
+        batch = safe_batch(teacher, images)
+        model, take = learner(teacher, images, CPU, batch)
+    inputs = take(slice(None)).unflatten(0, copies.shape[:2])
+    if training.unit == "patient":
+        of_patients = torch.from_numpy(places_of_patients(records, training))
+        inputs = inputs[of_patients].flatten(1, 2)
+        labels = labels[of_patients].repeat_interleave(training.copies, dim=1)
+    return model, inputs, labels
+
+
+def digest_of_shard(
+    key: str, teacher: Classifier, records: Split, training: TrainingMechanism | None
+) -> str:
+    """Return a digest of a key, the first weights, the inputs and the labels, in their order.
+
+    Inputs are features where these are fixed. A network computes on: so the gradients of its first
+    records are part of the digest. Other kernels would round them differently.
+    """
+    model, inputs, labels = read_shard(teacher, records, training)
+    digest = hashlib.sha256(f"{key} {tuple(inputs.shape)}".encode())
+    for tensor in (*model.state_dict().values(), inputs, labels):
+        digest.update(np.ascontiguousarray(tensor.detach().numpy()).data)
+    if not teacher.fixed and len(inputs):
+        first = inputs[:PROBED].flatten(0, inputs.ndim - 4)[:PROBED]
+        model.eval()(first).square().sum().backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                digest.update(np.ascontiguousarray(parameter.grad.numpy()).data)
+    return digest.hexdigest()
+
+
+def places_of_patients(records: Split, training: TrainingMechanism) -> NDArray[np.int64]:
+    """Return the (P, R) numbers of the records that stand for each patient of a shard."""
+    assert records.patients is not None
+    return places_of(records.patients, training.records_per_patient)
+
+
+def safe_batch(teacher: Classifier, images: NDArray[np.uint8]) -> int:
+    """Return a batch size at which each image's features are its own, to the last bit.
+
+    It is found on random images, once in a process for features of a kind.
+    """
+
+    def features(pixels: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
+        batch = to_unit((255 * pixels).byte().numpy(), CPU)
+        with remembering("nothing"):
+            return [teacher.features(batch)]
+
+    if not teacher.fixed:
+        return IMAGES_AT_ONCE
+    key = (*teacher.features_key, images.shape[1:])
+    if key not in _safe_batches:
+        agree = places_agree(features, torch.from_numpy(images), IMAGES_AT_ONCE)
+        _safe_batches[key] = IMAGES_AT_ONCE if agree else 1
+    return _safe_batches[key]
+
+
+def shifted(images: NDArray[np.uint8], copies: int) -> NDArray[np.uint8]:
+    """Return (N, A, C, H, W) copies of (N, C, H, W) images: unmoved, then moved by one pixel.
+
+    Pixels that come in at a border repeat the border.
+    """
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="edge")
+    moved = [
+        padded[:, :, 1 + down :, 1 + right :][:, :, :height, :width]
+        for down, right in MOVES[:copies]
+    ]
+    return np.stack(moved, axis=1)

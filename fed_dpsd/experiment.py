@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import ComposedDpEvent
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.claims import of_plan, on, proofs
 from fed_dpsd.binder import Binder
+from fed_dpsd.claims import cost
 from fed_dpsd.combinations import cautions, misfits, name_of
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
@@ -23,12 +22,11 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.methods.method import Method, Plan, World
+from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.overrides import Composition, read
 from fed_dpsd.plugins import Plugin, find
-from fed_dpsd.privacy.accounting import unchanged_epsilon
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -234,19 +232,12 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
 
     unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
 
-    def plan(value: float) -> Plan:
+    def spend(value: float, together: bool = False) -> float:
         trial = with_value(value)
-        return method.plan(World.of(config, trial.training, trial.answers))
+        plan = method.plan(World.of(config, trial.training, trial.answers))
+        return cost(plan, settings.delta, unit, together)
 
-    def spend(value: float) -> float:
-        event = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan(value).paid])
-        return unchanged_epsilon(event, settings.delta)
-
-    def contracted(value: float) -> float:
-        planned = plan(value)
-        charges = of_plan(planned, planned.releases, unit, "add_remove")
-        return min(spend(value), on("contraction", proofs(charges, settings.delta)).value)
-
+    contracted = functools.partial(spend, together=True)
     target, (least, most) = settings.target_epsilon, CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)

@@ -15,6 +15,7 @@ LADDER = (
     {"config", "keys", "overrides"},
     {"binder", "cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},
+    {"claims"},
     {"combinations"},
     {"experiment"},
     {"accounts"},

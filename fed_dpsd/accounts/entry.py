@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import attrs
 import dp_accounting
 from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
+from fed_dpsd.claims import Charge
 from fed_dpsd.privacy import events
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, is_own
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Relation, Trust, Unit
@@ -141,3 +142,23 @@ def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
 
 def _unpack(values: dict[str, Any]) -> Any:
     return _EVENTS[values.pop("type")](**values) if "type" in values else values
+
+
+def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:
+    """Return the charges of a ledger's entries."""
+    return [
+        Charge(
+            entry.event(unit, relation),
+            entry.trust,
+            entry.digest if entry.kind == "training" else entry.training,
+            entry.releases if entry.kind == "training" else 0,
+        )
+        for entry in entries
+    ]
+
+
+def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
+    """Return a run's entries, and the trainings of other runs whose teachers it used."""
+    own = [entry for entry in entries if entry.run == run]
+    used = {entry.training for entry in own}
+    return [entry for entry in entries if entry.run == run or entry.digest in used]

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fed_dpsd.claims import TIMES_PLANNED
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.protocol import Answer, Refusal, Releases, Statement, check_releases
 from fed_dpsd.storage import json_of, write_atomically
 
 OTHER = "other"  # stands for all mechanisms that are not the run's
-TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 logger = logging.getLogger("fed_dpsd")
 
 

@@ -21,7 +21,7 @@ from fed_dpsd.audits.claims import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy.laws import gaussian_mu
+from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse

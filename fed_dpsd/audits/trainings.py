@@ -25,7 +25,7 @@ from fed_dpsd.audits.one_run import Guesses, conclude
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.laws import gaussian_mu
+from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.progress import reporting
 

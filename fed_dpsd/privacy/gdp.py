@@ -3,9 +3,32 @@
 import math
 
 import numpy as np
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
+
+from fed_dpsd.privacy.events import FinitePrecisionDpEvent
+
+
+def gaussian_mu(event: DpEvent) -> float | None:
+    """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
+
+    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise: the loss
+    by a sampler's finite precision is left out.
+    """
+    if isinstance(event, FinitePrecisionDpEvent):
+        return 0.0
+    if isinstance(event, GaussianDpEvent):
+        return 1 / float(event.noise_multiplier)
+    if isinstance(event, SelfComposedDpEvent):
+        inner = gaussian_mu(event.event)
+        return None if inner is None else math.sqrt(event.count) * inner
+    if isinstance(event, ComposedDpEvent):
+        parts = [gaussian_mu(part) for part in event.events]
+        known = [mu for mu in parts if mu is not None]
+        return math.hypot(*known) if len(known) == len(parts) else None
+    return None
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

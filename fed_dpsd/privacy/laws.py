@@ -9,14 +9,12 @@ from collections.abc import Callable
 
 import numpy as np
 from dp_accounting import (
-    ComposedDpEvent,
     DpEvent,
     GaussianDpEvent,
     LaplaceDpEvent,
     NeighboringRelation,
     PoissonSampledDpEvent,
     RandomizedResponseDpEvent,
-    SelfComposedDpEvent,
 )
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.rdp import RdpAccountant
@@ -27,7 +25,6 @@ from scipy.special import gammaln, xlog1py, xlogy
 from fed_dpsd.privacy import bounded_range, shuffled
 from fed_dpsd.privacy.events import (
     BoundedRangeDpEvent,
-    FinitePrecisionDpEvent,
     ReplacedInSampleDpEvent,
     ShuffledResponseDpEvent,
 )
@@ -39,29 +36,6 @@ SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
 ORDERS = tuple(1 + 10 ** (exponent / 20) for exponent in range(-60, 81))  # 1.001 to 10,001
-
-
-# --- Gaussian ---------------------------------------------------------------------------------
-
-
-def gaussian_mu(event: DpEvent) -> float | None:
-    """Return the mu of composed Gaussian mechanisms, exactly; None where there is another event.
-
-    mu^2 = sum of 1 / z^2 (arXiv 1905.02383v3, Corollary 3.3). It is the mu of ideal noise: the loss
-    by a sampler's finite precision is left out.
-    """
-    if isinstance(event, FinitePrecisionDpEvent):
-        return 0.0
-    if isinstance(event, GaussianDpEvent):
-        return 1 / float(event.noise_multiplier)
-    if isinstance(event, SelfComposedDpEvent):
-        inner = gaussian_mu(event.event)
-        return None if inner is None else math.sqrt(event.count) * inner
-    if isinstance(event, ComposedDpEvent):
-        parts = [gaussian_mu(part) for part in event.events]
-        known = [mu for mu in parts if mu is not None]
-        return math.hypot(*known) if len(known) == len(parts) else None
-    return None
 
 
 # --- randomised response ----------------------------------------------------------------------

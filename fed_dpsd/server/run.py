@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.accounts.card import plan_of, plugins_note
-from fed_dpsd.accounts.claims import smallest_claim
 from fed_dpsd.accounts.ranges import by_ranges
+from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.claims import smallest_claim
 from fed_dpsd.accounts.ranges import clients_in
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.words import (
@@ -19,6 +18,7 @@ from fed_dpsd.accounts.words import (
     published_line,
     verdict,
 )
+from fed_dpsd.claims import smallest_claim
 from fed_dpsd.data.datasets import class_names
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment

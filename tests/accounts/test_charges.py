@@ -12,9 +12,10 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
-from fed_dpsd.accounts.claims import of_entries, of_run, proofs
+from fed_dpsd.accounts.entry import of_entries, of_run
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.tally import TIMES_PLANNED, Tally
+from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ProtocolError, UserError

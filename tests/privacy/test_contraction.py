@@ -19,7 +19,7 @@ from scipy.integrate import quad
 
 import fed_dpsd
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.claims import of_plan, proofs
+from fed_dpsd.claims import of_plan, proofs
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.accounting import contraction, epsilon

@@ -38,7 +38,7 @@ from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.laws import gaussian_mu
+from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, lattice_spacing
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.accounts.tally import TIMES_PLANNED
 from fed_dpsd.methods.method import Plan
-from fed_dpsd.privacy.accounting import Bound, contraction, epsilon
+from fed_dpsd.privacy.accounting import Bound, contraction, epsilon, unchanged_epsilon
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.mechanism import (
     Basis,
@@ -27,6 +25,8 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
+
+TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 
 
 @dataclass(frozen=True)
@@ -127,26 +127,6 @@ def of_plan(plan: Plan, releases: Releases, unit: Unit, relation: Relation) -> l
     return charges
 
 
-def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:
-    """Return the charges of a ledger's entries."""
-    return [
-        Charge(
-            entry.event(unit, relation),
-            entry.trust,
-            entry.digest if entry.kind == "training" else entry.training,
-            entry.releases if entry.kind == "training" else 0,
-        )
-        for entry in entries
-    ]
-
-
-def of_run(entries: Sequence[Entry], run: str) -> list[Entry]:
-    """Return a run's entries, and the trainings of other runs whose teachers it used."""
-    own = [entry for entry in entries if entry.run == run]
-    used = {entry.training for entry in own}
-    return [entry for entry in entries if entry.run == run or entry.digest in used]
-
-
 def covers(plan: Plan, charged: Releases) -> bool:
     """Return whether the plan knows the mechanism of each charge, and can account for them all."""
     planned = plan.releases
@@ -183,3 +163,17 @@ def smallest_claim(
         return Epsilon(math.inf, delta, unit, relation, "nobody", "none", 0)
     found = claims(of_plan(plan, charged, unit, relation), delta, unit, relation, 0)
     return next(iter(found.values()))
+
+
+def cost(plan: Plan, delta: float, unit: Unit, together: bool) -> float:
+    """Return the epsilon of a plan for an added or removed unit, by which noise is calibrated.
+
+    It is what a budget counts, whose settings do not change; with `together`, less where the
+    training and the answers prove less.
+    """
+    paid = ComposedDpEvent([stage.event(unit, "add_remove") for stage in plan.paid])
+    budgeted = unchanged_epsilon(paid, delta)
+    if not together:
+        return budgeted
+    charges = of_plan(plan, plan.releases, unit, "add_remove")
+    return min(budgeted, on("contraction", proofs(charges, delta)).value)

@@ -180,27 +180,24 @@ def _ask_about(
     return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
 
 
-def training_site(
-    config: Config, training: DPSGD, cache: str, secret: SecretStreams, images: int = 0
-) -> Site:
-    """Make a site with one teacher, without budget, which holds no record or a few blank ones.
+def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
+    """Make a site with one teacher and no record, without budget.
 
     Args:
         config: the run's.
         training: how its teacher is trained.
         cache: folder of its teacher.
         secret: source of its noise.
-        images: number of its records, all of class 0.
     """
     config = _unlimited(dataclasses.replace(config, cache=cache, teachers_per_client=1))
-    blank, numbers = np.zeros((images, *config.data.shape), np.uint8), np.arange(images)
+    nobody = np.zeros(0, np.int64)
     return Site(
         config=config,
         training=training,
         answers=Probabilities(),
         client=0,
-        records=Split(blank, np.zeros(images, np.int64), numbers),
-        shard_ids=numbers,
+        records=Split(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody),
+        shard_ids=nobody,
         test=None,
         account=_account(config, training, Probabilities()),
         secret=secret,

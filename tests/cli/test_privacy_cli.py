@@ -319,9 +319,9 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     """A right training contradicts a proof with probability at most 0.001."""
     monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (100, 100))
-    clipped = {"weights": 100, "bias": 100, "network": 50}
+    clipped = {"weights": 100, "bias": 400, "network": 50}
     monkeypatch.setattr("fed_dpsd.audits.trainings.CLIPPED_RUNS", clipped)
-    monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (100, 100))
+    monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (250, 250))
     monkeypatch.setattr("fed_dpsd.audits.trainings.OWN_RUNS", (2, 2))
     settings = (
         "training=dp_sgd",
@@ -335,7 +335,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     assert code == 0
     steps = [part for part in hearing.heard if part[0] == "steps of trainings"]
     # Each training but the last of a kind, which nobody would report.
-    assert len(steps) == sum(each - 1 for each in (100, 200, 200, 150, 40 + 100 + 40 + 2))
+    assert len(steps) == sum(each - 1 for each in (100, 200, 500, 150, 40 + 250 + 40 + 2))
     assert steps[-1][2] - steps[-1][1] == 20
     assert {name for name, _, _ in hearing.heard} <= {"steps of trainings", "images"}
     claim = json.loads(out[0])
@@ -361,7 +361,7 @@ def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
         assert not claim[f"clipping_{part}"]["contradicts"]
     assert not any(part["contradicts"] for part in claim["parts"].values())
     assert all(claim[part] for part in ("attacks", "sampler", "protocol"))
-    monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (30, 30))
+    monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (60, 60))
     monkeypatch.setattr("fed_dpsd.audits.trainings.ASKED_RUNS", (60, 60))
     code, out, _ = fed_dpsd("privacy", "audit", *settings, "--broken", "none")
     assert code == 0

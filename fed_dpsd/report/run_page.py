@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fed_dpsd.report import guarantee, rounds
@@ -180,7 +180,7 @@ def _clients(facts: Facts) -> Iterator[Html]:
         rows.append(
             [
                 f"client {number}",
-                *([percent(accuracies[number]), _area(areas[number])] if accuracies else []),
+                *(_scores(number, accuracies, areas) if accuracies else []),
                 "unknown" if spent is None else rounded_up(spent),
                 *([facts.ledgers.get(number, "unknown")] if facts.ledgers else []),
                 f"{refused.get(number, 0):,}",
@@ -206,8 +206,13 @@ def _clients(facts: Facts) -> Iterator[Html]:
     )
 
 
-def _area(area: float | None) -> str:
-    return "unknown" if area is None else f"{area:.3f}"
+def _scores(
+    client: int, accuracies: Sequence[float | None], areas: Sequence[float | None]
+) -> tuple[str, str]:
+    if client >= len(accuracies):
+        return "unknown", "unknown"
+    area = areas[client]
+    return percent(accuracies[client]), "unknown" if area is None else f"{area:.3f}"
 
 
 # --- traffic, settings, and how to repeat it ---

@@ -18,7 +18,14 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models.inference import Images
-from fed_dpsd.privacy.mechanism import ExactCounts, KeptTeachers, Mechanism, Shared, Weights
+from fed_dpsd.privacy.mechanism import (
+    ExactCounts,
+    KeptTeachers,
+    Mechanism,
+    Shared,
+    Weights,
+    passes_through_teachers,
+)
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.packing import pack
 from fed_dpsd.privacy.secure_sum import SumError
@@ -143,7 +150,7 @@ class Site:
         elif ask.kind == "counts":
             private = isinstance(self.training, TrainingMechanism)
             mechanism = ClassCounts(self.training) if private else ExactCounts()
-        training = self._covering(ask)
+        training = self._covering(mechanism, ask)
         digest = self._digest(mechanism, ask)
         # Noisy counts pass through no teacher, yet they are paid for after the training.
         first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training
@@ -257,7 +264,7 @@ class Site:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
             ValueError: the training that covers it, or that its budget comes from, is not paid for.
         """
-        digest, covering = self._digest(mechanism, ask), self._covering(ask)
+        digest, covering = self._digest(mechanism, ask), self._covering(mechanism, ask)
         if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
             raise ValueError("the training whose budget holds the class counts is not paid for")
         self.account.pay(mechanism, digest, ask.kind, ask, covering)
@@ -286,10 +293,10 @@ class Site:
         self.pay_for_training()
         return self._teachers
 
-    def _covering(self, ask: Ask) -> str:
+    def _covering(self, mechanism: Mechanism, ask: Ask) -> str:
         """Return the digest of the private training that covers an answer; "" if there is none."""
         private = isinstance(self.training, TrainingMechanism)
-        if not private or ask.kind in ("counts", "baseline"):  # none passes through the teachers
+        if not private or not passes_through_teachers(mechanism):
             return ""
         return self._retraining(ask) if ask.kind == "train" else self._teachers.identity
 
@@ -304,7 +311,7 @@ class Site:
             return self._counts
         method = json.dumps(former_method(self.config.method), sort_keys=True)
         content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
-        content += f" {covering}" if (covering := self._covering(ask)) else ""
+        content += f" {covering}" if (covering := self._covering(mechanism, ask)) else ""
         # Another device rounds otherwise, and the same noise must not meet another value.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.summing:

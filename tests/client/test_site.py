@@ -23,6 +23,7 @@ from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Answer, Ask, Refusal, Statement
 from fed_dpsd.simulation.clients import open_site
 from tests.proofs import spent
@@ -360,6 +361,16 @@ def test_class_counts_that_no_training_released_are_no_answer(small, records, se
     with pytest.raises(ProtocolError, match="this client's mechanism releases no class counts"):
         answer(replace(COUNTS, acknowledged={"class_counts": 1}))
     assert all(entry.kind == "training" for entry in site.ledger.entries())
+
+
+def test_class_counts_are_no_answer_of_teachers_whatever_they_are_asked_with(small, records):
+    """Otherwise their training would seem to cover them."""
+    ledger = MemoryLedger()
+    site, _ = make(small(*PRIVATE), records, ledger)
+    site.pay_for_training()
+    one = replace(ask(), images=ask().images[:1], predictions=ask().predictions[:1])
+    site.release(ClassCounts(site.training), site.class_counts(one), one)
+    assert [entry.training for entry in ledger.entries()] == ["", ""]
 
 
 def test_over_budget_no_class_is_counted(small, records, monkeypatch):

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -173,11 +174,26 @@ def lies_half_as_often(patch):
     )
 
 
+def follow_keys_alone(patch):
+    """Let noise follow its key, and not the values that it is added to."""
+
+    def noisy_sum(self, values, scale, law):
+        spacing = lattice_spacing(scale)
+        drawn = self._gaussian if law == "gaussian" else self._laplace
+        sensitive = np.trunc(np.asarray(values, np.float64) / spacing).sum(axis=0)
+        noise = drawn(math.ceil(scale / spacing), sensitive.size).reshape(sensitive.shape)
+        return (sensitive + noise) * spacing
+
+    patch.setattr(SecureGenerator, "noisy_sum", noisy_sum)
+
+
 def one_key(patch):
+    follow_keys_alone(patch)
     patch.setattr(SecretStreams, "numpy", lambda *_: SecureGenerator(bytes(32)))
 
 
 def asks_share_noise(patch):
+    follow_keys_alone(patch)
     numpy = SecretStreams.numpy
     patch.setattr(
         SecretStreams, "numpy", lambda self, purpose, client=0, query_id=0: numpy(self, purpose)

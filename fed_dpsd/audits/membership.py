@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.audits.lira import Members, Scores, lira, logits
-from fed_dpsd.audits.one_run import Guesses, conclude, profile, refuted
+from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
 from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.errors import UserError
@@ -28,9 +28,6 @@ TARGETS = 3  # one run in so many is attacked; the others are its shadows
 FEWEST = 6  # runs of a setting: at least two targets, and four shadows
 ALARM = 0.01  # chance at most that guesses refute a proof that holds, in each row
 CURVE = np.geomspace(1e-4, 1, 200)  # rates of false positives at which a figure draws
-ASSUMPTION = (
-    "the adversary knows the coins of the shadow runs and sees the attacked model's answers"
-)
 
 
 @dataclass(frozen=True)
@@ -139,8 +136,7 @@ class Outcome:
         if not self._fair:
             return None
         delta = self.row.runs[0].experiment.config.privacy.delta
-        audit = conclude(self._guesses, delta, 2 * FAILURE, 0, ASSUMPTION, "trained models")
-        return audit.lower_bound
+        return strongest(lambda value: approximate(value, delta), self._guesses, FAILURE)
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:

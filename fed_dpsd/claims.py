@@ -85,7 +85,7 @@ def proofs(charges: Sequence[Charge], delta: float) -> list[Proof]:
             answered = [charge for charge in releases if charge.teachers]
             events = (trainings[name].event, _composed(answered), _composed(others))
             if bound := contraction(*events, delta):
-                trust = weakest(charge.trust for charge in (*charges,))
+                trust = weakest(charge.trust for charge in charges)
                 found.append(Proof("contraction", bound, trust))
     return sorted(found, key=lambda proof: proof.value)
 

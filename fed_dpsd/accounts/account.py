@@ -303,7 +303,7 @@ def needed_budget(settings: PrivacyConfig, plan: Plan) -> float:
     It is a little more than the plan's epsilon: a budget also holds where settings change later.
     """
     return max(
-        smallest_budget(_costs(_paid(plan), relation), settings.delta)
+        smallest_budget(_costs(plan.paid, relation), settings.delta)
         for relation in _bounded(settings)
     )
 
@@ -322,7 +322,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
         f"privacy.budget={settings.budget:g} is less than this run needs, {_rounded_up(needed)} "
         f"({_bounded_text(settings)})"
     )
-    first = [replace(stage, asks=1) for stage in _paid(plan)[:1]]
+    first = [replace(stage, asks=1) for stage in plan.paid[:1]]
     if all(
         within_budget(_costs(first, relation), settings.budget, settings.delta)
         for relation in _bounded(settings)
@@ -356,11 +356,6 @@ def _rounded_up(value: float, digits: int = 4) -> str:
         return f"{value:g}"
     scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
     return f"{math.ceil(value * scale) / scale:.12g}"
-
-
-def _paid(plan: Plan) -> Sequence[Stage]:
-    """Return the stages that a budget pays: private trainings, or else what leaves."""
-    return plan.paid
 
 
 def _bounded(settings: PrivacyConfig) -> tuple[Relation, ...]:

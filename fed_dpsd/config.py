@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from fed_dpsd.data.classes import positions
 from fed_dpsd.errors import shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
@@ -24,12 +25,13 @@ class DataConfig:
     """The keys of conf/data: the source of the images. `path`, a folder, wins over `hub`.
 
     A label is the value of `label_column`, or the one of `label_columns` that is true; records in
-    which none is true, or several are, are left out. An image of another size than `shape` is an
-    error; with `resize`, its middle square is scaled to `shape`. With `patient_column`, all records
-    of a patient go to the same teacher of a client. A simulation may make patients up instead:
-    `records_per_patient` records of one class at one client each. `classes` are the names of the
-    classes in order; set_up takes them, and a `num_classes` of null, from the data's folders or
-    labels.
+    which none is true, or several are, are skipped. An image of another size than `shape` is an
+    error; with `resize`, its middle square is scaled to `shape`. Images of 16 bits may use only
+    `pixel_bits` of them. With `patient_column`, all records of a patient go to the same teacher of
+    a client. A simulation may make patients up instead: `records_per_patient` records of one class
+    at one client each. `classes` are the names of the classes in order, to which every reader,
+    hospital, prediction and report refers. set_up takes them, and a `num_classes` of null, from the
+    data's folders or labels.
     """
 
     name: str
@@ -40,12 +42,11 @@ class DataConfig:
     patient_column: str | None
     shape: tuple[int, ...]
     num_classes: int
-    # The text of a configuration is part of the key that decoded images are cached under. It names
-    # none of these, so that keys stay; `datasets` adds the last three where they are set.
-    records_per_patient: int | None = dataclasses.field(default=None, repr=False)
-    resize: bool = dataclasses.field(default=False, repr=False)
-    label_columns: tuple[str, ...] = dataclasses.field(default=(), repr=False)
-    classes: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    records_per_patient: int | None = None
+    resize: bool = False
+    label_columns: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
+    pixel_bits: int = 16
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None:
@@ -70,16 +71,18 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        if self.classes and len(set(self.classes)) != self.num_classes:
+        if self.classes and len({name.strip() for name in self.classes} - {""}) != self.num_classes:
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
                 "different names"
             )
+        if not 8 <= self.pixel_bits <= 16:
+            raise ValueError(f"pixel_bits={self.pixel_bits} must be between 8 and 16")
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, which are their numbers where none are known."""
-        return self.classes or tuple(map(str, range(self.num_classes)))
+        """Return the names of the classes in order: "0", "1", ... where none are known."""
+        return self.classes or self.label_columns or positions(self.num_classes)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from fed_dpsd.claims import cost
 from fed_dpsd.combinations import cautions, misfits, name_of
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
+from fed_dpsd.data.classes import positions
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
+from fed_dpsd.data.readers import Columns
 from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
@@ -168,30 +170,32 @@ def _warn(plugins: str) -> None:
 def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) -> dict[str, Any]:
     """Return the keys of `data` with the names of its classes, and with their number where null.
 
-    They are the names of folders, or the labels of a table; no image is read. Names are left out
-    where the number was given, and they are the classes' numbers or of another number.
+    They are `classes` or, without these, the names of folders, the labels of a table, or columns of
+    labels; no image is read. Names that are mere numbers from 0 are left out.
     """
     number, given = data.get("num_classes"), data.get("classes") or []
-    names = given or list(data.get("label_columns") or [])
+    names, of_labels = given, list(data.get("label_columns") or [])
     path = data.get("path")
     if isinstance(path, str) and not given:
         place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
         try:
-            columns = data.get("image_column"), data.get("label_column")
-            names = class_names(place, *columns) or names if place.is_absolute() else []
+            names = list(class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:
-            # Otherwise, it is told with the other paths, or when the data is read.
+            # Otherwise, it is reported with the other paths, or when the data is read.
             if number is None and is_place(place):
                 binder.problems.append(str(error))
-            number = number or 2  # so that problems of other keys are told too
+            number = number or 2  # so that problems of other keys are reported too
+    names = names or of_labels
     if number is None and len(names) < 2:
         found = f"has one class, {names[0]}" if names else "is needed"
         binder.problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
-    known = given or number is None
-    if not known and (len(names) != number or names == list(map(str, range(len(names))))):
+    count = len(names) if number is None else number
+    known = isinstance(count, int) and set(names) <= set(positions(count))
+    if not given and (known or len(names) != count):
         names = []
-    return {**data, "classes": names, "num_classes": len(names) if number is None else number}
+    return {**data, "classes": names, "num_classes": count}
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:

@@ -1,25 +1,25 @@
 """A loader for scikit-learn's digits, folders of classes, tables and Hugging Face data sets.
 
-Decoded images are cached. `sources` finds them and their labels. What becomes of a record depends
-on this record alone (docs/privacy.md, "From files to records").
+Decoded images are cached. What becomes of a record depends on this record alone
+(docs/privacy.md, "From files to records").
 """
 
 import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.images import digests, open_image, scaled, to_pixels
-from fed_dpsd.data.sources import LAYOUT, Source, some
-from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.data.classes import numbering, positions
+from fed_dpsd.data.intake import Split, some, take
+from fed_dpsd.data.readers import METADATA
 from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360
@@ -32,45 +32,15 @@ logger = logging.getLogger("fed_dpsd")
 
 
 @dataclass(frozen=True)
-class Split:
-    """Images, (N, C, H, W) uint8, with labels and, where known, patients, (N,) int64 each."""
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    patients: NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """Return each record's (N,) lasting id: its patient, or a digest of its pixels without one.
-
-        An id is the same whatever the record's label and place are, and whichever others there are.
-        """
-        return digests(self.images) if self.patients is None else self.patients
-
-    def take(self, indices: NDArray[np.int64]) -> "Split":
-        """Return the records at `indices`."""
-        patients = None if self.patients is None else self.patients[indices]
-        return Split(self.images[indices], self.labels[indices], patients)
-
-    def in_order(self) -> "Split":
-        """Return the records in the order of their pixels' digests, which no file decides.
-
-        Equal images are in the order of their patients and labels. So equal sets of records are
-        equal splits, and a record that comes or goes leaves the others in their order.
-        """
-        patients = self.labels if self.patients is None else self.patients
-        return self.take(np.lexsort((self.labels, patients, digests(self.images))))
-
-
-@dataclass(frozen=True)
 class Dataset:
-    """A training split, which is divided among the clients, and a public test split."""
+    """A training split, which is divided among the clients, and a public test split.
+
+    `counts` says of each split how many files or rows were found, used and skipped, and why.
+    """
 
     train: Split
     test: Split
+    counts: tuple[str, ...] = ()
 
 
 def load(config: DataConfig, cache: Path) -> Dataset:
@@ -85,25 +55,14 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     """
     if config.name == BUNDLED:
         return _digits()
-    return Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
+    loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
+    counts = dict.fromkeys(count for _, count in loaded.values())
+    return Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
-    return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)
-
-
-def class_names(config: DataConfig, cache: Path) -> tuple[str, ...]:
-    """Return the names of the classes, in order, and nothing is downloaded for them.
-
-    They are those of `config`; otherwise those that a data set of the hub declared when it was
-    loaded here; their numbers where neither knows any.
-    """
-    if config.path is None and config.hub is not None and not config.classes:
-        for split in sources.SPLITS:
-            if (place := _cached(config, split, cache)("classes.json")).is_file():
-                return tuple(json.loads(place.read_text()))
-    return config.class_names
+    return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)[0]
 
 
 def _digits() -> Dataset:
@@ -114,48 +73,75 @@ def _digits() -> Dataset:
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[:, None]  # (1797, 1, 8, 8)
     records = Split(images, bunch.target.astype(np.int64))
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
-    return Dataset(records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE]))
+    train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
+    return Dataset(train, test, (f"data={BUNDLED}: {len(records):,} images found and used",))
 
 
-def _load_split(config: DataConfig, split: str, cache: Path) -> Split:
+def _load_split(config: DataConfig, split: str, cache: Path) -> tuple[Split, str]:
     """Load a split from `config.path` or, without a path, from the Hugging Face hub.
 
-    Where the data is not divided, `divide` does it. Images that cannot be read are left out. That,
-    and classes without images, are warnings, given once in a process: an error would reveal them.
+    Where the data is not divided, `divide` does it. What is skipped, and classes without images,
+    are warnings, given once in a process: an error would reveal them.
+
+    Returns:
+        The split, and the count of its files or rows as a sentence.
     """
     place = _cached(config, split, cache)
-    if not place("labels.npy").is_file():
-        divided = config.path is None or sources.is_divided(Path(config.path))
-        source = sources.read(config, split)
-        records, left_out = _decode(config, source)
-        if not _keeps_rows(config, split):
-            records = records.in_order()
-        notes = [_left_out(source, left_out)] if left_out else []
-        parts = {split: records}
-        if not divided:
-            parts = dict(zip(sources.SPLITS, divide(records), strict=True))
-            unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
-            notes.append(
-                f"{source.where} has no train and test: one {unit} in {TEST_PART} is for testing, "
-                f"chosen by a hash of its own {own}, {len(parts['test']):,} of {len(records):,} "
-                "images; folders train and test divide it otherwise, and a coordinator needs test "
-                "alone"
-            )
-        for name, part in parts.items():
-            if lacking := _lacking(config, part):
-                notes.append(f"{source.where}: no image for {PURPOSES[name]} of class {lacking}")
-        for name, part in parts.items():
-            place_of_part = _cached(config, name, cache)
-            if len(source.classes) == config.num_classes:
-                write_atomically(
-                    place_of_part("classes.json"), json.dumps(list(source.classes)).encode()
-                )
-            _save(place_of_part, part, notes)
-    for note in json.loads(place("notes.json").read_text()) if place("notes.json").exists() else ():
+    if place("labels.npy").is_file():
+        about = json.loads(place("about.json").read_text())
+        patients = np.load(place("patients.npy")) if place("patients.npy").is_file() else None
+        images = np.load(place("images.npy"), mmap_mode="r")
+        records = Split(images, np.load(place("labels.npy")), patients)
+    else:
+        parts, about, lasting = _read(config, split)
+        for name, part in parts.items() if lasting else ():
+            _save(_cached(config, name, cache), part, about)
+        records = parts[split]
+    for note in (*([about["count"]] if is_warning(about["count"]) else ()), *about["notes"]):
         _say_once(note)
-    patients = np.load(place("patients.npy")) if place("patients.npy").is_file() else None
-    images = np.load(place("images.npy"), mmap_mode="r")
-    return Split(images, np.load(place("labels.npy")), patients)
+    return records, about["count"]
+
+
+def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, Any], bool]:
+    """Read a split; both, where the data is not divided.
+
+    Returns:
+        The splits, what to report of them, and whether they may be cached.
+    """
+    reader, where = sources.reader(config, split), sources.where(config, split)
+    names = config.class_names
+    taken = take(
+        reader.items(),
+        reader.unit,
+        where,
+        numbering(names, declared=reader.declared),
+        config.shape,
+        config.resize,
+        config.pixel_bits,
+        config.patient_column is not None,
+        f"the classes are {some(names)}; correct the labels, set data.num_classes=null to take all "
+        "that are there, or name each in data.classes=[...]",
+    )
+    records = taken.records if _keeps_rows(config, split) else taken.records.in_order()
+    notes, parts = [*taken.notes], {split: records}
+    if not sources.is_divided(config):
+        parts = dict(zip(sources.SPLITS, divide(records), strict=True))
+        unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
+        notes.append(
+            f"{where} has no train and test: one {unit} in {TEST_PART} is for testing, chosen by a "
+            f"hash of its own {own}, {len(parts['test']):,} of {len(records):,} images; folders "
+            "train and test divide it otherwise, and a coordinator needs test alone"
+        )
+    for name, part in parts.items():
+        if lacking := _lacking(config, part):
+            notes.append(f"{where}: no image for {PURPOSES[name]} of class {lacking}")
+    if reader.declared and names == positions(len(names)) != tuple(reader.declared):
+        listed = ",".join(reader.declared)
+        notes.append(f"{where} names its classes; data.classes=[{listed}] uses these names")
+    if left := sources.unused(config):
+        notes.append(f"{where}: {left}")
+    about = {"count": f"{where}: {taken.count}", "notes": notes}
+    return parts, about, taken.lasting
 
 
 def _keeps_rows(config: DataConfig, split: str) -> bool:
@@ -166,31 +152,27 @@ def _keeps_rows(config: DataConfig, split: str) -> bool:
     """
     if config.patient_column is not None:
         return False
-    path = Path(config.path or "")
-    return not config.path or (sources.is_divided(path) and sources.place_of(path, split).is_file())
+    if config.path is None:
+        return True
+    place, divided = sources.place_of(Path(config.path), sources.columns_of(config), split)
+    return bool(divided) and (place.is_file() or (place / METADATA).is_file())
 
 
 def _cached(config: DataConfig, split: str, cache: Path) -> Callable[[str], Path]:
     """Return a function from the names of a split's files to their paths in the cache."""
-    later = {key: getattr(config, key) for key in ("resize", "label_columns", "classes")}
-    settings = "".join(f" {key}={value}" for key, value in later.items() if value)
-    settings += "" if _keeps_rows(config, split) else f" by {SPLIT_KEY!r}"
-    text = f"{sources.fingerprint(config, split)} {split} {config}{settings}"
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    text = f"{sources.fingerprint(config, split)} {split} {config} {SPLIT_KEY!r}"
+    key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
     return lambda name: cache / "data" / f"{key}.{name}"
+
+
+def is_warning(count: str) -> bool:
+    """Return whether a count says that something was skipped, so that `load` has reported it."""
+    return "skipped" in count
 
 
 @functools.cache
 def _say_once(note: str) -> None:
     logger.warning(note)
-
-
-def _left_out(source: Source, left_out: Sequence[str]) -> str:
-    found = len(source.labels) + len(source.strays)
-    return (
-        f"{source.where}: {len(left_out):,} of {found:,} images cannot be read and are left out: "
-        f"{some(left_out)}"
-    )
 
 
 def _lacking(config: DataConfig, records: Split) -> str:
@@ -216,54 +198,9 @@ def divide(records: Split) -> tuple[Split, Split]:
     return records.take(np.flatnonzero(~tested)), records.take(np.flatnonzero(tested))
 
 
-def _decode(config: DataConfig, source: Source) -> tuple[Split, list[str]]:
-    """Convert images to grey or RGB as `config.shape` says, and check shapes and labels.
-
-    Returns:
-        The records whose images can be read, and a line on each other one.
-
-    Raises:
-        UserError: images or labels are not as `config` says, or no image at all can be read.
-    """
-    where, labels = source.where, source.labels
-    if len(labels) == 0:
-        raise UserError(f"{where}: there is no image with a label; give {LAYOUT}")
-    if labels.min() < 0 or labels.max() >= config.num_classes:
-        raise UserError(
-            f"{where}: labels are {labels.min()} to {labels.max()}, but "
-            f"data.num_classes={config.num_classes} needs 0 to {config.num_classes - 1}"
-        )
-    images = np.empty((len(labels), *config.shape), np.uint8)
-    left_out = list(source.strays)
-    good = np.ones(len(labels), bool)
-    for index, (name, image) in enumerate(zip(source.names, source.images, strict=True)):
-        try:
-            opened = open_image(image, config.shape[0])
-        except (OSError, ValueError) as error:
-            left_out.append(f"{name}: {reason_of(error)}")
-            good[index] = False
-            continue
-        pixels = scaled(opened, config.shape) if config.resize else to_pixels(opened)
-        if pixels.shape != config.shape:
-            raise UserError(
-                f"{where}: {name} has shape {list(pixels.shape)}, but "
-                f"data.shape={list(config.shape)}; set its shape, or data.resize=true to scale it"
-            )
-        images[index] = pixels
-    if not good.any():
-        raise UserError(
-            f"{where}: no image can be read, of {len(labels):,} ({some(left_out)}); give {LAYOUT}"
-        )
-    if not good.all():
-        images, labels = images[good], labels[good]
-    patients = source.patients if source.patients is None else source.patients[good]
-    return Split(images, labels, patients), left_out
-
-
-def _save(place: Callable[[str], Path], split: Split, notes: Sequence[str]) -> None:
+def _save(place: Callable[[str], Path], split: Split, about: dict[str, Any]) -> None:
     """Write a split; each file atomically, so that two processes may do so at the same time."""
-    if notes:
-        write_atomically(place("notes.json"), json.dumps(notes).encode())
+    write_atomically(place("about.json"), json.dumps(about).encode())
     arrays = {"images": split.images, "patients": split.patients, "labels": split.labels}
     for name, array in arrays.items():  # labels come last: they make the split complete
         if array is not None:

@@ -1,6 +1,5 @@
 """Image files as arrays of pixels, read alike for data sets and for hospitals."""
 
-import hashlib
 import io
 import warnings
 from pathlib import Path
@@ -13,29 +12,23 @@ PHOTOMETRIC = 262  # the TIFF tag that is 0 if white is stored as 0
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 
 
-def digests(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the (N,) identities of (N, C, H, W) images: a hash of each one's pixels alone.
-
-    So copies of an image agree, whatever file, format or size they were stored in.
-    """
-    hashes = (
-        hashlib.blake2b(np.ascontiguousarray(image), digest_size=8).digest() for image in images
-    )
-    return np.frombuffer(b"".join(hashes), "<i8").astype(np.int64)
-
-
-def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> Image.Image:
+def open_image(
+    image: Path | bytes | NDArray[np.uint8], channels: int, bits: int = 16
+) -> Image.Image:
     """Return an image, grey or RGB, 8 bits a channel.
 
     Args:
         image: a file, its bytes, or (H, W) or (H, W, 3) pixels.
         channels: 1 for grey, 3 for RGB.
+        bits: how many bits an image of 16 uses, 8 to 16. Its `info["bits"]` is how many its
+            largest value has.
 
     Raises:
-        OSError or ValueError: it is no image, or the range of its pixels is unknown.
+        OSError: the file cannot be read.
+        ValueError: it is no image, or the range of its pixels is unknown or exceeded.
     """
     if isinstance(image, np.ndarray):
-        return _converted(Image.fromarray(image), channels)
+        return _converted(Image.fromarray(image), channels, bits)
     if isinstance(image, Path) and image.exists() and not image.is_file():
         raise ValueError("it is a folder")
     content = image.read_bytes() if isinstance(image, Path) else image
@@ -45,17 +38,17 @@ def open_image(image: Path | bytes | NDArray[np.uint8], channels: int) -> Image.
             Image.open(io.BytesIO(content), formats=FORMATS) as opened,
         ):
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
-            return _converted(ImageOps.exif_transpose(opened), channels, inverted)
+            return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}") from None
-    except (OSError, ValueError, MemoryError):
+    except (ValueError, MemoryError):
         raise
     except Exception as error:  # Pillow's plugins raise any type of error on broken bytes
         raise ValueError(str(error) or type(error).__name__) from None
 
 
-def _converted(image: Image.Image, channels: int, inverted: bool = False) -> Image.Image:
-    """Return an image as grey or RGB; 16 bits become 8.
+def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
+    """Return an image as grey or RGB; of 16 bits, the upper 8 of those that are used are kept.
 
     Pillow itself turns an inverted image (white is 0) around if it has 8 bits, but not if it has
     16. So `inverted` matters only for the latter.
@@ -66,8 +59,15 @@ def _converted(image: Image.Image, channels: int, inverted: bool = False) -> Ima
         )
     if image.mode.startswith("I;16"):  # radiographs often have 16 bits
         values = np.asarray(image).astype(np.uint16)
-        image = Image.fromarray(((~values if inverted else values) >> 8).astype(np.uint8))
-    return image.convert("L" if channels == 1 else "RGB")
+        used = int(values.max()).bit_length()
+        if used > bits:
+            raise ValueError(f"its pixels have {used} bits, more than pixel_bits={bits}")
+        values = np.uint16(2**bits - 1) - values if inverted else values
+        image = Image.fromarray((values >> (bits - 8)).astype(np.uint8))
+        image.info["bits"] = used
+    converted = image.convert("L" if channels == 1 else "RGB")
+    converted.info["bits"] = image.info.get("bits", 0)
+    return converted
 
 
 def scaled(image: Image.Image, shape: tuple[int, ...]) -> NDArray[np.uint8]:

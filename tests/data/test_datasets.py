@@ -1,6 +1,5 @@
 """The loader: digits, parquet folders, hub names, and what is wrong with a folder."""
 
-import hashlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +50,7 @@ def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
     assert data.train.images[:, 0, 0, 0].tolist() == [0, 100, 255]
     assert data.train.images.shape == (3, channels, 8, 8)
     assert data.test.labels.tolist() == [0, 1, 2]
-    monkeypatch.setattr(datasets, "_decode", None)  # a second load needs no decoding
+    monkeypatch.setattr(datasets, "_read", None)  # a second load needs no decoding
     assert datasets.load(config, tmp_path / "cache").train.labels.tolist() == [0, 1, 2]
 
 
@@ -63,8 +62,11 @@ def test_a_parquet_folder_is_decoded_once(tmp_path, channels, monkeypatch):
             r"no column img \(data.image_column\); its columns are image, label",
         ),
         ({"label_column": "y"}, r"no column y \(data.label_column\)"),
-        ({"num_classes": 2}, "labels are 0 to 2, but data.num_classes=2 needs 0 to 1"),
-        ({"shape": (1, 12, 12)}, r"image 0 has shape \[1, 8, 8\], but data.shape=\[1, 12, 12\]"),
+        (
+            {"num_classes": 2},
+            r"labels that name no class: 2 \(row 3\); the classes are 0, 1; correct",
+        ),
+        ({"shape": (1, 12, 12)}, r"row 1 has shape \[1, 8, 8\], but data.shape=\[1, 12, 12\]"),
     ],
 )
 def test_data_that_is_not_as_configured_is_an_error(tmp_path, change, expected):
@@ -74,27 +76,11 @@ def test_data_that_is_not_as_configured_is_an_error(tmp_path, change, expected):
     assert not list((tmp_path / "cache").rglob("*.npy"))
 
 
-def test_later_keys_leave_the_cache_of_former_versions_alone(tmp_path):
-    config = write(tmp_path / "data", [0, 1, 2], [0, 1, 2])
-    file = tmp_path / "data" / "train.parquet"
-    status = file.stat()
-    text = (
-        f"{file.resolve()} {status.st_size} {status.st_mtime_ns} train DataConfig(name='folder', "
-        f"hub=None, path='{tmp_path}/data', image_column='image', label_column='label', "
-        "patient_column=None, shape=(1, 8, 8), num_classes=3)"
-    )
-    datasets.load(config, tmp_path / "cache")
-    names = {path.name for path in (tmp_path / "cache" / "data").iterdir()}
-    assert f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.images.npy" in names
-    datasets.load(replace(config, resize=True), tmp_path / "cache")
-    assert len(list((tmp_path / "cache" / "data").iterdir())) == 2 * len(names)
-
-
 def test_an_empty_table_is_an_error(tmp_path):
     config = write(tmp_path / "data", [0], [0])
     empty = pyarrow.parquet.read_table(tmp_path / "data" / "train.parquet").slice(0, 0)
     pyarrow.parquet.write_table(empty, tmp_path / "data" / "train.parquet")
-    with pytest.raises(UserError, match="there is no image with a label; give a folder"):
+    with pytest.raises(UserError, match="there is no image; give images with labels"):
         datasets.load(config, tmp_path / "cache")
 
 
@@ -147,36 +133,39 @@ def test_a_hub_name_goes_the_same_way_as_a_folder(tmp_path, monkeypatch):
     assert FakeHub.subset == "cropped"
 
 
-@pytest.mark.parametrize(
-    ("declared", "expected"),
-    [
-        (["shirt", "coat", "bag"], ("shirt", "coat", "bag")),
-        (["0", "1", "2"], ("0", "1", "2")),
-        (["shirt", "coat", "bag", "boot"], ("0", "1", "2")),  # of another number of classes
-        (None, ("0", "1", "2")),
-    ],
-)
-def test_classes_have_the_names_that_a_data_set_of_the_hub_declares(
-    tmp_path, monkeypatch, declared, expected
-):
+def declaring(monkeypatch, declared, labels):
+    """A data set of the hub that declares its classes."""
     import flwr_datasets
-    from datasets import ClassLabel, Dataset, Features, Image, Value
-
-    label = ClassLabel(names=declared) if declared else Value("int64")
+    from datasets import ClassLabel, Dataset, Features, Image
 
     class Declaring(FakeHub):
         def load_split(self, split):
-            rows = {"image": [picture(7), picture(8)], "label": [1, 2]}
-            return Dataset.from_dict(rows, features=Features({"image": Image(), "label": label}))
+            rows = {"image": [picture(10 + label) for label in labels], "label": labels}
+            features = Features({"image": Image(), "label": ClassLabel(names=declared)})
+            return Dataset.from_dict(rows, features=features)
 
     monkeypatch.setattr(flwr_datasets, "FederatedDataset", Declaring)
     monkeypatch.setattr(partition, "_is_online", lambda: True)
-    config = replace(CONFIG, hub="some/set")
-    assert datasets.class_names(config, tmp_path) == ("0", "1", "2")  # before it is loaded
-    datasets.load(config, tmp_path)
-    assert datasets.class_names(config, tmp_path) == expected
-    own = replace(config, classes=("a", "b", "c"))
-    assert datasets.class_names(own, tmp_path) == ("a", "b", "c")
+    return replace(CONFIG, hub="some/set")
+
+
+def test_a_hubs_classes_are_places_until_they_are_named(tmp_path, monkeypatch, caplog):
+    config = declaring(monkeypatch, ["shirt", "coat", "bag"], [1, 2])
+    assert datasets.load(config, tmp_path).train.labels.tolist() == [1, 2]
+    assert "names its classes; data.classes=[shirt,coat,bag] uses these names" in caplog.text
+    named = replace(config, classes=("shirt", "coat", "bag"))
+    assert datasets.load(named, tmp_path).train.labels.tolist() == [1, 2]
+
+
+def test_a_hubs_classes_keep_their_names_in_another_order(tmp_path, monkeypatch):
+    """The numbers in the table are those of the names that it declares, and of no other list."""
+    config = declaring(monkeypatch, ["shirt", "coat", "bag"], [0, 1, 2])
+    turned = replace(config, classes=("bag", "shirt", "coat"))
+    assert datasets.load(turned, tmp_path).train.labels.tolist() == [1, 2, 0]
+    with pytest.raises(UserError, match=r"no class: shirt \(row 1\); the classes are a, coat, bag"):
+        datasets.load(replace(config, classes=("a", "coat", "bag")), tmp_path)
+    with pytest.raises(UserError, match=r"no class: bag \(row 3\), coat \(row 2\), shirt"):
+        datasets.load(replace(config, num_classes=4), tmp_path)
 
 
 @pytest.mark.parametrize("online", [False, True])

@@ -20,7 +20,8 @@ from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
-from fed_dpsd.data.tables import hash64
+from fed_dpsd.data.classes import numbering
+from fed_dpsd.data.intake import hash64
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
 from fed_dpsd.privacy.accounting import epsilon
@@ -271,13 +272,12 @@ def test_one_record_changes_the_training_by_itself_alone(
 @pytest.mark.parametrize(("write", "patients", "edit"), AT_HOSPITALS)
 def test_a_hospital_reads_each_record_by_itself(tmp_path, write, patients, edit):
     column = "patient" if patients else None
-    numbers = {name: number for number, name in enumerate(CLASSES)}
 
     def read(place, records):
         path = str(write(place, records))
-        files = hospitals.HospitalFiles(path, numbers, "image", "label", column, True)
-        content = hospitals.read(files, CONFIG.shape, 3)
-        assert content.ids.tolist() == datasets.digests(content.records.images).tolist()
+        files = hospitals.HospitalFiles(path, "image", "label", column, True)
+        content = hospitals.read(files, CONFIG.shape, CLASSES)
+        assert content.ids.tolist() == content.records.digests.tolist()
         return rows_of(content.records, patients)
 
     records = changed(edit, RECORDS[20], 100)
@@ -342,7 +342,7 @@ def test_copies_of_an_image_share_a_side_and_a_shard_whatever_their_format(tmp_p
             image.save(classes / label / f"{number}.{suffix}")
     config = replace(CONFIG, path=str(classes))
     data = datasets.load(config, tmp_path / "cache")
-    train, test = (Counter(datasets.digests(s.images).tolist()) for s in (data.train, data.test))
+    train, test = (Counter(s.digests.tolist()) for s in (data.train, data.test))
     assert not train.keys() & test.keys()
     assert set(train.values()) == set(test.values()) == {3}
 
@@ -363,18 +363,10 @@ def test_a_class_whose_last_record_goes_stays_a_class(tmp_path):
 @pytest.mark.parametrize("names", [("dog", "cat"), ("1", "0")])
 def test_a_labels_class_does_not_follow_other_labels(names):
     """Where a name is a number, a number that is no name is an error, and never changes others."""
-    config = replace(CONFIG, num_classes=2, classes=names)
-
-    def numbers(*labels):
-        return datasets.sources.tables.labels_of(config, "x", pyarrow.chunked_array([labels]))
-
-    first = numbers(*names, names[0]).tolist()
-    assert first == [0, 1, 0]
-    if names[0].isdecimal():
-        with pytest.raises(datasets.UserError, match="such as 2"):
-            numbers(*names, names[0], "2")
-    else:
-        assert numbers(*names, names[0], "1").tolist() == [*first, 1]
+    known = numbering(names)
+    assert [known[name] for name in names] == [0, 1]
+    assert "2" not in known
+    assert known["1"] == (0 if names[0].isdecimal() else 1)
 
 
 def test_the_order_of_rows_and_files_does_not_matter(tmp_path, monkeypatch):
@@ -391,8 +383,7 @@ def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monk
         train = datasets.load(config, tmp_path / name).train
         places = places_of(train.patients, 2)
         return {
-            int(train.patients[a]): datasets.digests(train.images[[a, b]]).tolist()
-            for a, b in places
+            int(train.patients[a]): train.take(np.array([a, b])).digests.tolist() for a, b in places
         }
 
     before = rows("before", RECORDS)
@@ -535,7 +526,7 @@ def test_a_simulated_clients_shards_follow_the_images(tmp_path):
     assert max(touched) == 1
 
 
-@pytest.mark.parametrize("how", ["spelled", "linked file", "linked folder"])
+@pytest.mark.parametrize("how", ["spelled", "linked file", "hard link", "linked folder"])
 def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
     """It would be two records, which one change of the file changes together."""
     place = tmp_path / "data"
@@ -543,6 +534,8 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
     first = next(place.rglob("*.png"))
     if how == "linked file":
         (first.parent / "again.png").symlink_to(first)
+    elif how == "hard link":
+        (first.parent / "again.png").hardlink_to(first)
     elif how == "linked folder":
         (first.parent / "more").symlink_to(tmp_path / "elsewhere")
         folder(tmp_path / "elsewhere", RECORDS)
@@ -555,12 +548,11 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
         with (place / "table.csv").open("w", newline="") as file:
             csv.writer(file).writerows(rows)
         place = place / "table.csv"
-    named = {name: number for number, name in enumerate(CLASSES)}
-    files = hospitals.HospitalFiles(str(place), named, "image", "label", None, False)
+    files = hospitals.HospitalFiles(str(place), "image", "label", None, False)
     with pytest.raises(UserError, match="is named twice"):
-        hospitals.read(files, (1, 8, 8), 3)
+        hospitals.read(files, (1, 8, 8), CLASSES)
     columns = ("data.image_column=image", "data.label_column=label") if how == "spelled" else ()
     where = ("data=imagefolder", f"data.path={place}", "data.shape=[1,8,8]", *columns)
     config = from_overrides([*where, f"cache={tmp_path}/cache"], tmp_path).config
-    with pytest.raises(UserError, match="in several rows|is there twice"):
+    with pytest.raises(UserError, match="is named twice"):
         load_data(config.data, config.cache)

@@ -1,0 +1,73 @@
+"""Classes: their names in an order. No other module turns the text of a label into a number."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
+TRUTH = ("false", "true")
+
+
+def text_of(value: Any) -> str:
+    """Return the text of a label or an id; "" where a cell holds none (None, NaN or spaces).
+
+    Formats store one value as a number, a truth value, bytes or text. The text is the same for
+    all of them: 1.0 is "1", True is "true", and letters with accents have one spelling (NFC).
+    """
+    if callable(item := getattr(value, "item", None)):  # one of numpy's
+        value = item()
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    text = unicodedata.normalize("NFC", str(value)).strip()
+    if re.fullmatch(r"[+-]?[0-9]+\.0+", text):
+        text = text.partition(".")[0]
+    return text.lower() if text.lower() in TRUTH else text
+
+
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the different names in order: numbers by value, then other texts."""
+
+    def place(name: str) -> tuple[bool, float, str]:
+        number = bool(NUMBER.fullmatch(name))
+        return not number, float(name) if number else 0.0, name
+
+    return tuple(sorted(set(names), key=place))
+
+
+def positions(number: int) -> tuple[str, ...]:
+    """Return the names of classes that have none: "0", "1", ..."""
+    return tuple(map(str, range(number)))
+
+
+def numbering(
+    classes: Sequence[str],
+    labels: Mapping[str, str] | None = None,
+    declared: Sequence[str] = (),
+) -> dict[str, int]:
+    """Return the number of a class, its place in the list, by each text that is a label of it.
+
+    Args:
+        classes: the names of the classes, in their order.
+        labels: the name of the class of each label; no other text is a label then. None stands
+            for the names themselves. Labels may then be places, too, if no name is a number, and
+            truth values where there are two classes.
+        declared: names that a table declares in its own order. Where `classes` are mere places,
+            these are their labels.
+    """
+    numbers = {text_of(name): number for number, name in enumerate(classes)}
+    if labels is not None:
+        return {text_of(label): numbers[text_of(name)] for label, name in labels.items()}
+    others: Sequence[str] = ()
+    if not any(map(NUMBER.fullmatch, numbers)):
+        others = positions(len(classes))
+    elif tuple(classes) == positions(len(classes)) and len(declared) == len(classes):
+        others = list(map(text_of, declared))
+    known = {text: number for number, text in enumerate(others)} | numbers
+    if len(classes) == len(TRUTH) and not known.keys() & set(TRUTH):
+        known |= {text: number for number, text in enumerate(TRUTH)}
+    return known

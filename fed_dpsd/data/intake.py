@@ -1,0 +1,249 @@
+"""From files and rows to records: images are decoded, labels become numbers, all is counted.
+
+What becomes of a record depends on this record alone (docs/privacy.md, "From files to records").
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.data.images import open_image, scaled, to_pixels
+from fed_dpsd.errors import UserError, reason_of
+
+NAMED_AT_MOST, LONGEST_NAME = 5, 120
+NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
+UNREADABLE, NO_CLASS = "unreadable", "in no class's folder"
+DARK = 14  # bits: pictures of 16 bits that use no more are nearly black
+
+
+class Item(NamedTuple):
+    """A record before its image is decoded.
+
+    Args:
+        name: the file or row, for messages.
+        image: an image's file, the bytes of one, or (H, W) or (H, W, 3) pixels.
+        label: the text of its label.
+        patient: the id of its patient; "" where patients are not known.
+        skipped: why it cannot be a record; "" if it may be one.
+    """
+
+    name: str
+    image: Path | bytes | NDArray[np.uint8]
+    label: str = ""
+    patient: str = ""
+    skipped: str = ""
+
+
+def some(lines: Sequence[str]) -> str:
+    """Return the first few lines, each cut where it is long, with dots for the others."""
+    more = ", ..." if len(lines) > NAMED_AT_MOST else ""
+    return ", ".join(line[:LONGEST_NAME] for line in lines[:NAMED_AT_MOST]) + more
+
+
+@dataclass
+class Count:
+    """How many files or rows were found, and which of them became no record, and why.
+
+    Args:
+        unit: "files", "rows" or "images", of which `found` were found.
+        skipped: a line on each that was skipped, by the reason.
+    """
+
+    unit: str
+    found: int = 0
+    skipped: dict[str, list[str]] = field(default_factory=dict)
+
+    def skip(self, why: str, line: str) -> None:
+        """Count an item that becomes no record."""
+        self.skipped.setdefault(why, []).append(line)
+
+    @property
+    def used(self) -> int:
+        """Return how many became records."""
+        return self.found - sum(map(len, self.skipped.values()))
+
+    def __str__(self) -> str:
+        """Return the count as a sentence without an end."""
+        counts = f"{self.found:,} {self.unit} found, {self.used:,} used"
+        if not self.skipped:
+            return counts
+        reasons = (
+            f"{len(lines):,} {why} ({some(lines)})" for why, lines in sorted(self.skipped.items())
+        )
+        return f"{counts}, {self.found - self.used:,} skipped: {'; '.join(reasons)}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images, (N, C, H, W) uint8, with labels and, where known, patients, (N,) int64 each."""
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    patients: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Return each record's (N,) lasting id: its patient, or a digest of its pixels without one.
+
+        An id is the same whatever the record's label and place are, and whichever others there are.
+        """
+        return self.digests if self.patients is None else self.patients
+
+    @property
+    def digests(self) -> NDArray[np.int64]:
+        """Return the (N,) hashes of each record's pixels alone.
+
+        So copies of an image agree, whatever file, format or size they were stored in.
+        """
+        return digests(self.images)
+
+    def take(self, indices: NDArray[np.int64]) -> "Split":
+        """Return the records at `indices`."""
+        patients = None if self.patients is None else self.patients[indices]
+        return Split(self.images[indices], self.labels[indices], patients)
+
+    def in_order(self) -> "Split":
+        """Return the records in the order of their pixels' digests, which no file decides.
+
+        Equal images are in the order of their patients and labels. So equal sets of records are
+        equal splits, and a record that comes or goes leaves the others in their order.
+        """
+        patients = self.labels if self.patients is None else self.patients
+        return self.take(np.lexsort((self.labels, patients, self.digests)))
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of items.
+
+    Args:
+        records: the records, in the order of their items.
+        count: the count of all items.
+        notes: sentences on what a person may want to change.
+        lasting: whether the same files give the same records again; False where one could not be
+            read for a reason that may pass.
+    """
+
+    records: Split
+    count: Count
+    notes: tuple[str, ...]
+    lasting: bool
+
+
+def digests(images: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the (N,) hashes of (N, C, H, W) images, each of one's pixels alone."""
+    return np.array([_hash64(np.ascontiguousarray(image)) for image in images], np.int64)
+
+
+def hash64(text: str) -> int:
+    """Return a hash of 64 bits as a signed number."""
+    return _hash64(text.encode(errors="surrogateescape"))
+
+
+def _hash64(content: Any) -> int:
+    digest = hashlib.blake2b(content, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def take(
+    items: Iterable[Item],
+    unit: str,
+    where: str,
+    numbers: Mapping[str, int],
+    shape: tuple[int, ...],
+    resize: bool = True,
+    bits: int = 16,
+    patients: bool = False,
+    remedy: str = "",
+) -> Taken:
+    """Turn items into records: grey or RGB images of `shape`, and the numbers of their classes.
+
+    Args:
+        items: the items, in any order.
+        unit: what an item is: "files", "rows" or "images".
+        where: the data set and its place, for errors.
+        numbers: the number of the class of each label's text.
+        shape: (C, S, S) of the images.
+        resize: whether images of another size are scaled; otherwise they are errors.
+        bits: how many bits of images of 16 bits are used.
+        patients: whether items have patients.
+        remedy: what to do about labels that are not in `numbers`.
+
+    Raises:
+        UserError: a label is unknown, a file is named twice, a size is wrong, or no item becomes a
+            record. The message names it, and the remedy.
+    """
+    count, widest, lasting = Count(unit), 0, True
+    images, labels, ids = [], [], []
+    unknown: dict[str, str] = {}
+    for item in _once(items, where):
+        count.found += 1
+        if item.skipped or not item.label:
+            count.skip(item.skipped or NO_LABEL, item.name)
+            continue
+        if item.label not in numbers:
+            unknown.setdefault(item.label, item.name)
+            continue
+        try:
+            opened = open_image(item.image, shape[0], bits)
+        except (OSError, ValueError) as error:
+            count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
+            # A file that appears has a time of its own, so it is seen without another look.
+            lasting &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+            continue
+        widest = max(widest, opened.info.get("bits", 0))
+        pixels = scaled(opened, shape) if resize else to_pixels(opened)
+        if pixels.shape != shape:
+            raise UserError(
+                f"{where}: {item.name} has shape {list(pixels.shape)}, but "
+                f"data.shape={list(shape)}; set its shape, or data.resize=true to scale it"
+            )
+        images.append(pixels)
+        labels.append(numbers[item.label])
+        ids.append(hash64(item.patient) if patients else 0)
+    if unknown:
+        lines = [f"{label} ({name})" for label, name in sorted(unknown.items())]
+        raise UserError(f"{where}: labels that name no class: {some(lines)}; {remedy}")
+    if not images:
+        found = f"no record can be read: {count}" if count.found else "there is no image"
+        raise UserError(f"{where}: {found}; give images with labels")
+    notes = ()
+    if 0 < widest <= DARK and bits == 16:
+        notes = (
+            f"{where}: its pictures of 16 bits use {widest} at most, so they are nearly black; "
+            f"pixel_bits={max(widest, 8)} takes the upper 8 of these",
+        )
+    known = np.array(ids, np.int64) if patients else None
+    return Taken(Split(np.stack(images), np.array(labels, np.int64), known), count, notes, lasting)
+
+
+def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
+    """Yield the items.
+
+    Raises:
+        UserError: two of them are one file, in another spelling or by a link. It would be several
+            records, which one change of it changes together.
+    """
+    seen = set[tuple[int, int]]()
+    for item in items:
+        if isinstance(item.image, Path):
+            try:
+                status = item.image.stat()
+            except (OSError, ValueError):  # it is reported with those that cannot be read
+                yield item
+                continue
+            if (status.st_dev, status.st_ino) in seen:
+                raise UserError(
+                    f"{where}: {item.name} is named twice, by a row or a link; a picture is one "
+                    "record, and protected as one: leave it out once"
+                )
+            seen.add((status.st_dev, status.st_ino))
+        yield item

@@ -1,0 +1,236 @@
+"""Classes: one list of names, and the numbers that labels of every format have in it."""
+
+import csv
+import io
+import json
+import random
+import unicodedata
+from dataclasses import replace
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from fed_dpsd.client import records as hospitals
+from fed_dpsd.client.records import HospitalFiles
+from fed_dpsd.data import datasets
+from fed_dpsd.data.classes import in_order, numbering, text_of
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.experiment import set_up
+from fed_dpsd.overrides import compose
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1, 1.0, "1", " 1 ", "1.0", b"1", np.int64(1), np.float32(1)), "1"),
+        ((True, "True", "true", np.bool_(True)), "true"),
+        (("007",), "007"),
+        (("1e5", "1e5 "), "1e5"),
+        (("no",), "no"),
+        ((0.5, "0.5"), "0.5"),
+        (("é", unicodedata.normalize("NFD", "é")), "é"),
+        ((None, "", "  ", float("nan"), np.float64("nan")), ""),
+    ],
+)
+def test_a_value_has_one_text_in_every_format(values, text):
+    assert {text_of(value) for value in values} == {text}
+
+
+def test_numbers_come_by_value_and_before_other_texts():
+    names = ["b", "10", "2", "-1", "1.5", "a", "007", "7"]
+    assert in_order(names) == ("-1", "1.5", "2", "007", "7", "10", "a", "b")
+
+
+def test_places_are_labels_only_where_no_name_is_a_number():
+    assert numbering(("cat", "dog", "cow"))["1"] == 1
+    assert "1" not in numbering(("3", "5", "7"))
+    assert "true" not in numbering(("cat", "dog", "cow"))
+    assert numbering(("female", "male"))["true"] == 1
+    assert numbering(("cat", "dog"), {"Katze": "cat"}) == {"Katze": 0}
+
+
+# --- every reader, and both sides of a deployment ---
+
+SHAPE, PICTURE = (1, 8, 8), "data.shape=[1,8,8]"
+
+
+def png(pixels):
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def rows_in(place, records, split):
+    """The rows of a table of files, which are written to a folder of the split."""
+    (place / split).mkdir(parents=True)
+    for number, (pixels, _) in enumerate(records):
+        (place / split / f"{number}.png").write_bytes(png(pixels))
+    return [(f"{n}.png", label or "") for n, (_, label) in enumerate(records)]
+
+
+def folders(place, records, split):
+    """Folders name no missing label, so pictures without one lie next to the folders."""
+    for number, (pixels, label) in enumerate(records):
+        folder = place / split / (label or "")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.png").write_bytes(png(pixels))
+
+
+def table(place, records, split):
+    rows = rows_in(place, records, split)
+    with (place / f"{split}.CSV").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("image", "label"), *((f"{split}/{n}", t) for n, t in rows)])
+
+
+def metadata(place, records, split):
+    rows = rows_in(place, records, split)
+    with (place / split / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("file_name", "label"), *rows])
+
+
+def parquet(place, records, split):
+    place.mkdir(exist_ok=True)
+    images, labels = zip(*records, strict=True)
+    columns = {"image": [{"bytes": png(image), "path": None} for image in images], "label": labels}
+    pyarrow.parquet.write_table(pyarrow.table(columns), place / f"{split}.parquet")
+
+
+def declared(place, records, split):
+    """Numbers, in an order of the table's own, in the layout of the hub."""
+    place.mkdir(exist_ok=True)
+    names = sorted({label for _, label in records if label}, reverse=True)
+    numbers = [None if label is None else names.index(label) for _, label in records]
+    images = [{"bytes": png(image), "path": None} for image, _ in records]
+    rows = pyarrow.table({"image": images, "label": pyarrow.array(numbers, pyarrow.int64())})
+    features = {"label": {"names": names, "_type": "ClassLabel"}}
+    info = {"huggingface": json.dumps({"info": {"features": features}})}
+    pyarrow.parquet.write_table(rows.replace_schema_metadata(info), place / f"{split}.parquet")
+
+
+def npz(place, records, split):
+    arrays = {}
+    if (place / "all.npz").exists():
+        arrays = dict(np.load(place / "all.npz"))
+    place.mkdir(exist_ok=True)
+    images, labels = zip(*records, strict=True)
+    arrays |= {f"{split}_image": np.stack(images), f"{split}_label": [t or "" for t in labels]}
+    np.savez(place / "all.npz", **arrays)
+
+
+LAYOUTS = (folders, table, metadata, parquet, declared, npz)
+POOLS = (
+    ("0", "1", "2", "9", "10", "11"),
+    ("no finding", "pneumonie à virus", "COVID-19", "Röntgen", "1e5"),
+    ("007", "7a", "no", "None", "ünder"),
+)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_reader_and_both_sides_agree_on_every_class(tmp_path, seed):
+    """Random data sets in all layouts; some labels are missing. Seeds are fixed."""
+    rng = random.Random(seed)
+    pixels = np.random.default_rng(seed)
+    names = rng.sample(POOLS[seed % len(POOLS)], rng.randint(2, 5))
+
+    def records():
+        labels = [*names, *rng.choices([*names, None], k=15)]
+        return [(pixels.integers(0, 256, (8, 8), np.uint8), label) for label in labels]
+
+    splits = {"train": records(), "test": records()}
+    known = {image.tobytes(): label for some in splits.values() for image, label in some}
+    found = {}
+    for write in LAYOUTS:
+        place = tmp_path / write.__name__
+        for split, some in splits.items():
+            write(place, some, split)
+        path = place / "all.npz" if write is npz else place
+        chosen = ["data=imagefolder", f'data.path="{path}"', PICTURE]
+        if write is declared:  # its own order is turned around, so the experiment's must win
+            chosen.append("data.classes=[" + ",".join(f"'{n}'" for n in in_order(names)) + "]")
+        config = set_up(compose(chosen), tmp_path).config.data
+        assert config.class_names == in_order(names)
+        data = datasets.load(config, tmp_path / "cache")
+        console = {}
+        for split, some in (("train", data.train), ("test", data.test)):
+            assert len(some) == sum(label is not None for _, label in splits[split])
+            console |= {i.tobytes(): int(n) for i, n in zip(some.images, some.labels, strict=True)}
+        side = place / (
+            "train"
+            if write in (folders, metadata)
+            else next(
+                each.name
+                for each in sorted(place.glob("train.*" if write is not npz else "all.npz"))
+            )
+        )
+        prefix = "train_" if write is npz else ""
+        files = HospitalFiles(str(side), f"{prefix}image", f"{prefix}label", None, True)
+        own = hospitals.read(files, SHAPE, config.class_names)
+        hospital = dict(zip(map(bytes, own.records.images), own.records.labels, strict=True))
+        assert len(hospital) == len(data.train)
+        assert hospital.items() <= console.items()
+        assert all(config.class_names[number] == known[i] for i, number in console.items())
+        found[write] = console
+    assert all(each == found[folders] for each in found.values())
+
+
+# --- lists that differ ---
+
+
+def pictures(place, **classes):
+    """A folder for each class, with pictures of a shade of its own each."""
+    for name, shades in classes.items():
+        for shade in shades:
+            (place / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), shade).save(place / name / f"{shade}.png")
+
+
+def bound(base, *overrides):
+    chosen = ["data=imagefolder", f"data.path={base}", PICTURE, *overrides]
+    return set_up(compose(chosen), base).config.data
+
+
+def test_twelve_folders_of_numbers_and_a_table_have_one_order(tmp_path):
+    """F6: folders were numbered as text, tables by value."""
+    rows = ["image,label"]
+    for number in range(12):
+        pictures(tmp_path / "test", **{str(number): [number]})
+        Image.new("L", (8, 8), 100 + number).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number}")
+    (tmp_path / "train.csv").write_text("\n".join(rows))
+    data = datasets.load(bound(tmp_path), tmp_path / "cache")
+    assert dict(zip(data.train.images[:, 0, 0, 0], data.train.labels, strict=True)) == {
+        100 + number: number for number in range(12)
+    }
+    assert (data.test.images[:, 0, 0, 0] == data.test.labels).all()
+
+
+def test_a_class_that_one_split_alone_has_is_named(tmp_path):
+    pictures(tmp_path / "train", cat=[1], dog=[2])
+    pictures(tmp_path / "test", cat=[3], dog=[4], cow=[5])
+    with pytest.raises(ConfigError, match=r"class cow \(test/cow\) is in test and not in train"):
+        bound(tmp_path)
+    listed = bound(tmp_path, "data.classes=[cat,cow,dog]")
+    assert sorted(datasets.load(listed, tmp_path / "cache").test.labels) == [0, 1, 2]
+    shorter = bound(tmp_path, "data.classes=[cat,dog]")
+    with pytest.raises(UserError, match=r"no class: cow \(cow/5.png\); the classes are cat, dog"):
+        datasets.load(shorter, tmp_path / "cache")
+
+
+def test_folders_whose_names_are_one_text_are_refused(tmp_path):
+    pictures(tmp_path, **{"1": [1], "1.0": [2], "two": [3]})
+    with pytest.raises(ConfigError, match="has a name that another has too"):
+        bound(tmp_path)
+
+
+def test_test_pictures_follow_names_and_not_the_alphabet(tmp_path):
+    """F1: the experiment's list is [normal, covid], and the coordinator has folders alone."""
+    pictures(tmp_path / "test", normal=[10], covid=[200])
+    listed = bound(tmp_path, "data.classes=[normal,covid]")
+    test = datasets.load_test(listed, tmp_path / "cache")
+    assert dict(zip(test.images[:, 0, 0, 0], test.labels, strict=True)) == {10: 0, 200: 1}
+    (tmp_path / "cache").rename(tmp_path / "test" / ".cache")
+    assert bound(tmp_path).class_names == ("covid", "normal")
+    assert replace(listed, classes=()).class_names == ("0", "1")

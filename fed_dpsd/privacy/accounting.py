@@ -169,6 +169,8 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
     most = min(
         epsilon(ComposedDpEvent([event, others]), delta).epsilon for event in (training, answers)
     )
+    if math.isinf(most):
+        return None
     found = _contracted_epsilon(*known, mu, ideal_delta, most) + loss
     return Bound(found, delta, "contraction") if found < most * (1 - 1e-6) else None
 

@@ -147,13 +147,18 @@ def repeated_path(column: pyarrow.ChunkedArray, rows: NDArray[np.int64], folder:
 
 
 def repeated_file(files: Iterable[Path]) -> str:
-    """Return a file that is named twice, also by a link; "" where there is none.
+    """Return a file that is named twice, also by a link or in capitals; "" where there is none.
 
     Such a file would be several records, which one change of it changes together.
     """
-    seen = set[Path]()
+    seen = set[object]()
     for file in files:
-        if (place := file.resolve()) in seen:
+        try:
+            status = file.stat()
+            place: object = (status.st_dev, status.st_ino) if status.st_ino else file.resolve()
+        except OSError:  # it is reported with the others that cannot be read
+            place = file.resolve()
+        if place in seen:
             return str(file)
         seen.add(place)
     return ""
@@ -302,7 +307,10 @@ def _is_encoded(kind: pyarrow.DataType) -> bool:
 
 
 def _is_text(kind: pyarrow.DataType) -> bool:
-    return pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)
+    if pyarrow.types.is_dictionary(kind):  # a categorical column of pandas
+        kind = kind.value_type
+    types = pyarrow.types
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _text(value: Any) -> str:

@@ -169,6 +169,8 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
     most = min(
         epsilon(ComposedDpEvent([event, others]), delta).epsilon for event in (training, answers)
     )
+    if math.isinf(most):
+        return None
     found = _contracted_epsilon(*known, mu, ideal_delta, most) + loss
     return Bound(found, delta, "contraction") if found < most * (1 - 1e-6) else None
 
@@ -213,7 +215,8 @@ def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
-    return max(needed, loss / PRECISION_FRACTION if loss <= PRECISION_MOST else math.inf)
+    proven = loss <= PRECISION_MOST and not (loss and delta < SMALLEST_DELTA)
+    return max(needed, loss / PRECISION_FRACTION) if proven else math.inf
 
 
 def _for_ideal_noise(delta: float) -> float:
@@ -254,7 +257,7 @@ def within_budget(
     if len(kinds) <= 1 or len(settings) <= 1:
         return unchanged_epsilon(whole_life, delta) <= budget
     precision = min(PRECISION_FRACTION * budget, PRECISION_MOST)
-    if loss > precision:
+    if loss > precision or (loss and delta < SMALLEST_DELTA):
         return False
     budget -= precision
     changed_delta = CHANGED_SETTINGS_FRACTION * delta * math.exp(-PRECISION_MOST)

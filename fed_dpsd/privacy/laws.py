@@ -32,6 +32,7 @@ from fed_dpsd.privacy.shuffled import OUTSIDE, window
 
 FINEST_RESOLUTION = 1e-4
 PROFILE_POINTS, SMALLEST_PROFILE = 20_000, 1e-13  # of a discretised profile
+LARGEST_PROFILE = 700.0  # epsilon of a profile's last point, at most; exp of it is a float
 SMALL_LOSS = 1e-6  # of all releases of an event together; less counts as pure
 MOST_LOSSES = 2**19  # discretised ones; bounds memory to 1 GiB and time to seconds
 EXACT_TERMS = 3e7  # most terms of an exact law; they take about two seconds
@@ -93,10 +94,11 @@ def response_delta(
     above, known = np.cumsum(law[:releases:-1]), np.zeros(releases + 1)
     for index, mass in enumerate(above):  # delta at losses[-2 - index]
         known[index + 1] = mass * -math.expm1(-per_answer) + known[index] * math.exp(-per_answer)
-    at = np.minimum(per_answer * np.arange(releases + 1), 700.0)
-    # Between two losses delta is linear in exp(epsilon).
-    odds = np.expm1(np.minimum(epsilons, 700.0))
-    return np.asarray(np.interp(odds, np.expm1(at), known[::-1])) + missing
+    at = per_answer * np.arange(releases + 1)
+    at = at[at <= LARGEST_PROFILE]
+    # Between two losses delta is linear in exp(epsilon), and it falls beyond the last one.
+    odds = np.expm1(np.minimum(epsilons, at[-1]))
+    return np.asarray(np.interp(odds, np.expm1(at), known[::-1][: len(at)])) + missing
 
 
 def _sign_sum_law(releases: int, truth: float, lie: float) -> tuple[NDArray[np.float64], float]:
@@ -235,14 +237,14 @@ def discretised_deltas(
     small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
     composed = _composed([part for part in parts if part not in small])
     rest = sum(n * pure_epsilon(event) for event, n in small)
-    most = float(composed.get_epsilon_for_delta(SMALLEST_PROFILE))
-    grid = np.linspace(0.0, most if math.isfinite(most) else MOST_LOSSES * 1e-3, PROFILE_POINTS)
+    most = min(float(composed.get_epsilon_for_delta(SMALLEST_PROFILE)), LARGEST_PROFILE)
+    grid = np.linspace(0.0, most, PROFILE_POINTS)
     known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
     # delta is convex in exp(epsilon), so a chord lies above it, and it falls beyond the last point.
-    odds = np.expm1(np.minimum(grid, 700.0))
+    odds = np.expm1(grid)
 
     def deltas(epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        at = np.expm1(np.clip(epsilons - rest, 0.0, 700.0))
+        at = np.expm1(np.clip(epsilons - rest, 0.0, most))
         nearer = -np.expm1(np.minimum(epsilons - rest, 0.0))  # than the small losses themselves
         return np.asarray(np.interp(at, odds, known) + nearer)
 

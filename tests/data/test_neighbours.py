@@ -526,7 +526,9 @@ def test_a_simulated_clients_shards_follow_the_images(tmp_path):
     assert max(touched) == 1
 
 
-@pytest.mark.parametrize("how", ["spelled", "linked file", "hard link", "linked folder"])
+@pytest.mark.parametrize(
+    "how", ["spelled", "categories", "linked file", "hard link", "linked folder"]
+)
 def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
     """It would be two records, which one change of the file changes together."""
     place = tmp_path / "data"
@@ -545,13 +547,19 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path, how):
         (place / "sub").mkdir()
         rows = [["image", "label"], *([str(file), file.parts[0]] for file in files)]
         rows.append([f"sub/../{files[0]}", files[0].parts[0]])
-        with (place / "table.csv").open("w", newline="") as file:
-            csv.writer(file).writerows(rows)
-        place = place / "table.csv"
+        if how == "spelled":
+            with (place / "table.csv").open("w", newline="") as file:
+                csv.writer(file).writerows(rows)
+            place = place / "table.csv"
+        else:  # as pandas writes a column of categories
+            images, labels = map(pyarrow.array, zip(*rows[1:], strict=True))
+            table = pyarrow.table({"image": images.dictionary_encode(), "label": labels})
+            place = place / "table.parquet"
+            pyarrow.parquet.write_table(table, place)
     files = hospitals.HospitalFiles(str(place), "image", "label", None, False)
     with pytest.raises(UserError, match="is named twice"):
         hospitals.read(files, (1, 8, 8), CLASSES)
-    columns = ("data.image_column=image", "data.label_column=label") if how == "spelled" else ()
+    columns = ("data.image_column=image", "data.label_column=label") if place.is_file() else ()
     where = ("data=imagefolder", f"data.path={place}", "data.shape=[1,8,8]", *columns)
     config = from_overrides([*where, f"cache={tmp_path}/cache"], tmp_path).config
     with pytest.raises(UserError, match="is named twice"):

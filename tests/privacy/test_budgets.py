@@ -197,6 +197,18 @@ def test_a_budget_reserves_a_part_for_finite_precision():
     assert not within_budget([life], least * (1 - 1e-6), DELTA)
 
 
+def test_a_budget_admits_no_noise_of_finite_precision_at_a_delta_that_its_proof_leaves_out():
+    """Theorem 8 adds at least 1e-300 to delta: nothing that a claim calls infinite is paid."""
+    gaussian, lost = GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-9)
+    answer = ComposedDpEvent([gaussian, lost])
+    other = ComposedDpEvent([LaplaceDpEvent(30.0), lost])
+    for life in ([answer], [answer, other]):
+        assert within_budget(life, 100.0, 1e-99)
+        assert not within_budget(life, 100.0, 1e-101)
+    assert within_budget([gaussian], 100.0, 1e-101)
+    assert math.isinf(unchanged_epsilon(answer, 1e-101))
+
+
 @pytest.mark.parametrize("units", [4, 16, 64])
 def test_discrete_laplace_noise_is_dominated_by_a_slightly_larger_shift(units):
     """Theorem 8, in small: exactly, for all epsilons; without the addition it does not hold."""

@@ -240,3 +240,22 @@ def test_extreme_noise_gives_numbers():
                     for mu in (trained, answered)
                 ]
                 assert found is None or 0 <= found.epsilon <= min(alone)
+
+
+def test_a_profile_beyond_what_a_float_holds_is_not_smaller_than_it_is():
+    """3,000 responses at 1 have epsilon 1,279: at 900 a test still tells the worlds apart."""
+    response = RandomizedResponseDpEvent(3 / (math.exp(1) + 2), 3)
+    sampled = PoissonSampledDpEvent(0.5, GaussianDpEvent(0.45))
+    epsilons = np.array([650.0, 700.0, 900.0])
+    assert laws.response_delta(response, 3000, epsilons) == pytest.approx(1.0)
+    deltas = laws.discretised_deltas([(sampled, 1200)])(epsilons)  # epsilon 1,300
+    assert deltas == pytest.approx(1.0)
+
+
+def test_a_loss_beyond_what_a_float_holds_contracts_nothing():
+    """A claim is there, by the training or the answers alone."""
+    sampled = SelfComposedDpEvent(PoissonSampledDpEvent(0.5, GaussianDpEvent(0.45)), 660)
+    assert epsilon(sampled, DELTA).epsilon > 760
+    assert contraction(sampled, gaussian(34.5), NOTHING, DELTA) is None
+    assert contraction(sampled, gaussian(34.5), gaussian(0.5), DELTA) is None
+    assert contraction(gaussian(1.0), gaussian(1.0), gaussian(1e7), DELTA) is None

@@ -26,13 +26,12 @@ def data(
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
         raise UserError(f"--out {out} is no PNG file; give one, such as partition.png")
     from fed_dpsd.api import composed
-    from fed_dpsd.data.datasets import class_names
     from fed_dpsd.experiment import load_data, partitions
 
     experiment = composed(overrides or ())
     config = experiment.config
     loaded = load_data(config.data, config.cache)
-    labels, names = loaded.train.labels, class_names(config.data, Path(config.cache))
+    labels, names = loaded.train.labels, config.data.class_names
     counts = np.stack(
         [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]
     )

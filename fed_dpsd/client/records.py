@@ -5,7 +5,7 @@ and log, and never part of a message.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +26,6 @@ class HospitalFiles:
 
     Args:
         path: a folder with a subfolder for each class, or a .csv, .npz or .parquet file.
-        classes: the federation's class of each local label, which is the name of a subfolder or a
-            value of the label column.
         image_column: in a CSV, the column of paths from the CSV's folder; in an npz, the name of
             the array (N, H, W) or (N, H, W, 3); in parquet, the column of encoded images, or of
             paths from the file's folder.
@@ -36,23 +34,35 @@ class HospitalFiles:
             patient go to the same teacher of the client.
         skip_unreadable: whether images that cannot be read are left out; otherwise they are an
             error.
+        labels: the federation's class of each local label, which is the name of a subfolder or a
+            value of the label column; {} where labels are the classes' own names.
     """
 
     path: str
-    classes: Mapping[str, int]
     image_column: str
     label_column: str
     patient_column: str | None
     skip_unreadable: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.classes:
-            raise ValueError("classes={} names no label; map each local label to a class")
-        for label, number in self.classes.items():
+        for label, name in self.labels.items():
             if not isinstance(label, str):
-                raise ValueError(f"classes: {label!r} is no text; quote it: '{label}': {number}")
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-                raise ValueError(f"classes.{label}={number!r} must be a class, 0 or more")
+                raise ValueError(f"labels: {label!r} is no text; quote it: '{label}': {name}")
+            if not isinstance(name, str):
+                raise ValueError(f"labels.{label}={name!r} must be the name of one of the classes")
+
+    def check(self, classes: Sequence[str]) -> None:
+        """Check that labels name classes of the federation.
+
+        Raises:
+            ValueError: one does not.
+        """
+        for label, name in self.labels.items():
+            if name not in classes:
+                raise ValueError(
+                    f"files.labels.{label}={name}: the classes are {', '.join(classes)}; name one"
+                )
 
 
 @dataclass(frozen=True)
@@ -80,23 +90,20 @@ class _Item(NamedTuple):
     patient: str | None
 
 
-def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> HospitalRecords:
+def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -> HospitalRecords:
     """Read every record; images become grey or RGB, and are scaled to the federation's size.
 
     Args:
         files: the place and format of the records.
         shape: (C, size, size) of the federation's images.
-        num_classes: the federation's number of classes.
+        classes: the names of the federation's classes, in their order.
 
     Raises:
         UserError: files, columns or labels are not as `files` says, or images cannot be read and
             must not be skipped. The message names them and the remedy.
     """
-    for label, number in files.classes.items():
-        if number >= num_classes:
-            raise UserError(
-                f"classes.{label}={number}: the federation has classes 0 to {num_classes - 1}"
-            )
+    named = files.labels or {name: name for name in classes}
+    numbers = {label: classes.index(name) for label, name in named.items()}
     path = Path(files.path)
     reader = _reader(path)
     images, labels, patients, unreadable, unknown_labels = [], [], [], [], set()
@@ -107,7 +114,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
         if item.label is None:
             unreadable.append(f"{item.name}: it lies in no class's folder")
             continue
-        if item.label not in files.classes:
+        if item.label not in numbers:
             unknown_labels.add(item.label)
             continue
         try:
@@ -116,12 +123,12 @@ def read(files: HospitalFiles, shape: tuple[int, ...], num_classes: int) -> Hosp
             unreadable.append(f"{item.name}: {reason_of(error)}")
             continue
         images.append(pixels)
-        labels.append(files.classes[item.label])
+        labels.append(numbers[item.label])
         patients.append(0 if item.patient is None else hash64(item.patient))
     if unknown_labels:
         raise UserError(
-            f"{path}: {_some('labels', sorted(unknown_labels))} not in classes; add each, with "
-            "the federation's class that it is"
+            f"{path}: {_some('labels', sorted(unknown_labels))} not in classes; add each to "
+            f"files.labels, with one of the classes {some(classes)}"
         )
     if repeated := repeated_file(places):
         raise UserError(
@@ -185,7 +192,7 @@ def _read_folder(path: Path, files: HospitalFiles) -> Iterator[_Item]:
             f"patient_column={files.patient_column!r}: a folder of classes names no patients; use "
             "a CSV with a column for them, or null"
         )
-    for label in files.classes:
+    for label in files.labels:
         if not (path / label).is_dir():
             raise UserError(f"{path}: there is no folder {label!r} of classes; {_ACCESS_REMEDY}")
 

@@ -60,7 +60,7 @@ class Binder:
         for name, field in fields.items():
             if name in values:
                 arguments[name] = self._convert(values[name], hints[name], where + name)
-            elif field.default is dataclasses.MISSING:
+            elif field.default is field.default_factory is dataclasses.MISSING:
                 self._record(where + name, f"{where}{name} is missing")
         replaced = {name for name in fields if where + name in self._wrong}
         if not all(self._stand_in(name, arguments, hints, where) for name in replaced):

@@ -4,9 +4,11 @@ B is the number of queries in an ask, K the number of classes, (C, H, W) the ima
 """
 
 import hashlib
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from itertools import zip_longest
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,60 @@ def check_releases(field: str, releases: Releases) -> None:
         fits &= type(count) is int and count >= 0
     if not fits:
         raise ProtocolError(f"{field}={releases!r:.100} must be counts >= 0 by mechanism")
+
+
+MOST_CLASSES, LONGEST_CLASS = 10_000, 255
+LONGEST_LISTS, LONGEST_SHOWN, MOST_SHOWN = 160, 30, 5
+
+
+def are_classes(names: Any) -> bool:
+    """Return whether a value is a list of class names: two or more, different, and printable."""
+    return (
+        isinstance(names, list | tuple)
+        and 2 <= len(names) <= MOST_CLASSES
+        and all(isinstance(name, str) and name.isprintable() for name in names)
+        and all(0 < len(name) <= LONGEST_CLASS and name == name.strip() for name in names)
+        and len(set(names)) == len(names)
+    )
+
+
+def compare_classes(hospital: Any, experiment: Any) -> None:
+    """Compare a hospital's list of class names with an experiment's; one is a peer's.
+
+    A label is a place in this list. Teachers and a student whose lists differ in order would agree
+    on numbers and mean different classes, so both ends of a deployment compare the whole lists.
+
+    Raises:
+        ProtocolError: a list is malformed, or they differ. The message has both lists or, where
+            they are long, the first place that differs; and the names that only one of them has.
+    """
+    lists = {"the hospital": hospital, "the experiment": experiment}
+    for who, names in lists.items():
+        if not are_classes(names):
+            raise ProtocolError(
+                f"{who}'s classes must be a list of 2 to {MOST_CLASSES:,} different, printable "
+                f"names of at most {LONGEST_CLASS} characters"
+            )
+    # One spelling of letters with accents: others look the same on a screen.
+    ours, theirs = ([unicodedata.normalize("NFC", n) for n in names] for names in lists.values())
+    if ours == theirs:
+        return
+    reason = f"the hospital's classes are {ours}, the experiment's are {theirs}"
+    if len(reason) > LONGEST_LISTS:
+        pairs = enumerate(zip_longest(ours, theirs, fillvalue="(none)"))
+        place, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        reason = (
+            f"class {place} is {_short(one)} at the hospital, {_short(other)} in the experiment"
+        )
+    for who, own, others in zip(lists, (ours, theirs), (set(theirs), set(ours)), strict=True):
+        if only := [_short(name) for name in own if name not in others]:
+            more = ", ..." if len(only) > MOST_SHOWN else ""
+            reason += f"; only {who} has {', '.join(only[:MOST_SHOWN])}{more}"
+    raise ProtocolError(reason)
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= LONGEST_SHOWN else f"{name[: LONGEST_SHOWN - 3]}...")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ All of it is exact and private: it is for the hospital's own eyes.
 """
 
 import dataclasses
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.secret import secret_of
@@ -76,9 +78,10 @@ def _counts(hospital: Hospital, content: HospitalRecords) -> Table:
     """Tabulate the records of each class, with the local labels of the class."""
     table = Table("class", "labels", "records")
     counts = np.bincount(content.records.labels, minlength=hospital.num_classes)
-    for number, count in enumerate(counts):
-        labels = [label for label, known in hospital.files.classes.items() if known == number]
-        table.add_row(str(number), ", ".join(labels), f"{count:,}")
+    named = hospital.files.labels or {name: name for name in hospital.classes}
+    for name, count in zip(hospital.classes, counts, strict=True):
+        labels = [label for label, known in named.items() if known == name]
+        table.add_row(Text(name), Text(", ".join(labels)), f"{count:,}")
     return table
 
 
@@ -105,8 +108,10 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
     defaults = [
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
-        f"data.num_classes={hospital.num_classes}",
     ]
+    if not any(each.startswith("data=") for each in overrides):  # another set names its own classes
+        names = ",".join(json.dumps(name, ensure_ascii=False) for name in hospital.classes)
+        defaults += [f"data.classes=[{names}]", "data.num_classes=null"]
     firsts = {
         "method": hospital.methods,
         "training": hospital.training,

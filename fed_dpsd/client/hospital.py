@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -21,7 +21,7 @@ from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalFiles, HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
-from fed_dpsd.config import read_yaml, require, require_device_name
+from fed_dpsd.config import DataConfig, read_yaml, require, require_device_name
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
@@ -31,6 +31,7 @@ from fed_dpsd.privacy.mechanism import Relation, Trust, quorum_of, trust_of
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.secure_sum import Party
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
+from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
 from fed_dpsd.storage import client_name
 
 logger = logging.getLogger("fed_dpsd")
@@ -67,7 +68,8 @@ class Hospital:
         state: folder of the ledger, the teachers and the secret that noise is drawn from.
         files: its records.
         shape: (C, size, size) of the federation's images.
-        num_classes: K of the federation.
+        classes: the names of the federation's classes, in the order that all agreed on: the same
+            list as the experiment's.
         budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
         budget_relation: "replace_one" where the budget bounds replaced records too.
         units: the units by which a private training may protect: "record", "patient" or both. The
@@ -101,7 +103,7 @@ class Hospital:
     state: str
     files: HospitalFiles
     shape: tuple[int, ...]
-    num_classes: int
+    classes: tuple[str, ...]
     budget: float
     delta: float
     queries: int
@@ -121,7 +123,7 @@ class Hospital:
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(self, client=0, num_clients=1, num_classes=2, queries=0, threads=1)
+        require(self, client=0, num_clients=1, queries=0, threads=1)
         require(self, colluding=0)
         require_device_name(self, "device")
         if (
@@ -130,6 +132,12 @@ class Hospital:
             or not 0 < self.shape[1] == self.shape[2]
         ):
             raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
+        if not are_classes(self.classes):
+            raise ValueError(
+                f"classes=[{', '.join(self.classes)}] must be two or more different names, "
+                "printable and not empty: those of the coordinator's data.classes, in their order"
+            )
+        self.files.check(self.classes)
         if self.keys and len(self.keys) != self.num_clients:
             raise ValueError(
                 f"keys: {len(self.keys)} of num_clients={self.num_clients}; give each hospital's, "
@@ -157,6 +165,11 @@ class Hospital:
         for key, most in self.limits.items():
             if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
                 raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
+
+    @property
+    def num_classes(self) -> int:
+        """Return K, the number of the federation's classes."""
+        return len(self.classes)
 
     @property
     def folder(self) -> Path:
@@ -187,7 +200,7 @@ class Hospital:
         Raises:
             UserError: the records are not as `files` says.
         """
-        return read(self.files, self.shape, self.num_classes)
+        return read(self.files, self.shape, self.classes)
 
     def experiment(self, text: str, images: int) -> Experiment:
         """Return a coordinator's experiment, with budget, data and places from this file instead.
@@ -199,14 +212,10 @@ class Hospital:
         Raises:
             NotAllowed: the file does not allow the experiment, or it is malformed.
         """
-        try:
+        with _reading():
             raw = json.loads(text)
             self._check(raw)
             experiment = set_up(self._with_own_settings(raw), None, written=True)
-        except ConfigError as error:
-            raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise NotAllowed("the experiment is malformed") from None
         config, trust = experiment.config, trust_of(experiment.answers.noise_at)
         if images > config.queries_per_round:
             raise NotAllowed(
@@ -217,6 +226,30 @@ class Hospital:
         if isinstance(experiment.training, TrainingMechanism):
             self._check_unit(experiment.training.unit)
         return experiment
+
+    def check_classes(self, text: str) -> None:
+        """Compare the classes of a coordinator's experiment with those of the file.
+
+        Args:
+            text: `Experiment.to_json` of the coordinator.
+
+        Raises:
+            NotAllowed: they are others, in another order, or malformed.
+        """
+        with _reading():
+            self._check_classes(json.loads(text))
+
+    def _check_classes(self, raw: Mapping[str, Any]) -> None:
+        binder = Binder()
+        data = binder.bind(DataConfig, raw["data"], "data.")
+        binder.finish()
+        assert data is not None
+        if data.num_classes > MOST_CLASSES:  # before the names of so many are written
+            raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
+        try:
+            compare_classes(self.classes, data.class_names)
+        except ProtocolError as error:
+            raise NotAllowed(str(error)) from None
 
     def _check_unit(self, unit: TrainedUnit) -> None:
         """Refuse a private training that bounds a unit which the file does not allow or name."""
@@ -233,6 +266,7 @@ class Hospital:
 
     def _check(self, raw: Mapping[str, Any]) -> None:
         """Refuse an experiment that the file does not allow, before any class is looked up."""
+        self._check_classes(raw)
         own = list(map(str, find(self.plugins)))
         for plugin in raw.get("plugins", []):
             if plugin not in own:
@@ -254,7 +288,6 @@ class Hospital:
             if model not in self.models:
                 raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
         facts: dict[str, Any] = {"num_clients": self.num_clients, "data.shape": list(self.shape)}
-        facts["data.num_classes"] = self.num_classes
         for key, fact in facts.items():
             if _value_at(raw, key) != fact:
                 raise NotAllowed(f"{key} is {fact} at this site")
@@ -351,6 +384,21 @@ class Hospital:
             raise UserError(f"keys: {error}; see `fed-dpsd site key`") from None
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Refuse an experiment that cannot be read: a peer wrote it.
+
+    Raises:
+        NotAllowed: it is malformed.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise NotAllowed("the experiment is malformed") from None
+
+
 def open_file(path: Path) -> Hospital:
     """Return the hospital of a site's file; relative paths in it start from the file's folder.
 
@@ -361,6 +409,13 @@ def open_file(path: Path) -> Hospital:
         raw = read_yaml(path)
     except ValueError as error:
         raise UserError(f"{path} is no site's file: {error}; {_REMEDY}") from None
+    files = raw.get("files")
+    if isinstance(files, Mapping) and "classes" in files:
+        raise UserError(
+            f"{path}: files.classes is no key. Name the federation's classes in order at the top, "
+            "such as `classes: [normal, pneumonia]`; where your labels have other names, say so "
+            "under files, such as `labels: {NORMAL: normal}`"
+        )
     binder = Binder()
     hospital = binder.bind(Hospital, raw, "site.")
     binder.finish()

@@ -50,7 +50,7 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     A failure travels as one line. It may depend on private data, so outside a simulation the line
     names no cause; the cause stays in the node's own log.
     """
-    about: dict[str, str | int] = {"code": code_digest(client_app), "error": ""}
+    about: dict[str, str | int | list[str]] = {"code": code_digest(client_app), "error": ""}
     replies: dict[int, Reply | Refusal] = {}
     client, cause_is_public = -1, True
     try:
@@ -59,7 +59,10 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
             hospital = open_file(Path(str(context.node_config["site"])))
             client = hospital.client
             about["client"] = client
-            if message.metadata.message_type != HELLO:
+            if message.metadata.message_type == HELLO:
+                about["classes"] = list(hospital.classes)
+                _compare_classes(message, hospital, str(about["code"]))
+            else:
                 replies[client] = _answer_hospital(message, hospital, str(about["code"]))
         elif {"partition-id", "simulation"} & set(context.node_config):
             meta = message.content["meta"]
@@ -127,6 +130,20 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
         reason = public_line(str(error))
         logger.warning("refused: %s", reason)
         return Refusal(0, reason)
+
+
+def _compare_classes(message: Message, hospital: Hospital, code: str) -> None:
+    """Log that an experiment has other classes than this hospital, which answers none of its asks.
+
+    The coordinator compares the same lists when it reads the reply.
+    """
+    try:
+        with reading():
+            meta = message.content.config_records["meta"]
+            if meta.get("code") == code:  # else the coordinator leaves this hospital out
+                hospital.check_classes(str(meta["experiment"]))
+    except ProtocolError as error:
+        logger.warning("refused: %s", public_line(str(error)))
 
 
 @functools.lru_cache(maxsize=2)

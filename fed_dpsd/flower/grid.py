@@ -36,7 +36,7 @@ from fed_dpsd.flower.codec import (
     unpack_replies,
 )
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
+from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep, compare_classes
 from fed_dpsd.server.federation import HostedFederation
 
 ATTEMPTS = 3
@@ -91,6 +91,7 @@ class GridFederation(HostedFederation):
         if hasattr(grid, "pull_interval"):  # otherwise the simulation's grid polls every 0.1 s
             grid.pull_interval = 0.005 if self._settings.simulation else 1.0
         self._hosts: dict[int, list[int]] = {}
+        self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
         self._took: dict[int, float] = {}
         self._away: set[int] = set()  # nodes that did not answer the last ask
         deadline = time.monotonic() + self._settings.node_timeout_seconds
@@ -117,14 +118,19 @@ class GridFederation(HostedFederation):
     def _discover_nodes(self) -> bool:
         """Find out which clients the connected nodes host; return whether all clients are known.
 
-        A node is the client that it names, unless another node has named it before in this run.
+        A node is the client that it names, unless another node has named it before in this run. A
+        client whose list of classes is not the experiment's is refused, as it refuses itself.
+
+        Raises:
+            UserError: so many clients are refused that the federation needs one of them.
         """
         nodes, everyone = sorted(self._grid.get_node_ids()), self.experiment.config.num_clients
         if self._settings.simulation:
             for client in range(everyone if nodes and not self._hosts else 0):
                 self._hosts.setdefault(nodes[client % len(nodes)], []).append(client)
             return bool(self._hosts)
-        unknown = {node: RecordDict() for node in nodes if node not in self._hosts}
+        known = {*self._hosts, *self._refused}
+        unknown = {node: RecordDict() for node in nodes if node not in known}
         for node, reply in self._send(HELLO, 0, unknown, PATIENCE, {}).items():
             meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
             client = meta.get("client")
@@ -134,9 +140,27 @@ class GridFederation(HostedFederation):
                 logger.warning("node %d says that it is client %d, which another is", node, client)
             elif meta.get("code") != self._code:
                 logger.warning("client %d runs other code than this server", client)
+            elif reason := self._other_classes(meta.get("classes")):
+                logger.warning("client %d is refused: %s", client, reason)
+                self._refused[node] = client, reason
             else:
                 self._hosts[node] = [client]
-        return len(self._clients) == everyone
+        refused = {c: r for c, r in self._refused.values() if c not in self._clients}
+        if everyone - len(refused) < self._least:
+            reasons = "; ".join(f"client {client}: {reason}" for client, reason in refused.items())
+            raise UserError(
+                f"{reasons}. Agree on one list, in one order: data.classes here, and classes in "
+                "the hospital's file"
+            )
+        return len(self._clients) + len(refused) == everyone
+
+    def _other_classes(self, classes: object) -> str:
+        """Return how a hospital's list of classes differs from the experiment's; "" if it is it."""
+        try:
+            compare_classes(classes, self.experiment.config.data.class_names)
+        except ProtocolError as error:
+            return str(error)
+        return ""
 
     def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
         """Bring an ask to every client; a client that does not answer in time counts as absent.
@@ -146,6 +170,7 @@ class GridFederation(HostedFederation):
         """
         started, timeout = time.monotonic(), self._settings.round_timeout_seconds
         if not self._settings.simulation:
+            self._refused.clear()  # a hospital may have corrected its file
             self._discover_nodes()
         asked = self._asked(ask)
         hosts = self._hosts_of(set(asked))
@@ -153,8 +178,10 @@ class GridFederation(HostedFederation):
         replies = self._exchange(ANSWER, ask.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Answer | Refusal] = {}
+        refused = dict(self._refused.values())
         for client in asked:
-            reply = replies.get(client, Absent(ask.query_id, f"{LATE} {timeout:g} s"))
+            reason = public_line(refused.get(client, f"{LATE} {timeout:g} s"))
+            reply = replies.get(client, Absent(ask.query_id, reason))
             if isinstance(reply, Reply):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)

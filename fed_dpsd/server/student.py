@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.binder import Binder
-from fed_dpsd.data.datasets import class_names
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_facts, read_weights
@@ -134,7 +133,7 @@ def student_of(run: CompletedRun) -> Student:
         "version": __version__,
         "network": vars(network),
         "result": result_line(run.experiment, summary),
-        "classes": class_names(config.data, Path(config.cache)),
+        "classes": config.data.class_names,
         "check": _check(model, network).tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,

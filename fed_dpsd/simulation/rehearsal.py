@@ -87,7 +87,8 @@ class Rehearsal:
         facts = {**agreeing(self.experiment, overrides), **settings}
         for number, indices in enumerate(partitions(self.experiment)):
             records = with_patients(train.take(indices), made_up)
-            write_site(self.site(number), records, {"client": number, **facts})
+            own = {"client": number, **facts}
+            write_site(self.site(number), records, config.data.class_names, own)
         keys = [
             public_key(exchange_key(secret_of(self.hospital(n).folder / "secret"))).hex()
             for n in self.hospitals

@@ -42,7 +42,7 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
         "num_clients": config.num_clients,
         "state": "state",
         "shape": list(config.data.shape),
-        "num_classes": config.data.num_classes,
+        "classes": list(config.data.class_names),
         "budget": 100.0,
         "delta": 1e-5,
         "queries": 10_000_000,
@@ -56,24 +56,24 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
     return facts | ({"plugins": list(config.plugins)} if config.plugins else {})
 
 
-def write_site(path: Path, records: Split, facts: Mapping[str, Any]) -> None:
-    """Write a hospital's file in a new folder, and its records beside it.
+def write_site(path: Path, records: Split, names: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write a hospital's file in a new folder, with its records, whose labels are class names.
 
     Args:
         path: the file.
         records: its records.
+        names: the names of the classes of `records`.
         facts: keys of the file, except `files`; they may have that, too.
     """
     path.parent.mkdir()
     grey = records.images.shape[1] == 1
     images = records.images[:, 0] if grey else records.images.transpose(0, 2, 3, 1)
-    arrays = {"image": images, "label": records.labels}
+    arrays = {"image": images, "label": np.array(names)[records.labels]}
     if records.patients is not None:
         arrays["patient"] = records.patients
     np.savez(path.parent / "records.npz", **arrays)
     files = {
         "path": "records.npz",
-        "classes": {str(label): label for label in range(facts["num_classes"])},
         "image_column": "image",
         "label_column": "label",
         "patient_column": None if records.patients is None else "patient",

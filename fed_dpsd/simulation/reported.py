@@ -19,7 +19,6 @@ from fed_dpsd.accounts.words import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.data.datasets import class_names
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.keys import leaves
@@ -197,7 +196,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         rounds=rounds,
         versions=_json(folder / "versions.json"),
         settings=_settings(experiment),
-        classes=class_names(experiment.config.data, Path(experiment.config.cache)),
+        classes=experiment.config.data.class_names,
         simulated=experiment.config.federation.simulation,
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),

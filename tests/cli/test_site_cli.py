@@ -152,7 +152,7 @@ def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
         Image.fromarray(np.full((8, 8), number, np.uint8)).save(folder / f"{number}.png")
     (folder / "broken.png").write_bytes(b"no image")
     settings = yaml.safe_load(file.read_text())
-    settings["files"] |= {"path": "images", "skip_unreadable": True, "classes": {"0": 0}}
+    settings["files"] |= {"path": "images", "skip_unreadable": True}
     file.write_text(yaml.safe_dump(settings))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL)
     assert code == 0

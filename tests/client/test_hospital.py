@@ -24,6 +24,8 @@ from tests.hospitals import (
     site_file,
 )
 
+DIGITS = [str(label) for label in range(10)]
+
 
 def test_a_run_over_hospitals(deployed, tmp_path):
     """In any order of nodes; nothing of the hospitals is in the run folder."""
@@ -100,7 +102,12 @@ def test_a_run_over_hospitals(deployed, tmp_path):
         (("teacher.epochs=1",), {"limits": {"teacher.epochs": 0}}, "teacher.epochs is at most 0"),
         (("teachers_per_client=101",), {}, "teachers_per_client is at most 100"),
         (("teacher.path=/etc/passwd", "teacher.arch=cnn"), {}, "trains its own teachers"),
-        ((), {"num_classes": 11}, "data.num_classes is 11"),
+        (
+            (),
+            {"classes": DIGITS[::-1]},
+            "the hospital's classes are .*'1', '0'\\], the experiment's are .*'9'\\]",
+        ),
+        ((), {"classes": [*DIGITS, "none"]}, "only the hospital has 'none'"),
         ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
         (("num_clients=3",), {}, "num_clients is 2"),
         (("queries_per_round=8",), {}, "16 images in one ask"),
@@ -142,6 +149,12 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
         (("teacher", "epochs"), True),
         (("teacher", "epochs"), "1"),
         (("data",), None),
+        (("data", "classes"), None),
+        (("data", "classes"), "0123456789"),
+        (("data", "classes"), [*DIGITS[:9], 9]),
+        (("data", "classes"), [*DIGITS[:9], "9\n"]),
+        (("data", "num_classes"), 10**12),
+        (("data", "num_classes"), "10"),
         (("model", "teachers"), 3),
         (("model",), []),
         (("rounds",), -1),
@@ -253,17 +266,40 @@ def test_a_bad_file_names_every_problem(tmp_path):
         ({"limits": {"speed": 3}}, "limits.speed=3: give numbers for"),
         ({"files": None}, "site.files=null: site.files stands for several keys"),
         ({"files": "images"}, "site.files=images: site.files stands for several keys"),
+        ({"classes": ["a"]}, "site.classes=.a. must be two or more different names"),
+        ({"classes": ["a", "a"]}, "site.classes=.a, a. must be two or more different names"),
+        ({"classes": ["a", " "]}, "must be two or more different names, printable and not empty"),
+        ({"classes": [0, 1]}, "site.classes=0 must be a string"),
+        ({"classes": {"normal": 0}}, "site.classes={normal: 0} must be a list"),
         ({"shape": [28, 28]}, r"shape=\[28, 28\] must be \[1 or 3, size, size\]"),
         ({"shape": [2, 8, 8]}, r"shape=\[2, 8, 8\] must be"),
         ({"shape": [1, 8, 9]}, r"shape=\[1, 8, 9\] must be"),
     ):
         with pytest.raises(ConfigError, match=problem):
             hospitals.open_file(site_file(tmp_path / "b", **changes))
+    for labels, problem in (
+        ({"nine": 9}, "site.files.labels.nine=9 must be the name of one of the classes"),
+        ({9: "9"}, "site.files.labels: 9 is no text; quote it: '9': 9"),
+        ({"ten": "10"}, "site.files.labels.ten=10: the classes are 0, 1, .*; name one"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            hospitals.open_file(with_files(tmp_path / "c", labels=labels))
+    with pytest.raises(UserError, match="files.classes is no key. Name the federation's classes"):
+        hospitals.open_file(with_files(tmp_path / "d", classes={"normal": 0}))
     with pytest.raises(UserError, match="is no site's file: No such file"):
         hospitals.open_file(tmp_path / "nowhere.yaml")
     (tmp_path / "empty.yaml").write_text("")
     with pytest.raises(UserError, match="it is empty"):
         hospitals.open_file(tmp_path / "empty.yaml")
+
+
+def with_files(folder, **changes):
+    """A hospital's file with other keys under `files`."""
+    path = site_file(folder)
+    settings = yaml.safe_load(path.read_text())
+    settings["files"] |= changes
+    path.write_text(yaml.safe_dump(settings))
+    return path
 
 
 @pytest.mark.parametrize("group", ["method", "training", "answers"])

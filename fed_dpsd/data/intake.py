@@ -4,7 +4,7 @@ What becomes of a record depends on this record alone (docs/privacy.md, "From fi
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +68,20 @@ class Count:
         return self.found - sum(map(len, self.skipped.values()))
 
     def __str__(self) -> str:
-        """Return the count as a sentence without an end."""
+        """Return the count as a sentence without an end, with the first names of each reason."""
+        return self._text(lambda lines: f" ({some(lines)})")
+
+    @property
+    def numbers(self) -> str:
+        """Return the count without names of files or rows."""
+        return self._text(lambda _: "")
+
+    def _text(self, named: Callable[[Sequence[str]], str]) -> str:
         counts = f"{self.found:,} {self.unit} found, {self.used:,} used"
         if not self.skipped:
             return counts
         reasons = (
-            f"{len(lines):,} {why} ({some(lines)})" for why, lines in sorted(self.skipped.items())
+            f"{len(lines):,} {why}{named(lines)}" for why, lines in sorted(self.skipped.items())
         )
         return f"{counts}, {self.found - self.used:,} skipped: {'; '.join(reasons)}"
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
 from fed_dpsd.accounts.reading import is_database, ledgers_in
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config import Config, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
@@ -288,7 +288,7 @@ def proven(
         notes.append(TIME_NOTE)
         if plan.counts:
             notes.append(COUNTS_NOTE)
-    if unit == "patient":
+    if unit == "patient" and not _deals_patients(config):
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # whom a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
@@ -313,6 +313,13 @@ def proven(
         basis: dataclasses.replace(claim, notes=caveats if basis == "training" else summed)
         for basis, claim in found.items()
     }
+
+
+def _deals_patients(config: Config) -> bool:
+    """Return whether a simulation knows its patients, and so gives each to one client."""
+    data = config.data
+    known = data.patient_column is not None or data.records_per_patient is not None
+    return known and config.federation.simulation
 
 
 def _by_patient(experiment: Experiment) -> bool:

@@ -26,7 +26,8 @@ class DataConfig:
     A label is the value of `label_column`, or the one of `label_columns` that is true; records in
     which none is true, or several are, are left out. An image of another size than `shape` is an
     error; with `resize`, its middle square is scaled to `shape`. With `patient_column`, all records
-    of a patient go to the same teacher of a client. A simulation may make patients up instead:
+    of a patient go to the same teacher of one client, and given splits that share a patient are an
+    error unless `shared_patients` is "allow". A simulation may make patients up instead:
     `records_per_patient` records of one class at one client each. `classes` are the names of the
     classes in order; set_up takes them, and a `num_classes` of null, from the data's folders or
     labels.
@@ -42,6 +43,7 @@ class DataConfig:
     num_classes: int
     # The text of a configuration is part of the key that decoded images are cached under. It names
     # none of these, so that keys stay; `datasets` adds the last three where they are set.
+    shared_patients: Literal["refuse", "allow"] = dataclasses.field(default="refuse", repr=False)
     records_per_patient: int | None = dataclasses.field(default=None, repr=False)
     resize: bool = dataclasses.field(default=False, repr=False)
     label_columns: tuple[str, ...] = dataclasses.field(default=(), repr=False)

@@ -48,6 +48,10 @@ TIME_NOTE = "the time that a client takes tells about how many records it has"
 COUNTS_NOTE = "class counts tell about how many records of each class a client has"
 DELTA_NOTE = "delta should be below one over the records of each client"
 TEST_NOTE = "test images are taken as public"
+SHARED_NOTE = (
+    "patients may be in both train and test (data.shared_patients=allow): scores are too good, and "
+    "the test records of a patient are not protected"
+)
 PARTITION_NOTE = "the partition among simulated clients is taken as given"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"
@@ -282,6 +286,8 @@ def proven(
     notes += [TUNING_NOTE, DELTA_NOTE]
     if config.federation.simulation:
         notes.append(TEST_NOTE)
+        if config.data.patient_column and config.data.shared_patients == "allow":
+            notes.append(SHARED_NOTE)
         if config.num_clients > 1:
             notes.append(PARTITION_NOTE)
     else:

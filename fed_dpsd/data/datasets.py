@@ -81,16 +81,36 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         cache: folder for decoded images, so that a second process need not decode them again.
 
     Raises:
-        UserError: the folder or the network is missing, or the data contradicts `config`.
+        UserError: the folder or the network is missing, or the data contradicts `config`, or given
+            splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()
-    return Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
+    data = Dataset(_load_split(config, "train", cache), _load_split(config, "test", cache))
+    _check_shared_patients(config, data)
+    return data
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)
+
+
+def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
+    """Refuse patients who are in both splits, or warn of them where `config` allows them."""
+    if data.train.patients is None or data.test.patients is None:
+        return
+    shared = len(np.intersect1d(data.train.patients, data.test.patients))
+    if not shared:
+        return
+    place = f"data.hub={config.hub}" if config.path is None else f"data.path={config.path}"
+    said = f"{shared:,} patient{'s are' if shared > 1 else ' is'} in train and in test ({place})"
+    if config.shared_patients == "refuse":
+        raise UserError(
+            f"{said}; keep all records of a patient in one of them, or set "
+            "data.shared_patients=allow, with which scores are too good"
+        )
+    _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
 
 
 def class_names(config: DataConfig, cache: Path) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import re
 
 import numpy as np
 import pyarrow
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE
+from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Ask
@@ -165,6 +166,20 @@ def test_patients_are_at_one_client_and_their_rows_need_no_caveat_of_several(sma
     assert PATIENT_NOTE not in notes(summary)
     _, unknown, _ = complete(two_digits(small, tmp_path, None, *PRIVATE))  # the control
     assert PATIENT_NOTE in notes(unknown)
+
+
+def test_patients_in_both_splits_are_a_caveat_of_every_number_and_are_not_counted(small, tmp_path):
+    by_patient = *PRIVATE, "data.patient_column=patient"
+    two_digits(small, tmp_path)
+    (tmp_path / "test.parquet").write_bytes((tmp_path / "train.parquet").read_bytes())
+    data = ("data=folder", f"data.path={tmp_path}", "data.shape=[1,8,8]", "data.num_classes=2")
+    data += ("rounds=1", "data.shared_patients=allow", *by_patient)
+    _, summary, _ = complete(experiment := small(*data))
+    assert all(SHARED_NOTE in row["notes"] for row in summary["privacy"]["proven"])
+    shared = len(set(load_data(experiment.config.data, experiment.config.cache).test.patients))
+    assert not re.search(rf"\b{shared}\b", str(notes(summary)))  # cards are public
+    _, refusing, _ = complete(two_digits(small, tmp_path, None, *by_patient))
+    assert SHARED_NOTE not in notes(refusing)
 
 
 @pytest.mark.parametrize(

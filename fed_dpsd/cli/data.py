@@ -26,7 +26,7 @@ def data(
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
         raise UserError(f"--out {out} is no PNG file; give one, such as partition.png")
     from fed_dpsd.api import composed
-    from fed_dpsd.experiment import load_data, partitions
+    from fed_dpsd.experiment import load_data, partitions, unused
 
     experiment = composed(overrides or ())
     config = experiment.config
@@ -49,6 +49,8 @@ def data(
         table.add_row(str(client), f"{row.sum():,}", *cells)
     # In a pipe no line has to fit a screen.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
+    if left_out := unused(experiment):
+        print(left_out)
     if out is not None:
         from fed_dpsd.report import figure, partition
 

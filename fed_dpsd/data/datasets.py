@@ -20,6 +20,7 @@ from fed_dpsd.data import sources
 from fed_dpsd.data.classes import numbering, positions
 from fed_dpsd.data.intake import Split, some, take
 from fed_dpsd.data.readers import METADATA
+from fed_dpsd.errors import UserError
 from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360
@@ -52,18 +53,38 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         cache: folder for decoded images, so that a second process need not decode them again.
 
     Raises:
-        UserError: the folder or the network is missing, or the data contradicts `config`.
+        UserError: the folder or the network is missing, or the data contradicts `config`, or given
+            splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
     counts = dict.fromkeys(count for _, count in loaded.values())
-    return Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
+    data = Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
+    _check_shared_patients(config, data)
+    return data
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)[0]
+
+
+def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
+    """Refuse patients who are in both splits, or warn of them where `config` allows them."""
+    if data.train.patients is None or data.test.patients is None:
+        return
+    shared = len(np.intersect1d(data.train.patients, data.test.patients))
+    if not shared:
+        return
+    place = f"data.hub={config.hub}" if config.path is None else f"data.path={config.path}"
+    said = f"{shared:,} patient{'s are' if shared > 1 else ' is'} in train and in test ({place})"
+    if config.shared_patients == "refuse":
+        raise UserError(
+            f"{said}; keep all records of a patient in one of them, or set "
+            "data.shared_patients=allow, with which scores are too good"
+        )
+    _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
 
 
 def _digits() -> Dataset:

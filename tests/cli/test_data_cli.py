@@ -40,6 +40,18 @@ def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_want
     assert "one image in 5 is for testing" in caplog.text
 
 
+def test_records_of_no_client_are_counted_once_with_their_reason(fed_dpsd):
+    overrides = "num_clients=3", "partition=class", "partition.classes_per_client=1"
+    code, out, _ = fed_dpsd("data", *overrides)
+    assert code == 0
+    (said,) = [line for line in out if "partition: " in line]
+    assert said == (
+        "partition: 437 of 1,437 training records are at a client; 1,000 are at none, since 7 of "
+        "10 classes have no client with partition.classes_per_client=1 and num_clients=3; raise "
+        "the first to 8, or the second to 10"
+    )
+
+
 def test_a_picture_that_cannot_be_written_is_told(fed_dpsd, tmp_path):
     (tmp_path / "file").write_text("no folder")
     code, _, told = fed_dpsd("data", "num_clients=3", "--out", "file/parts.png")

@@ -163,6 +163,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     """In a process of its own: elsewhere pytest takes the log, and here it must reach people."""
     write_shapes(tmp_path / "pictures", 40, broken=2)
     words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
+    words += ["partition=class", "partition.classes_per_client=1"]
     done = subprocess.run(
         [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "run", *words],
         cwd=tmp_path,
@@ -173,6 +174,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert done.returncode == 0, done.stderr
     assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
     assert "2 of 40 images cannot be read and are left out" in done.stderr
+    assert done.stderr.count("at none, since 1 of 3 classes have no client") == 1
     assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()

@@ -390,6 +390,22 @@ def unused(experiment: Experiment) -> str:
     return partition.unused(experiment.partition, train.labels, parts, train.patients)
 
 
+def data_counts(experiment: Experiment) -> list[str]:
+    """Return how many files or rows of a run's data were found, used and skipped, and why.
+
+    In a deployment they are the coordinator's test images. The numbers are exact, and for the owner
+    of the data alone.
+    """
+    config = experiment.config
+    try:
+        if config.federation.simulation:
+            return [*load_data(config.data, config.cache).counts, *filter(None, [unused(experiment)])]
+        tested = test_split(experiment)
+        return [datasets.test_count(config.data, Path(config.cache))] if tested else []
+    except UserError:  # the same error ends the run, or has ended it already
+        return []
+
+
 def largest_partition(experiment: Experiment) -> int | None:
     """Return the number of records of the largest simulated client; None where it is not public."""
     if not experiment.config.federation.simulation:

@@ -70,6 +70,11 @@ def load_test(config: DataConfig, cache: Path) -> Split:
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)[0]
 
 
+def test_count(config: DataConfig, cache: Path) -> str:
+    """Return the numbers of the files or rows of the test split; see `Dataset`."""
+    return _digits().counts[0] if config.name == BUNDLED else _load_split(config, "test", cache)[1]
+
+
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
     """Refuse patients who are in both splits, or warn of them where `config` allows them."""
     if data.train.patients is None or data.test.patients is None:

@@ -265,6 +265,9 @@ def _repeat(facts: Facts) -> Iterator[Html]:
         )
     else:
         yield paragraphs("All settings are in config.yaml of the run folder, and here.")
+    if counts := facts.summary["diagnostics"].get("data"):
+        own = "No epsilon covers these exact numbers." if facts.simulated else "They are public."
+        yield folded("Files and rows of the data", paragraphs(*counts, own))
     yield folded(f"All {len(facts.settings)} settings", list(_settings(facts)))
     rows = [(f"`{name}`", str(version)) for name, version in facts.versions.items() if version]
     if digest := facts.summary["student_sha256"]:

@@ -399,7 +399,7 @@ def data_counts(experiment: Experiment) -> list[str]:
     config = experiment.config
     try:
         if config.federation.simulation:
-            return [*load_data(config.data, config.cache).counts, *filter(None, [unused(experiment)])]
+            return [*load_data(config.data, config.cache).counts]
         tested = test_split(experiment)
         return [datasets.test_count(config.data, Path(config.cache))] if tested else []
     except UserError:  # the same error ends the run, or has ended it already

@@ -240,7 +240,7 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
         UserError: two of them are one file, in another spelling or by a link. It would be several
             records, which one change of it changes together.
     """
-    seen = set[tuple[int, int]]()
+    seen = set[tuple[int, int] | Path]()
     for item in items:
         if isinstance(item.image, Path):
             try:
@@ -248,10 +248,12 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
             except (OSError, ValueError):  # it is reported with those that cannot be read
                 yield item
                 continue
-            if (status.st_dev, status.st_ino) in seen:
+            # Some file systems number no files.
+            file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
+            if file in seen:
                 raise UserError(
                     f"{where}: {item.name} is named twice, by a row or a link; a picture is one "
                     "record, and protected as one: leave it out once"
                 )
-            seen.add((status.st_dev, status.st_ino))
+            seen.add(file)
         yield item

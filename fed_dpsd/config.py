@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fed_dpsd.data.classes import positions
+from fed_dpsd.classes import positions
 from fed_dpsd.errors import shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn

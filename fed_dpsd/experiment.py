@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
 from fed_dpsd.claims import cost
+from fed_dpsd.classes import positions
 from fed_dpsd.combinations import cautions, misfits, name_of
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
-from fed_dpsd.data.classes import positions
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.readers import Columns
+from fed_dpsd.data.reader import Columns
 from fed_dpsd.data.sources import LAYOUT, class_names, is_place
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World

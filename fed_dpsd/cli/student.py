@@ -205,7 +205,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     Raises:
         UserError: a folder holds no file, or cannot be read.
     """
-    from fed_dpsd.data.readers import walk_classes
+    from fed_dpsd.data.folders import walk_classes
 
     files: list[Path] = []
     for path in paths:

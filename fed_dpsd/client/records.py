@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.data.classes import numbering, text_of
+from fed_dpsd.classes import numbering, text_of
+from fed_dpsd.data.folders import Folder
 from fed_dpsd.data.intake import NO_CLASS, UNREADABLE, Count, Split, some, take
-from fed_dpsd.data.readers import Columns, Folder, reader_of
+from fed_dpsd.data.reader import Columns
+from fed_dpsd.data.sources import reader_of
 from fed_dpsd.errors import UserError
 
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from fed_dpsd.classes import numbering, positions
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
-from fed_dpsd.data.classes import numbering, positions
 from fed_dpsd.data.intake import Split, some, take
-from fed_dpsd.data.readers import METADATA
+from fed_dpsd.data.tables import METADATA
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import replacing, write_atomically
 
@@ -168,6 +168,11 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
     if reader.declared and names == positions(len(names)) != tuple(reader.declared):
         listed = ",".join(reader.declared)
         notes.append(f"{where} names its classes; data.classes=[{listed}] uses these names")
+    if reader.ignored and not divided:
+        notes.append(
+            f"{where}: its column {reader.ignored} is not read; to test on some of its rows, write "
+            "them to test.csv, and the others to train.csv"
+        )
     if left := sources.unused(config):
         notes.append(f"{where}: {left}")
     count = f"{split}: {taken.count.numbers}" if divided else taken.count.numbers

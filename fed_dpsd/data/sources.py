@@ -4,21 +4,13 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from fed_dpsd.classes import in_order
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.classes import in_order
+from fed_dpsd.data.arrays import ARRAYS, Arrays
+from fed_dpsd.data.folders import Folder, class_folders, walk_classes
 from fed_dpsd.data.intake import some
-from fed_dpsd.data.readers import (
-    ARRAYS,
-    METADATA,
-    TABLES,
-    Columns,
-    Reader,
-    Table,
-    class_folders,
-    readable,
-    reader_of,
-    walk_classes,
-)
+from fed_dpsd.data.reader import Columns, Reader, readable
+from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
 
 SPLITS = ("train", "test")
@@ -139,6 +131,28 @@ def unused(config: DataConfig) -> str:
     return f"{place.name}{number} is not read: nothing is selected on a validation split"
 
 
+def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
+    """Return the reader of a folder, a table or an npz.
+
+    Raises:
+        UserError: there is no such place, it cannot be read, or it lacks a column.
+    """
+    if path.is_dir():
+        if (path / METADATA).is_file():
+            return Table(path / METADATA, columns)
+        return Folder(path, columns)
+    suffix = path.suffix.lower()
+    if path.is_file() and suffix in TABLES:
+        return Table(path, columns)
+    if path.is_file() and suffix == ARRAYS:
+        return Arrays(path, columns, split)
+    problem = f"is no {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "is not there"
+    raise UserError(
+        f"{columns.keys}path={path} {problem}; give a folder with a subfolder for each class, or "
+        "one such file"
+    )
+
+
 def reader(config: DataConfig, split: str) -> Reader:
     """Return the reader of a split.
 
@@ -206,7 +220,14 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
             f"data.path={path}: train and test declare their classes in other orders; write one "
             "again"
         )
-    return declared[0] if declared else in_order(labels[first])
+    names = declared[0] if declared else in_order(labels[first])
+    folded = [name.casefold() for name in names]
+    if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
+        raise UserError(
+            f"data.path={path}: {alike[0]} and {alike[1]} differ in capitals alone; give them one "
+            f"name or, if they are two classes, say data.classes=[{','.join(names)}]"
+        )
+    return names
 
 
 def fingerprint(config: DataConfig, split: str) -> str:

@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.classes import numbering
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
-from fed_dpsd.data.classes import numbering
 from fed_dpsd.data.intake import hash64
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data

@@ -340,3 +340,37 @@ def test_arrays_in_memory_are_those_of_a_file(tmp_path):
         config = bound(tmp_path, tmp_path / "n.npz", "data.num_classes=2")
         with pytest.raises(UserError, match=problem):
             datasets.load(config, tmp_path / "cache")
+
+
+# --- columns and names that are not what they seem ---
+
+
+def test_names_that_differ_in_capitals_alone_are_refused(tmp_path):
+    picture(tmp_path / "D" / "Normal" / "0.png", 1)
+    picture(tmp_path / "D" / "normal" / "0.png", 2)
+    with pytest.raises(ConfigError, match="Normal and normal differ in capitals alone; give them"):
+        bound(tmp_path, tmp_path / "D")
+    listed = bound(tmp_path, tmp_path / "D", "data.classes=[Normal,normal]")
+    assert everything(datasets.load(listed, tmp_path / "cache")) == {1: 0, 2: 1}
+
+
+def test_a_column_of_ids_or_measures_is_no_column_of_classes(tmp_path):
+    path = table(tmp_path / "t.csv", [f"{i}.png,{i / 7:.3f}" for i in range(30)])
+    with pytest.raises(ConfigError, match="label has 30 different texts in 30 rows, as an id or"):
+        bound(tmp_path, path)
+
+
+def test_a_label_that_is_a_list_is_refused(tmp_path):
+    picture(tmp_path / "0.png", 1)
+    rows = pyarrow.table({"image": ["0.png"] * 2, "label": [["ill"], ["ill", "well"]]})
+    pyarrow.parquet.write_table(rows, tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"row 1: label holds \['ill'\]; a record has one class"):
+        bound(tmp_path, tmp_path / "t.parquet")
+
+
+def test_a_column_of_splits_is_not_passed_over_in_silence(tmp_path, said):
+    path = table(tmp_path / "t.csv", ["0.png,ill,train", "1.png,well,test"], "image,label,Split")
+    loaded(tmp_path, path)
+    assert any(
+        "its column Split is not read; to test on some of its rows" in line for line in said()
+    )

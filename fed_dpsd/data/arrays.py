@@ -1,0 +1,93 @@
+"""The reader of an npz of images, labels and patients."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fed_dpsd.classes import in_order, text_of
+from fed_dpsd.data.intake import Item
+from fed_dpsd.data.reader import Columns, id_of
+from fed_dpsd.errors import UserError
+
+ARRAYS = ".npz"
+
+
+class Arrays:
+    """An npz of images, labels and patients, as MedMNIST has it.
+
+    The arrays of a split, if there are splits, have names such as train_images.
+    """
+
+    unit = "images"
+    declared: Sequence[str] = ()
+    ignored = ""
+
+    def __init__(self, path: Path, columns: Columns, split: str = "") -> None:
+        self._path, self._columns = path, columns
+        before = f"{split}_" if split else ""
+        with self._open() as arrays:
+            names = {key: before + name for key, name in columns.named.items()}
+            if missing := {key: name for key, name in names.items() if name not in arrays.files}:
+                lacking = ", ".join(f"{name} ({key})" for key, name in missing.items())
+                raise UserError(
+                    f"{path} has no array {lacking}; its arrays are {', '.join(arrays.files)}"
+                )
+            if columns.labels:
+                raise UserError(
+                    f"{path}: {columns.keys}label_columns is for tables; name an npz's array of "
+                    f"labels by {columns.keys}label_column"
+                )
+        self._names = [
+            before + name for name in (columns.image, columns.label, columns.patient) if name
+        ]
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[Any]:
+        try:
+            with np.load(self._path, allow_pickle=False) as arrays:
+                yield arrays
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:  # zipfile and zlib raise any type of error on broken bytes
+            raise UserError(
+                f"{self._path} cannot be read ({type(error).__name__}); give an npz of arrays, "
+                "with no objects among them"
+            ) from None
+
+    def items(self) -> Iterator[Item]:
+        """Yield every image."""
+        with self._open() as arrays:
+            images, *others = (arrays[name] for name in self._names)
+        name = self._names[0]
+        pixels = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+        if images.dtype != np.uint8 or not pixels or 0 in images.shape:
+            raise UserError(
+                f"{self._path}: {name} is {images.dtype} of shape {images.shape}; it must be "
+                "uint8 of shape (N, H, W) or (N, H, W, 3)"
+            )
+        others = [array.reshape(-1) for array in others]
+        for name, array in zip(self._names[1:], others, strict=True):
+            if len(array) != len(images):
+                raise UserError(
+                    f"{self._path}: {len(images)} images but {len(array)} in {name}; give one for "
+                    "each image"
+                )
+        labels, patients = others[0], others[1] if len(others) > 1 else [None] * len(images)
+        for index, image in enumerate(images):
+            name = f"image {index}"
+            patient = id_of(patients[index], self._columns, f"{self._path}: {name}")
+            yield Item(name, image, text_of(labels[index]), patient)
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels of all images."""
+        with self._open() as arrays:
+            labels = arrays[self._names[1]].reshape(-1)
+        texts = {text_of(label): f"{self._path.name}, image {i}" for i, label in enumerate(labels)}
+        return {text: texts[text] for text in in_order(texts) if text}
+
+    def files(self) -> Iterable[Path]:
+        """Return the npz."""
+        return [self._path]

@@ -1,0 +1,95 @@
+"""The reader of a folder whose subfolders are the classes."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fed_dpsd.classes import text_of
+from fed_dpsd.data.intake import NO_CLASS, Item
+from fed_dpsd.data.reader import Columns, readable
+from fed_dpsd.errors import UserError
+
+
+class Folder:
+    """A folder whose subfolders are the classes; images lie in them at any depth."""
+
+    unit = "files"
+    declared: Sequence[str] = ()
+    ignored = ""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        self._path = path
+        if columns.patient is not None:
+            raise UserError(
+                f"{path}: {columns.keys}patient_column={columns.patient}: folders of classes name "
+                "no patients; use null, or a table with a column for them"
+            )
+        self._labels = {folder: text_of(folder) for folder in class_folders(path)}
+        texts = list(self._labels.values())
+        if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
+            raise UserError(
+                f"{path}: folder {twice!r} has a name that another has too, apart from spaces, "
+                "accents' spellings, or as a number; join the two"
+            )
+
+    def items(self) -> Iterator[Item]:
+        """Yield every file in the order of its path."""
+        with readable(self._path):
+            for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
+                name = str(file.relative_to(self._path))
+                if folder is None:
+                    yield Item(name, file, skipped=NO_CLASS)
+                else:
+                    yield Item(name, file, self._labels[folder])
+
+    def labels(self) -> dict[str, str]:
+        """Return the names of the subfolders; one may be empty."""
+        return {text: f"{self._path.name}/{folder}" for folder, text in self._labels.items()}
+
+    def files(self) -> Iterable[Path]:
+        """Return every file."""
+        with readable(self._path):
+            return sorted(file for file, _ in walk_classes(self._path))
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the subfolders, in order, except hidden ones.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    with readable(folder):
+        return sorted(place.name for place in folder.iterdir() if place.is_dir() and seen(place))
+
+
+def seen(path: Path) -> bool:
+    """Return whether a file or folder is not hidden, and no part of how a Mac packs folders."""
+    return not path.name.startswith(".") and path.name != "__MACOSX"
+
+
+def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yield every file at any depth, with its class: the name of the subfolder that it lies in.
+
+    A file next to the subfolders has class None. Hidden files and folders are skipped.
+
+    Raises:
+        OSError: a folder cannot be read.
+        UserError: a link leads to a folder that it lies in.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
+        here = Path(place).resolve()
+        folders[:] = [folder for folder in folders if seen(Path(folder))]
+        for folder in folders:
+            if (Path(place) / folder).resolve() in (here, *here.parents):
+                raise UserError(
+                    f"{place}/{folder} is a link to a folder that it lies in; delete it"
+                )
+        for name in names:
+            file = Path(place) / name
+            inside = file.relative_to(path)
+            if seen(file):
+                yield file, inside.parts[0] if len(inside.parts) > 1 else None

@@ -1,0 +1,91 @@
+"""What all readers share: the columns that they read, and their errors.
+
+A reader knows one layout, a folder of classes, a table or arrays, wherever it lies: the console and
+hospitals read by the same code. Readers look at no image's content.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fed_dpsd.classes import text_of
+from fed_dpsd.data.intake import Item
+from fed_dpsd.errors import UserError, reason_of
+
+NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a patient who is not known
+
+
+class Columns(NamedTuple):
+    """The columns of a table, or arrays of an npz, and the keys that name them.
+
+    Args:
+        image, label, patient: the columns; None where there is none.
+        labels: columns of truth values, one for each class, in place of `label`.
+        keys: what the keys begin with: "data." on the console, "files." at a hospital.
+    """
+
+    image: str
+    label: str | None
+    labels: Sequence[str] = ()
+    patient: str | None = None
+    keys: str = "data."
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Return the columns by the keys that name them."""
+        one = {"image": self.image, "label": self.label, "patient": self.patient}
+        named = {f"{self.keys}{key}_column": name for key, name in one.items() if name}
+        several = enumerate(self.labels)
+        return named | {f"{self.keys}label_columns[{i}]": name for i, name in several}
+
+
+class Reader(Protocol):
+    """A place with images and labels.
+
+    Attributes:
+        unit: what its items are: files, rows or images.
+        declared: the names of the classes that it declares, in an order of its own.
+        ignored: a column that seems to say which rows are for testing, and is not read.
+    """
+
+    unit: str
+    declared: Sequence[str]
+    ignored: str
+
+    def items(self) -> Iterator[Item]:
+        """Yield every file or row."""
+
+    def labels(self) -> dict[str, str]:
+        """Return each text that is a label, with the name of an item that has it."""
+
+    def files(self) -> Iterable[Path]:
+        """Return the files whose content decides what `items` yields."""
+
+
+def id_of(value: Any, columns: Columns, where: str) -> str:
+    """Return the text of a patient's id; "" where no column has them.
+
+    Raises:
+        UserError: the cell is empty. All such records would be one patient's.
+    """
+    if columns.patient is None:
+        return ""
+    if (text := text_of(value)).lower() in NOBODY:
+        raise UserError(
+            f"{where} has no {columns.patient}; name its patient, delete it, or set "
+            f"{columns.keys}patient_column to null"
+        )
+    return text
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Report an error of the operating system as the user's own."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or path} cannot be read ({reason_of(error)}); see that it is there, "
+            "and that you, or the user of the service, may read it"
+        ) from None

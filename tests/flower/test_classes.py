@@ -27,7 +27,10 @@ NAMES = ["normal", "covid"]
 OWN = {"normal": "NORMAL", "covid": "Covid"}  # how one hospital names its folders
 BOTH = "the hospital's classes are ['normal', 'covid'], the experiment's are ['covid', 'normal']"
 MEANS = {"normal": 70, "covid": 180}
-LEARNING = ("teacher.min_steps=100", "method.student_steps=30", "method.final_student_steps=100")
+LEARNING = (
+    *("answers.noise_multiplier=0.05", "teacher.min_steps=60", "rounds=2"),
+    *("method.student_steps=10", "method.final_student_steps=150", "queries_per_round=128"),
+)
 
 
 def pictures(folder, counts, names=None, seed=0):
@@ -46,7 +49,7 @@ def two_hospitals(tmp_path, *lists):
     """Site files with records in folders; one maps its own labels, the other has the names."""
     files = []
     for client, (names, own) in enumerate(zip(lists or (NAMES, NAMES), (OWN, {}), strict=True)):
-        file = site_file(tmp_path / f"hospital{client}", client, classes=names)
+        file = site_file(tmp_path / f"hospital{client}", client, classes=names, budget=1e9)
         pictures(file.parent / "scans", {"normal": 20, "covid": 20}, own, seed=1 + client)
         settings = yaml.safe_load(file.read_text())
         settings["files"] |= {"path": "scans", "labels": {own[name]: name for name in own}}

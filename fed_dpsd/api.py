@@ -15,7 +15,7 @@ from rich.console import Console
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.display import shown
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, unused
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.completed import open_completed
@@ -124,7 +124,7 @@ class Job:
         folder: the run folder; with Flower the server app makes it.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
-        warnings: what to say before a new run, a sentence each (see `checks.cautions`).
+        warnings: what to say before a new run, a sentence each (see `ready` and `unused`).
     """
 
     experiment: Experiment
@@ -240,6 +240,8 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     require_tracker(experiment.config.tracker)
     clients = nodes or experiment.config.num_clients
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
+    # A sweep's reports say it instead: coins leave out other records in each of its runs.
+    warnings += filter(None, [unused(experiment)])
     if engine == "local":
         job = local_job(experiment, new_run_folder(experiment))
         return dataclasses.replace(job, warnings=warnings)

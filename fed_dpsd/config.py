@@ -28,7 +28,8 @@ class DataConfig:
     which none is true, or several are, are skipped. An image of another size than `shape` is an
     error; with `resize`, its middle square is scaled to `shape`. Images of 16 bits may use only
     `pixel_bits` of them. With `patient_column`, all records of a patient go to the same teacher of
-    a client. A simulation may make patients up instead: `records_per_patient` records of one class
+    one client, and given splits that share a patient are an error unless `shared_patients` is
+    "allow". A simulation may make patients up instead: `records_per_patient` records of one class
     at one client each. `classes` are the names of the classes in order, to which every reader,
     hospital, prediction and report refers. set_up takes them, and a `num_classes` of null, from the
     data's folders or labels.
@@ -42,6 +43,7 @@ class DataConfig:
     patient_column: str | None
     shape: tuple[int, ...]
     num_classes: int
+    shared_patients: Literal["refuse", "allow"] = "refuse"
     records_per_patient: int | None = None
     resize: bool = False
     label_columns: tuple[str, ...] = ()

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -366,28 +365,45 @@ def load_data(config: DataConfig, cache: str) -> Dataset:
 def _partitions(
     data: DataConfig, cache: str, rule: partition.Partition, num_clients: int
 ) -> list[NDArray[np.int64]]:
-    labels = load_data(data, cache).train.labels
-    return partition.load_or_split(rule, labels, num_clients, Path(cache))
+    train = load_data(data, cache).train
+    return partition.load_or_split(rule, train.labels, num_clients, Path(cache), train.patients)
 
 
 def partitions(experiment: Experiment) -> list[NDArray[np.int64]]:
-    """Return every simulated client's indices into the training split, computed once a process."""
+    """Return every simulated client's indices into the training split, computed once a process.
+
+    All records of a patient, where patients are known, are at one client.
+    """
     config = experiment.config
     return _partitions(config.data, config.cache, experiment.partition, config.num_clients)
 
 
-def scattered_patients(experiment: Experiment) -> int:
-    """Return how many patients of a simulation's data set have records at more than one client."""
+def unused(experiment: Experiment) -> str:
+    """Say how many training records of a simulation no client has, and why; "" if each has one.
+
+    The numbers are exact: they are for the owner of a simulation alone.
+    """
     config = experiment.config
-    if not config.federation.simulation or config.data.patient_column is None:
-        return 0
+    if not config.federation.simulation:
+        return ""
+    train, parts = load_data(config.data, config.cache).train, partitions(experiment)
+    return partition.unused(experiment.partition, train.labels, parts, train.patients)
+
+
+def data_counts(experiment: Experiment) -> list[str]:
+    """Return how many files or rows of a run's data were found, used and skipped, and why.
+
+    In a deployment they are the coordinator's test images. The numbers are exact, and for the owner
+    of the data alone.
+    """
+    config = experiment.config
     try:
-        patients = load_data(config.data, config.cache).train.patients
-        at_clients = [set(patients[indices]) for indices in partitions(experiment)]
-    except UserError:  # the same error has ended the run already
-        return 0
-    seen = Counter(patient for known in at_clients for patient in known)
-    return sum(clients > 1 for clients in seen.values())
+        if config.federation.simulation:
+            return [*load_data(config.data, config.cache).counts]
+        tested = test_split(experiment)
+        return [datasets.test_count(config.data, Path(config.cache))] if tested else []
+    except UserError:  # the same error ends the run, or has ended it already
+        return []
 
 
 def largest_partition(experiment: Experiment) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
 from fed_dpsd.accounts.reading import is_database, ledgers_in
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config import Config, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan, World
@@ -48,6 +48,10 @@ TIME_NOTE = "the time that a client takes tells about how many records it has"
 COUNTS_NOTE = "class counts tell about how many records of each class a client has"
 DELTA_NOTE = "delta should be below one over the records of each client"
 TEST_NOTE = "test images are taken as public"
+SHARED_NOTE = (
+    "patients may be in both train and test (data.shared_patients=allow): scores are too good, and "
+    "the test records of a patient are not protected"
+)
 PARTITION_NOTE = "the partition among simulated clients is taken as given"
 PUBLIC_NOTE = "pictures that are asked, and data that features were trained on, are not covered"
 MORE_NOTE = "more was charged than planned"
@@ -282,13 +286,15 @@ def proven(
     notes += [TUNING_NOTE, DELTA_NOTE]
     if config.federation.simulation:
         notes.append(TEST_NOTE)
+        if config.data.patient_column and config.data.shared_patients == "allow":
+            notes.append(SHARED_NOTE)
         if config.num_clients > 1:
             notes.append(PARTITION_NOTE)
     else:
         notes.append(TIME_NOTE)
         if plan.counts:
             notes.append(COUNTS_NOTE)
-    if unit == "patient":
+    if unit == "patient" and not _deals_patients(config):
         notes.append(PATIENT_NOTE)
     if config.data.records_per_patient is not None:  # whom a record's shard and part depend on
         notes.append(MADE_UP_NOTE.format(config.data.records_per_patient))
@@ -313,6 +319,13 @@ def proven(
         basis: dataclasses.replace(claim, notes=caveats if basis == "training" else summed)
         for basis, claim in found.items()
     }
+
+
+def _deals_patients(config: Config) -> bool:
+    """Return whether a simulation knows its patients, and so gives each to one client."""
+    data = config.data
+    known = data.patient_column is not None or data.records_per_patient is not None
+    return known and config.federation.simulation
 
 
 def _by_patient(experiment: Experiment) -> bool:

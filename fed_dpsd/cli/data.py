@@ -26,8 +26,7 @@ def data(
     if out is not None and (out.suffix.lower() != ".png" or out.is_dir()):
         raise UserError(f"--out {out} is no PNG file; give one, such as partition.png")
     from fed_dpsd.api import composed
-    from fed_dpsd.data.datasets import is_warning
-    from fed_dpsd.experiment import load_data, partitions
+    from fed_dpsd.experiment import load_data, partitions, unused
 
     experiment = composed(overrides or ())
     config = experiment.config
@@ -36,10 +35,8 @@ def data(
     counts = np.stack(
         [np.bincount(labels[part], minlength=len(names)) for part in partitions(experiment)]
     )
-    for count in loaded.counts:
-        if not is_warning(count):
-            print(count)
     print(
+        f"{config.data.name}: {'; '.join(loaded.counts)}\n"
         f"{config.data.name}: {len(loaded.train):,} to train, {len(loaded.test):,} to test, "
         f"{len(names)} classes, shape {list(config.data.shape)}; "
         f"partition {experiment.partition.name}, {config.num_clients} clients"
@@ -52,6 +49,8 @@ def data(
         table.add_row(str(client), f"{row.sum():,}", *cells)
     # In a pipe no line has to fit a screen.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
+    if left_out := unused(experiment):
+        print(left_out)
     if out is not None:
         from fed_dpsd.report import figure, partition
 

@@ -43,12 +43,12 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
     """
     content = hospital.read()
     yield _counts(hospital, content)
+    yield f"records: {content.count}"
+    yield from content.notes
     pixels = content.records.images
     yield f"pixels: {pixels.min()} to {pixels.max()} of 255, {pixels.mean():.0f} on average"
     if repeated := _repeated(content):
         yield f"repeated: {repeated}"
-    for line in content.unreadable:
-        yield f"left out: {line}"
     experiment = _experiment(hospital, overrides)
     yield f"training: {experiment.training}"
     yield f"answers: {experiment.answers}"

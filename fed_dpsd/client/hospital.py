@@ -335,8 +335,8 @@ class Hospital:
         """
         require_device("device", self.device, number_of_gpus())
         content = self.read()
-        if content.unreadable:
-            logger.warning("%d images cannot be read and are left out", len(content.unreadable))
+        if content.count.skipped:
+            logger.warning("%s", content.count)
         patients = content.records.patients
         self._prune(KEPT + experiment.config.teachers_per_client)
         secret, ledger = secret_of(self.folder / "secret"), self.ledger

@@ -31,7 +31,7 @@ from fed_dpsd.models import (
     initialise,
     load_vector,
     read_facts,
-    read_weights,
+    read_file,
     to_vector,
     write_weights,
 )
@@ -294,12 +294,14 @@ class Teachers:
         """Return a shard's teacher, on the processor, from the cache or trained now."""
         config, path = self._config, self._cached(shard)
         teacher = make_teacher(config, self._client, shard)
-        if path.exists() and (not self._noisy or self._recorded(shard) == self.digests[shard]):
+        if path.exists():
             try:
-                teacher.load_state_dict(read_weights(path))
-                with contextlib.suppress(OSError):  # another user's cache cannot be touched
-                    os.utime(path)  # marks the last use
-                return teacher
+                weights, facts = read_file(path)  # another process may replace it at any time
+                if not self._noisy or facts.get(INPUT) == self.digests[shard]:
+                    teacher.load_state_dict(weights)
+                    with contextlib.suppress(OSError):  # another user's cache cannot be touched
+                        os.utime(path)  # marks the last use
+                    return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
         # The noise of a training follows its input: it must never be drawn for another one.

@@ -20,6 +20,7 @@ from fed_dpsd.data import sources
 from fed_dpsd.data.classes import numbering, positions
 from fed_dpsd.data.intake import Split, some, take
 from fed_dpsd.data.readers import METADATA
+from fed_dpsd.errors import UserError
 from fed_dpsd.storage import replacing, write_atomically
 
 DIGITS_TEST_SIZE = 360
@@ -35,7 +36,8 @@ logger = logging.getLogger("fed_dpsd")
 class Dataset:
     """A training split, which is divided among the clients, and a public test split.
 
-    `counts` says of each split how many files or rows were found, used and skipped, and why.
+    `counts` says of each split how many files or rows were found, used and skipped, and why. It
+    is exact, so it is for the console, and for the diagnostics of a simulation.
     """
 
     train: Split
@@ -51,18 +53,43 @@ def load(config: DataConfig, cache: Path) -> Dataset:
         cache: folder for decoded images, so that a second process need not decode them again.
 
     Raises:
-        UserError: the folder or the network is missing, or the data contradicts `config`.
+        UserError: the folder or the network is missing, or the data contradicts `config`, or given
+            splits share a patient.
     """
     if config.name == BUNDLED:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
     counts = dict.fromkeys(count for _, count in loaded.values())
-    return Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
+    data = Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
+    _check_shared_patients(config, data)
+    return data
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
     return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)[0]
+
+
+def test_count(config: DataConfig, cache: Path) -> str:
+    """Return the numbers of the files or rows of the test split; see `Dataset`."""
+    return _digits().counts[0] if config.name == BUNDLED else _load_split(config, "test", cache)[1]
+
+
+def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
+    """Refuse patients who are in both splits, or warn of them where `config` allows them."""
+    if data.train.patients is None or data.test.patients is None:
+        return
+    shared = len(np.intersect1d(data.train.patients, data.test.patients))
+    if not shared:
+        return
+    place = f"data.hub={config.hub}" if config.path is None else f"data.path={config.path}"
+    said = f"{shared:,} patient{'s are' if shared > 1 else ' is'} in train and in test ({place})"
+    if config.shared_patients == "refuse":
+        raise UserError(
+            f"{said}; keep all records of a patient in one of them, or set "
+            "data.shared_patients=allow, with which scores are too good"
+        )
+    _say_once(f"{said}: scores are too good, and the test records of a patient are not protected")
 
 
 def _digits() -> Dataset:
@@ -74,7 +101,7 @@ def _digits() -> Dataset:
     records = Split(images, bunch.target.astype(np.int64))
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(records))
     train, test = records.take(order[DIGITS_TEST_SIZE:]), records.take(order[:DIGITS_TEST_SIZE])
-    return Dataset(train, test, (f"data={BUNDLED}: {len(records):,} images found and used",))
+    return Dataset(train, test, (f"{len(records):,} images found, {len(records):,} used",))
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> tuple[Split, str]:
@@ -84,7 +111,7 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> tuple[Split, str
     are warnings, given once in a process: an error would reveal them.
 
     Returns:
-        The split, and the count of its files or rows as a sentence.
+        The split, and the numbers of its files or rows as a sentence.
     """
     place = _cached(config, split, cache)
     if place("labels.npy").is_file():
@@ -97,7 +124,7 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> tuple[Split, str
         for name, part in parts.items() if lasting else ():
             _save(_cached(config, name, cache), part, about)
         records = parts[split]
-    for note in (*([about["count"]] if is_warning(about["count"]) else ()), *about["notes"]):
+    for note in about["notes"]:
         _say_once(note)
     return records, about["count"]
 
@@ -124,7 +151,10 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
     )
     records = taken.records if _keeps_rows(config, split) else taken.records.in_order()
     notes, parts = [*taken.notes], {split: records}
-    if not sources.is_divided(config):
+    if taken.count.skipped:
+        notes.insert(0, f"{where}: {taken.count}")
+    divided = sources.is_divided(config)
+    if not divided:
         parts = dict(zip(sources.SPLITS, divide(records), strict=True))
         unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
         notes.append(
@@ -140,7 +170,8 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
         notes.append(f"{where} names its classes; data.classes=[{listed}] uses these names")
     if left := sources.unused(config):
         notes.append(f"{where}: {left}")
-    about = {"count": f"{where}: {taken.count}", "notes": notes}
+    count = f"{split}: {taken.count.numbers}" if divided else taken.count.numbers
+    about = {"count": count, "notes": notes}
     return parts, about, taken.lasting
 
 
@@ -163,11 +194,6 @@ def _cached(config: DataConfig, split: str, cache: Path) -> Callable[[str], Path
     text = f"{sources.fingerprint(config, split)} {split} {config} {SPLIT_KEY!r}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
     return lambda name: cache / "data" / f"{key}.{name}"
-
-
-def is_warning(count: str) -> bool:
-    """Return whether a count says that something was skipped, so that `load` has reported it."""
-    return "skipped" in count
 
 
 @functools.cache

@@ -4,7 +4,7 @@ What becomes of a record depends on this record alone (docs/privacy.md, "From fi
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,12 +68,20 @@ class Count:
         return self.found - sum(map(len, self.skipped.values()))
 
     def __str__(self) -> str:
-        """Return the count as a sentence without an end."""
+        """Return the count as a sentence without an end, with the first names of each reason."""
+        return self._text(lambda lines: f" ({some(lines)})")
+
+    @property
+    def numbers(self) -> str:
+        """Return the count without names of files or rows."""
+        return self._text(lambda _: "")
+
+    def _text(self, named: Callable[[Sequence[str]], str]) -> str:
         counts = f"{self.found:,} {self.unit} found, {self.used:,} used"
         if not self.skipped:
             return counts
         reasons = (
-            f"{len(lines):,} {why} ({some(lines)})" for why, lines in sorted(self.skipped.items())
+            f"{len(lines):,} {why}{named(lines)}" for why, lines in sorted(self.skipped.items())
         )
         return f"{counts}, {self.found - self.used:,} skipped: {'; '.join(reasons)}"
 
@@ -232,7 +240,7 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
         UserError: two of them are one file, in another spelling or by a link. It would be several
             records, which one change of it changes together.
     """
-    seen = set[tuple[int, int]]()
+    seen = set[tuple[int, int] | Path]()
     for item in items:
         if isinstance(item.image, Path):
             try:
@@ -240,10 +248,12 @@ def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
             except (OSError, ValueError):  # it is reported with those that cannot be read
                 yield item
                 continue
-            if (status.st_dev, status.st_ino) in seen:
+            # Some file systems number no files.
+            file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
+            if file in seen:
                 raise UserError(
                     f"{where}: {item.name} is named twice, by a row or a link; a picture is one "
                     "record, and protected as one: leave it out once"
                 )
-            seen.add((status.st_dev, status.st_ino))
+            seen.add(file)
         yield item

@@ -7,6 +7,7 @@ import hashlib
 import os
 import socket
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +30,11 @@ CONNECT_SECONDS = 5.0
 
 
 class Partition(Protocol):
-    """A rule that splits records among clients, by their labels and a seed."""
+    """A rule that splits records among clients, by their labels and a seed.
+
+    Where patients are known, it splits patients instead, and their records follow them: "record"
+    and "label" in the rules below are then a patient and their most frequent class.
+    """
 
     name: ClassVar[str]
     seed: int
@@ -111,8 +116,9 @@ class ByClass:
 class Coins(IID):
     """A split of a random order into equal parts, from which coins leave records out.
 
-    Each record has a coin of its own. Who would hold a record does not depend on the coins, so two
-    splits that differ in one coin are one record apart: attacks guess at coins.
+    Each record has a coin of its own, whether patients are known or not. Who would hold a record
+    does not depend on the coins, so two splits that differ in one coin are one record apart:
+    attacks guess at coins.
     """
 
     name: ClassVar[str] = "coins"
@@ -134,17 +140,22 @@ PARTITIONS: dict[str, type] = {kind.name: kind for kind in (Dirichlet, IID, ByCl
 
 
 def load_or_split(
-    partition: Partition, labels: NDArray[np.int64], num_clients: int, cache: Path
+    partition: Partition,
+    labels: NDArray[np.int64],
+    num_clients: int,
+    cache: Path,
+    patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return what `split` does, from the cache if these labels were split so before.
+    """Return what `split` does, from the cache if these records were split so before.
 
     A split takes seconds, most of them for the library's import.
     """
     rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
-    key = hashlib.sha256(rule.encode() + labels.tobytes()).hexdigest()[:24]
+    records = labels.tobytes() + (b"" if patients is None else b"patients" + patients.tobytes())
+    key = hashlib.sha256(rule.encode() + records).hexdigest()[:24]
     path = cache / "partitions" / f"{key}.npz"
     if not path.is_file():
-        parts = split(partition, labels, num_clients)
+        parts = split(partition, labels, num_clients, patients)
         sizes = np.array([len(part) for part in parts])
         write_atomically(path, npz_of({"indices": np.concatenate(parts), "sizes": sizes}))
     with np.load(path) as arrays:
@@ -152,25 +163,36 @@ def load_or_split(
 
 
 def split(
-    partition: Partition, labels: NDArray[np.int64], num_clients: int
+    partition: Partition,
+    labels: NDArray[np.int64],
+    num_clients: int,
+    patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Return the indices of each client's records: disjoint, and not empty.
 
     A single client holds all records, whatever their labels are and however few there are.
 
+    Args:
+        partition: the rule.
+        labels: (N,) the records' labels.
+        num_clients: how many clients there are.
+        patients: (N,) the records' patients. All records of a patient go to one client. Their order
+            does not matter, only who the patients are and what their most frequent classes are.
+
     Raises:
         UserError: the data does not allow so many clients; the message has a number that works.
     """
     if num_clients == 1:
-        return [_kept(partition, np.arange(len(labels)), len(labels))]
-    parts = _try_split(partition, labels, num_clients)
+        return [np.flatnonzero(_kept(partition, len(labels)))]
+    dealt, place = _dealt(labels, patients)
+    parts = _try_split(partition, dealt, place, num_clients)
     if parts is not None:
         return parts
     least = partition.min_partition_size if isinstance(partition, Dirichlet) else 1
-    feasible, infeasible = 0, min(num_clients, len(labels) // least + 1)
+    feasible, infeasible = 0, min(num_clients, len(dealt) // least + 1)
     while infeasible - feasible > 1:
         middle = (feasible + infeasible) // 2
-        works = _try_split(partition, labels, middle) is not None
+        works = _try_split(partition, dealt, place, middle) is not None
         feasible, infeasible = (middle, infeasible) if works else (feasible, middle)
     remedy = f"num_clients={feasible} works here" if feasible else "no number of clients works"
     if isinstance(partition, Dirichlet):
@@ -180,7 +202,37 @@ def split(
         )
     raise UserError(
         f"num_clients={num_clients}: partition={partition.name} cannot give every client enough "
-        f"of the {len(labels)} records; {remedy}"
+        f"of the {len(dealt)} {'records' if patients is None else 'patients'}; {remedy}"
+    )
+
+
+def unused(
+    partition: Partition,
+    labels: NDArray[np.int64],
+    parts: Sequence[NDArray[np.int64]],
+    patients: NDArray[np.int64] | None = None,
+) -> str:
+    """Say how many records `split` left at no client, and why; "" if all are at one.
+
+    The numbers are exact: they are for the owner of the records alone.
+    """
+    held, total = sum(map(len, parts)), len(labels)
+    if held == total:
+        return ""
+    if isinstance(partition, Coins):
+        why = f"left out by their coins (partition.fraction={partition.fraction:g})"
+    else:  # client j has the classes from j on, partition.classes_per_client of them
+        assert isinstance(partition, ByClass)
+        classes, each = len(np.unique(_dealt(labels, patients)[0])), partition.classes_per_client
+        without = classes - (len(parts) + each - 1)
+        why = (
+            f"since {without} of {classes} classes have no client with "
+            f"partition.classes_per_client={each} and num_clients={len(parts)}; raise the first to "
+            f"{each + without}, or the second to {len(parts) + without}"
+        )
+    return (
+        f"partition: {held:,} of {total:,} training records are at a client; {total - held:,} are "
+        f"at none, {why}"
     )
 
 
@@ -196,30 +248,48 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return patients
 
 
+def _dealt(
+    labels: NDArray[np.int64], patients: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the labels of what is dealt to clients, records or patients, and each record's place.
+
+    A patient has the most frequent label of their records, the smallest of several. Patients are in
+    the order of their ids, which no file decides.
+    """
+    if patients is None:
+        return labels, np.arange(len(labels))
+    known, place = np.unique(patients, return_inverse=True)
+    classes = labels.max(initial=0) + 1
+    counts = np.bincount(place * classes + labels, minlength=len(known) * classes)
+    return counts.reshape(-1, classes).argmax(1), place
+
+
 def _try_split(
-    partition: Partition, labels: NDArray[np.int64], num_clients: int
+    partition: Partition, dealt: NDArray[np.int64], place: NDArray[np.int64], num_clients: int
 ) -> list[NDArray[np.int64]] | None:
     """Return the clients' indices; None if the partitioner fails or a client gets no record."""
     from datasets import Dataset
 
-    order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(labels))
+    order = np.random.Generator(np.random.PCG64([partition.seed, 1])).permutation(len(dealt))
     partitioner = partition.partitioner(num_clients)
-    partitioner.dataset = Dataset.from_dict({"label": labels[order], "index": order})
+    partitioner.dataset = Dataset.from_dict({"label": dealt[order], "index": order})
     try:
         with warnings.catch_warnings(action="ignore"):  # one warning for each attempt
             subsets = [partitioner.load_partition(client) for client in range(num_clients)]
     except (ValueError, IndexError):
         return None
-    numbers = (subset.with_format("numpy")[:]["index"] for subset in subsets)
-    parts = [_kept(partition, np.sort(np.asarray(part, np.int64)), len(labels)) for part in numbers]
-    if min(len(part) for part in parts) == 0:
-        return None
-    return parts
+    client_of = np.full(len(dealt), num_clients)  # which stands for none
+    for client, subset in enumerate(subsets):
+        client_of[np.asarray(subset.with_format("numpy")[:]["index"], np.int64)] = client
+    holder = np.where(_kept(partition, len(place)), client_of[place], num_clients)
+    ends = np.cumsum(np.bincount(holder, minlength=num_clients))
+    parts = np.split(np.argsort(holder, kind="stable"), ends[:num_clients])[:-1]
+    return None if min(map(len, parts)) == 0 else parts
 
 
-def _kept(partition: Partition, part: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-    """Return a client's records that no coin leaves out, of `number` records altogether."""
-    return part[partition.kept(number)[part]] if isinstance(partition, Coins) else part
+def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
+    """Return (number,) whether no coin leaves a record out."""
+    return partition.kept(number) if isinstance(partition, Coins) else np.ones(number, bool)
 
 
 # --- the hub ---

@@ -8,7 +8,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, partitions, test_split
+from fed_dpsd.experiment import Experiment, partitions, test_split, unused
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import as_typed, from_run_config, given
 from fed_dpsd.models.devices import number_of_gpus, require_device
@@ -99,9 +99,9 @@ def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
         for caution in cautions(experiment):
             print(f"warning: {as_typed(caution, run_config)}", flush=True)
         require_writable("cache", Path(config.cache))
-        for caution in weak_delta(experiment):
-            print(f"warning: {as_typed(caution, run_config)}", flush=True)
         partitions(experiment)
+        for caution in filter(None, (*weak_delta(experiment), unused(experiment))):
+            print(f"warning: {as_typed(caution, run_config)}", flush=True)
     test_split(experiment)
 
 

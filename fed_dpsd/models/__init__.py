@@ -87,8 +87,19 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: the file is missing or is not a safetensors file.
     """
+    return read_file(path)[0]
+
+
+def read_file(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of a safetensors file and its metadata, of one file even if it changes.
+
+    Raises:
+        ValueError: the file is missing or is not a safetensors file.
+    """
     try:
-        return safetensors.torch.load_file(path)
+        with safetensors.safe_open(path, "pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from None
     except SafetensorError:

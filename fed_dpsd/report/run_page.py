@@ -265,6 +265,10 @@ def _repeat(facts: Facts) -> Iterator[Html]:
         )
     else:
         yield paragraphs("All settings are in config.yaml of the run folder, and here.")
+    found = facts.summary["diagnostics"]
+    if counts := found.get("data"):
+        own = "No epsilon covers these exact numbers." if facts.simulated else "They are public."
+        yield folded("Files and rows of the data", paragraphs(*counts, found["unused"], own))
     yield folded(f"All {len(facts.settings)} settings", list(_settings(facts)))
     rows = [(f"`{name}`", str(version)) for name, version in facts.versions.items() if version]
     if digest := facts.summary["student_sha256"]:

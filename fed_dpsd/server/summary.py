@@ -14,7 +14,7 @@ from fed_dpsd.accounts.secret import ledger_folder
 from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import is_meaningful
 from fed_dpsd.errors import UserError, one_line
-from fed_dpsd.experiment import Experiment, largest_partition, scattered_patients
+from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
@@ -120,9 +120,11 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
     card = summary["privacy"] = privacy_card(
         experiment, plan, ledgers, charged, notes, [*stated.values()]
     )
+    largest = largest_partition(experiment)
     summary["diagnostics"] |= {
-        "records_of_largest_client": largest_partition(experiment),
-        "patients_at_several_clients": scattered_patients(experiment),
+        "records_of_largest_client": largest,
+        "data": data_counts(experiment),
+        "unused": unused(experiment) if largest else "",
     }
     # Scores of teachers are functions of teachers: as private as their training, and no more.
     finite = [row for row in card["proven"] if row["epsilon"] != "inf"]

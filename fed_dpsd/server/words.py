@@ -7,7 +7,7 @@ from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
 from fed_dpsd.errors import one_line
-from fed_dpsd.experiment import Experiment
+from fed_dpsd.experiment import Experiment, data_counts
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import is_run_folder
 from fed_dpsd.server.summary import privacy_text, read_summary
@@ -36,6 +36,8 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
         f"answers {experiment.answers.name}) · "
         f"{_counted(config.rounds, 'round')} of {config.queries_per_round:,} queries"
     )
+    if counts := data_counts(experiment):
+        yield f"data: {'; '.join(counts)}"
     before = read_summary(folder)
     if before.get("error"):
         yield f"last time: {before['error']}"

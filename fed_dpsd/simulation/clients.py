@@ -32,7 +32,8 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 def data_of(experiment: Experiment, client: int) -> str:
     """Return what a simulated client's records are called in its ledger."""
     config = experiment.config
-    return f"{config.data.name}, client {client} of {config.num_clients} by {experiment.partition}"
+    dealt = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
+    return f"{config.data.name}, client {client} of {config.num_clients} by {dealt}"
 
 
 def with_patients(records: Split, size: int | None) -> Split:

@@ -8,8 +8,9 @@ from tests.shapes import write_shapes
 
 
 def test_data_shows_every_client_and_class(fed_dpsd):
-    code, (heading, header, *out), _ = fed_dpsd("data", "num_clients=3")
+    code, (count, heading, header, *out), _ = fed_dpsd("data", "num_clients=3")
     assert code == 0
+    assert count == "digits: 1,797 images found, 1,797 used"
     assert heading.startswith("digits: 1,437 to train, 360 to test, 10 classes, shape [1, 8, 8]; ")
     assert header.split() == ["client", "records", *"0123456789"]
     rows = [re.findall(r"[\d,]+", line) for line in out]
@@ -25,8 +26,10 @@ def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_want
 ):
     write_shapes(tmp_path / "pictures", 60)
     overrides = "data=imagefolder", "data.path=pictures", "num_clients=2"
-    code, (heading, header, *rows, path), _ = fed_dpsd("data", *overrides, "--out", "parts.png")
+    code, lines, _ = fed_dpsd("data", *overrides, "--out", "parts.png")
+    count, heading, header, *rows, path = lines
     assert code == 0
+    assert count == "imagefolder: 60 files found, 60 used"
     found = re.match(r"imagefolder: (\d+) to train, (\d+) to test, 3 classes, shape \[3,", heading)
     assert sum(map(int, found.groups())) == 60
     assert header.split() == ["client", "records", "circle", "square", "triangle"]
@@ -35,6 +38,18 @@ def test_names_of_classes_are_column_heads_and_the_picture_lies_where_it_is_want
     with Image.open(path) as picture:
         assert picture.width == 1_800
     assert "one image in 5 is for testing" in caplog.text
+
+
+def test_records_of_no_client_are_counted_once_with_their_reason(fed_dpsd):
+    overrides = "num_clients=3", "partition=class", "partition.classes_per_client=1"
+    code, out, _ = fed_dpsd("data", *overrides)
+    assert code == 0
+    (said,) = [line for line in out if "partition: " in line]
+    assert said == (
+        "partition: 437 of 1,437 training records are at a client; 1,000 are at none, since 7 of "
+        "10 classes have no client with partition.classes_per_client=1 and num_clients=3; raise "
+        "the first to 8, or the second to 10"
+    )
 
 
 def test_a_picture_that_cannot_be_written_is_told(fed_dpsd, tmp_path):

@@ -29,12 +29,13 @@ def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_pat
     monkeypatch.setattr(api, "run_rounds", interrupted)
     code, (folder,), err = fed_dpsd("run", *SMALL)
     assert code == 130
-    first, second, third, *_, last = err.splitlines()
+    first, second, data, third, *_, last = err.splitlines()
     assert first == f"run folder: {folder}"
     assert second == (
         "data digits · method fed_dpsd · 2 clients, each with 1 teacher (cnn; training plain, "
         "answers label) · 3 rounds of 64 queries"
     )
+    assert data == "data: 1,797 images found, 1,797 used"
     assert third.startswith("privacy: published 10 (label) · planned 1,921 (record, add_remove), ")
     assert ", 1,921 (replace_one), trust nobody, delta 0, seeded noise" in third
     place = folder.removeprefix(f"{tmp_path}/")
@@ -46,7 +47,7 @@ def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_pat
 def test_a_run_ends_with_its_result_and_the_next_steps(fed_dpsd, tmp_path):
     _, (folder,), err = fed_dpsd("run", *SMALL)
     place = folder.removeprefix(f"{tmp_path}/")
-    result, seeded, *steps = err.splitlines()[6:]
+    result, seeded, *steps = err.splitlines()[7:]
     assert result.startswith("student ")
     assert "carry no guarantee" in seeded
     assert steps == [
@@ -120,7 +121,7 @@ def test_a_failed_run_says_how_far_it_came_and_its_resumption_why(fed_dpsd, monk
     assert cause == "error: the disk is full"
     code, _, err = fed_dpsd("resume", folder)
     assert code == 0
-    assert err.splitlines()[2:4] == ["last time: the disk is full", "going on after round 1 of 3"]
+    assert err.splitlines()[3:5] == ["last time: the disk is full", "going on after round 1 of 3"]
     assert "round 2/3" in err
 
 
@@ -163,6 +164,7 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     """In a process of its own: elsewhere pytest takes the log, and here it must reach people."""
     write_shapes(tmp_path / "pictures", 40, broken=2)
     words = ["data=imagefolder", "data.path=pictures", *SMALL, "answers=votes", "rounds=1"]
+    words += ["partition=class", "partition.classes_per_client=1"]
     done = subprocess.run(
         [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "run", *words],
         cwd=tmp_path,
@@ -172,7 +174,8 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert "warning: answers=votes with answers.noise_multiplier=100" in done.stderr
-    assert "2 of 40 images cannot be read and are left out" in done.stderr
+    assert "40 files found, 38 used, 2 skipped: 2 unreadable (" in done.stderr
+    assert done.stderr.count("at none, since 1 of 3 classes have no client") == 1
     assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()

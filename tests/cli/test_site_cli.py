@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_listed(fed_dpsd, tmp_path):
     file.write_text(yaml.safe_dump(settings))
     code, out, _ = fed_dpsd("site", "check", str(file), *SMALL)
     assert code == 0
-    assert any(line.startswith("left out: 0/broken.png: ") for line in out)
+    assert any("1 unreadable (0/broken.png: " in line for line in out)
     settings["files"] |= {"skip_unreadable": False}
     file.write_text(yaml.safe_dump(settings))
     code, _, err = fed_dpsd("site", "check", str(file), *SMALL)

@@ -142,6 +142,34 @@ def test_a_kept_teacher_that_goes_is_not_trained_by_another_kernel(
     assert len(entries_of(ledger)) == 2
 
 
+def test_a_teacher_that_another_machine_puts_in_its_place_is_not_taken_for_the_one_that_was_paid(
+    small, tmp_path, drawn, monkeypatch
+):
+    """Two machines share a cache; the other one writes when this one has found its own teacher."""
+    experiment, other = small(*FIXED), tmp_path / "other"
+    ledger = MemoryLedger()
+    _, weights = train(experiment, tmp_path / "a", ledger, drawn)
+    with monkeypatch.context() as patch:
+        other_features(patch)
+        _, others = train(experiment, other, MemoryLedger(), drawn)
+    fixed_features._remembered.cache_clear()
+    assert (weights != others).any()
+    (written,) = (other / "teachers").glob("*.safetensors")
+    recorded, asked = Teachers._recorded, []
+
+    def replaced(self, shard):
+        found = recorded(self, shard)
+        asked.append(shard)
+        if len(asked) > 1:
+            written.replace(self._cached(shard))
+        return found
+
+    monkeypatch.setattr(Teachers, "_recorded", replaced)
+    _, same = train(experiment, tmp_path / "a", ledger, drawn)
+    assert (weights == same).all()
+    assert len(entries_of(ledger)) == 1
+
+
 def test_control_a_digest_of_the_records_alone_shows_what_noise_hides(
     small, tmp_path, drawn, monkeypatch
 ):

@@ -22,6 +22,7 @@ from fed_dpsd.protocol import Answer, Refusal
 from fed_dpsd.simulation.clients import open_site
 from tests.hospitals import answer, ask, site_file
 from tests.proofs import spent
+from tests.server.test_scores import two_digits
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=2")
 BY_PATIENT = (*PRIVATE, "training.unit=patient", "training.records_per_patient=3")
@@ -140,6 +141,19 @@ def test_records_without_patients_are_an_error_before_anything_is_trained(small,
 def test_a_configuration_whose_patients_are_missing_is_refused(small, overrides, problem):
     with pytest.raises(ConfigError, match=problem):
         small(*overrides)
+
+
+def test_a_known_patient_lies_in_one_shard_of_all_clients(small, tmp_path):
+    """A patient of two records each, at three simulated clients of four teachers."""
+    overrides = *BY_PATIENT, "data.patient_column=patient", "num_clients=3"
+    experiment = two_digits(small, tmp_path, None, *overrides, "teachers_per_client=4")
+    shards = [
+        set(shard.patients.tolist())
+        for client in range(3)
+        for shard in open_site(experiment, client, tmp_path / "run")._teachers._shards
+    ]
+    everybody = set(load_data(experiment.config.data, experiment.config.cache).train.patients)
+    assert sum(map(len, shards)) == len(set().union(*shards)) == len(everybody) > 100
 
 
 def test_made_up_patients_have_records_of_one_class_at_one_client(small, tmp_path):

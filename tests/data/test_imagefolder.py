@@ -282,6 +282,41 @@ def test_patients_are_in_one_split(tmp_path):
     assert len(data.test)
 
 
+def test_given_splits_that_share_patients_are_refused_unless_that_is_allowed(tmp_path, said):
+    path, cache = tmp_path / "data", tmp_path / "cache"
+    table(path, ROWS[:24], "train.csv")
+    table(path, ROWS[16:36], "test.csv")  # patients 4 and 5 are in both
+
+    def load(*allowed):
+        overrides = "data.patient_column=patient", *allowed
+        return datasets.load(bound(tmp_path, path, GREY, *overrides), cache)
+
+    shared = f"2 patients are in train and in test (data.path={path})"
+    for _ in range(2):  # read from the files, and from the cache
+        with pytest.raises(UserError) as caught:
+            load()
+        assert str(caught.value).startswith(f"{shared}; keep all records of a patient in one")
+        assert "or set data.shared_patients=allow" in str(caught.value)
+    assert said() == []
+    data = load("data.shared_patients=allow")
+    assert (len(data.train), len(data.test)) == (24, 20)
+    (line,) = said()
+    assert line.startswith(f"{shared}: scores are too good")
+    table(path, ROWS[24:36], "test.csv")
+    for allowed in ((), ("data.shared_patients=allow",)):
+        assert len(load(*allowed).test) == 12
+    assert said() == [line]
+
+
+def test_a_coordinators_test_set_alone_shares_no_patient(tmp_path):
+    """Nothing is refused where the other split is not read: hospitals hold it."""
+    path = tmp_path / "data"
+    for name in ("train", "test"):
+        table(path, ROWS, f"{name}.csv")
+    config = bound(tmp_path, path, GREY, "data.patient_column=patient")
+    assert len(datasets.load_test(config, tmp_path / "cache")) == 40
+
+
 def test_a_row_without_its_patient_is_an_error(tmp_path):
     """All such rows would be one patient's."""
     rows = [*ROWS[:7], ROWS[7] | {"patient": " NaN "}]

@@ -193,7 +193,7 @@ def load(layout, patients, place, records, monkeypatch):
     config = replace(CONFIG, patient_column=column, path=str(place))
     if layout == "hub":
         monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
-        config = replace(config, path=None, hub="some/set")
+        config = replace(config, path=None, hub="some/set", shared_patients="allow")
     else:
         config = replace(config, path=str(LAYOUTS[layout](place, records)))
     return rows_of(datasets.load(config, place.with_suffix(".cache")).train, patients)
@@ -379,7 +379,7 @@ def test_a_patients_first_records_are_chosen_by_their_own_digests(tmp_path, monk
 
     def rows(name, records):
         monkeypatch.setattr(partition, "read_hub", lambda *_: hub_table(records))
-        config = replace(CONFIG, hub="some/set", patient_column="patient")
+        config = replace(CONFIG, hub="some/set", patient_column="patient", shared_patients="allow")
         train = datasets.load(config, tmp_path / name).train
         places = places_of(train.patients, 2)
         return {

@@ -1,4 +1,4 @@
-"""Partitions: disjoint, exhaustive, reproducible, and clear about what is not possible."""
+"""Partitions: disjoint, exhaustive, reproducible, by patient, and clear about what is left out."""
 
 import numpy as np
 import pytest
@@ -136,3 +136,128 @@ def test_a_partition_is_split_once_and_read_after(tmp_path, monkeypatch):
     for other in (*others, (rule, labels, 2)):
         partition.load_or_split(*other, tmp_path)
     assert len(called) == 3
+    patients = np.arange(500) // 2
+    for known in (patients, patients[::-1].copy(), patients):
+        partition.load_or_split(rule, labels, 3, tmp_path, known)
+    assert len(called) == 5
+
+
+# --- patients ---
+
+
+def families(seed, number=300, most=6):
+    """Labels and patients, in no order, of patients of one to `most` records each."""
+    rng = np.random.default_rng(seed)
+    patients = np.repeat(rng.integers(-(2**62), 2**62, number), rng.integers(1, most + 1, number))
+    order = rng.permutation(len(patients))
+    return rng.integers(0, 4, len(patients)), patients[order]
+
+
+def scattered(shares, patients):
+    """How many patients have records at several clients."""
+    homes = [set(patients[share].tolist()) for share in shares]
+    return sum(map(len, homes)) - len(set().union(*homes))
+
+
+@given(
+    rule=st.sampled_from([Dirichlet(0, 0.5, False, 5), IID(0), ByClass(0, 2), ByClass(0, 4)]),
+    num_clients=st.integers(2, 5),
+    seed=st.integers(0, 9),
+)
+@settings(derandomize=True, max_examples=25, deadline=None)
+def test_a_patients_records_are_at_one_client(rule, num_clients, seed):
+    labels, patients = families(seed)
+    shares = split(rule, labels, num_clients, patients)
+    check(shares, len(labels))
+    assert all((np.diff(share) > 0).all() for share in shares)
+    assert scattered(shares, patients) == 0
+    whole = np.isin(patients, patients[np.concatenate(shares)]).sum()
+    assert sum(map(len, shares)) == whole  # all records of each patient who is at a client
+    if rule != ByClass(0, 2):
+        assert whole == len(labels)
+    assert scattered(split(rule, labels, num_clients), patients) > 0  # the control: records dealt
+
+
+def test_patients_are_dealt_by_their_most_frequent_class_the_smaller_of_two():
+    """Client j of `ByClass(0, 1)` has the patients of class j, and whichever records come first."""
+    patients = np.array([7, 7, 7, -3, -3, -3, -3, 5, 4])
+    labels = np.array([1, 1, 0, 2, 1, 2, 1, 2, 0])
+    parts = split(ByClass(0, 1), labels, 3, patients)
+    assert [sorted(set(patients[part].tolist())) for part in parts] == [[4], [-3, 7], [5]]
+
+
+def test_who_holds_a_patient_follows_no_order_of_records_and_no_label_but_the_most_frequent():
+    """Docs/privacy.md: a record that is relabelled moves a patient only by their majority."""
+    labels, patients = families(0, number=60)
+    labels = np.where(np.arange(len(labels)) % 3 == 0, labels, patients % 4)
+
+    def homes(rule, labels, patients):
+        shares = split(rule, labels, 3, patients)
+        return [sorted(set(patients[share].tolist())) for share in shares]
+
+    order = np.random.default_rng(1).permutation(len(labels))
+    counts = np.array([np.bincount(labels[patients == each], minlength=4) for each in patients])
+    lead = np.sort(counts)[:, -1] - np.sort(counts)[:, -2]
+    safe = np.flatnonzero((lead > 2) & (labels == counts.argmax(1)))[0]
+    for rule in (Dirichlet(0, 0.5, False, 1), IID(0), ByClass(0, 2)):
+        before = homes(rule, labels, patients)
+        assert homes(rule, labels[order], patients[order]) == before
+        relabelled = labels.copy()
+        relabelled[safe] = (labels[safe] + 1) % 4
+        assert homes(rule, relabelled, patients) == before
+        relabelled[patients == patients[safe]] = (labels[safe] + 1) % 4
+        assert (homes(rule, relabelled, patients) == before) == isinstance(rule, IID)
+
+
+def test_a_smallest_size_and_its_error_count_patients():
+    labels, patients = np.arange(200) % 2, np.arange(200) // 10  # twenty patients
+    assert len(split(Dirichlet(0, 100.0, False, 5), labels, 2, patients)) == 2
+    with pytest.raises(UserError, match="enough of the 20 patients; num_clients=1 works here"):
+        split(Dirichlet(0, 100.0, False, 11), labels, 2, patients)
+    assert len(split(Dirichlet(0, 100.0, False, 11), labels, 2)) == 2  # records are enough
+    with pytest.raises(UserError, match="of the 20 patients; num_clients=20 works here"):
+        split(IID(0), labels, 21, patients)
+
+
+def test_coins_leave_records_out_and_move_no_patient():
+    """Coins are of records, whose epsilon attacks compare with (Theorem 21)."""
+    labels, patients = families(0)
+    holders = split(IID(0), labels, 3, patients)
+    rule = Coins(seed=0, coins=1, fraction=0.5)
+    kept = rule.kept(len(labels))
+    shares = split(rule, labels, 3, patients)
+    for share, holder in zip(shares, holders, strict=True):
+        assert share.tolist() == holder[kept[holder]].tolist()
+    halves = [kept[patients == each].mean() for each in np.unique(patients)]
+    assert 0 < np.median(halves) < 1
+
+
+# --- records of no client ---
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_records_of_no_client_are_counted_with_a_remedy_that_works(rule, known):
+    labels, patients = families(0)
+    patients = patients if known else None
+    shares = split(rule, labels, 2, patients)
+    said = partition.unused(rule, labels, shares, patients)
+    assert bool(said) == isinstance(rule, ByClass) == (sum(map(len, shares)) < len(labels))
+    if said:
+        held = sum(map(len, shares))
+        assert f": {held:,} of {len(labels):,} training records are at a client; " in said
+        assert f"; {len(labels) - held:,} are at none, since 1 of 4 classes have no client" in said
+        assert said.endswith("raise the first to 3, or the second to 3")
+        for wider, clients in ((ByClass(0, 3), 2), (rule, 3)):
+            shares = split(wider, labels, clients, patients)
+            assert partition.unused(wider, labels, shares, patients) == ""
+
+
+def test_records_that_coins_leave_out_are_counted():
+    rule = Coins(seed=0, coins=1, fraction=0.25)
+    shares = split(rule, LABELS, 3)
+    held = int(rule.kept(1_400).sum())
+    assert partition.unused(rule, LABELS, shares) == (
+        f"partition: {held} of 1,400 training records are at a client; {1_400 - held:,} are at "
+        "none, left out by their coins (partition.fraction=0.25)"
+    )

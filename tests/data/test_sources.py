@@ -186,6 +186,7 @@ def test_the_one_column_that_is_true_is_the_label(tmp_path):
         patient=["a", "b", "c", "d", "b", "f"],
     )
     config = replace(config, label_column=None, label_columns=("black", "brown"))
+    config = replace(config, shared_patients="allow")  # the table is of both splits
     train = datasets.load(replace(config, patient_column="patient"), tmp_path / "cache").train
     assert train.images[:, 0, 0, 0].tolist() == [0, 1, 4]
     assert train.labels.tolist() == [0, 1, 1]

@@ -250,6 +250,17 @@ def test_a_delta_that_is_too_large_is_said_as_the_command_line_says_it(tmp_path,
         said = "warning: delta=0.01 is not below one over the "
         lines = capsys.readouterr().out.splitlines()
         assert any(line.startswith(said) for line in lines) == large
+        assert not any("at none" in line for line in lines)
+
+
+def test_records_of_no_client_are_counted_as_the_command_line_counts_them(tmp_path, capsys):
+    flat = {"num_clients": 3, "partition": "class", "out": str(tmp_path)}
+    flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
+    with pytest.raises(flower.RunFailed, match="no node connected"):
+        flower.serve(FakeGrid(0), flat, CLIENT_APP)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "at none" in line]
+    assert line.startswith("warning: partition: ")
+    assert "since 6 of 10 classes have no client" in line
 
 
 @pytest.mark.parametrize(

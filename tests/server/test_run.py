@@ -75,7 +75,6 @@ def test_what_a_run_leaves_behind(straight):
     assert summary["diagnostics"]["records_of_largest_client"] == max(
         map(len, partitions(open_run_folder(folder)))
     )
-    assert summary["diagnostics"]["patients_at_several_clients"] == 0
     assert summary["queries"] == {
         "answered_per_client": 192,
         "forward_answers": 2 * 3 * 64,

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fed_dpsd.accounts.card import PARTITION_NOTE
+from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Ask
@@ -36,7 +36,7 @@ def two_digits(small, folder, test_label=None, *overrides):
             buffer = io.BytesIO()
             Image.fromarray(image[0]).save(buffer, "PNG")
             pictures.append({"bytes": buffer.getvalue()})
-        patients = np.arange(kept.sum()) // 2  # of two neighbours each
+        patients = [f"{name} {number // 2}" for number in range(kept.sum())]  # of two neighbours
         columns = {"image": pictures, "label": split.labels[kept], "patient": patients}
         table = pyarrow.table(columns)
         pyarrow.parquet.write_table(table, folder / f"{name}.parquet")
@@ -154,23 +154,32 @@ def notes(summary):
     return {note for row in summary["privacy"]["proven"] for note in row["notes"]}
 
 
-def test_patients_whom_a_partition_scatters_are_counted_for_the_owner_alone(small, tmp_path):
-    """Dirichlet and other partitions ignore patients: a patient pays at each client."""
+def test_patients_are_at_one_client_and_their_rows_need_no_caveat_of_several(small, tmp_path):
     by_patient = *PRIVATE, "data.patient_column=patient", "training.unit=patient"
     experiment = two_digits(small, tmp_path, None, *by_patient)
     train = load_data(experiment.config.data, experiment.config.cache).train
     homes = [set(train.patients[indices]) for indices in partitions(experiment)]
-    shared = len(homes[0] & homes[1])
-    assert shared > 20
+    assert len(homes[0] | homes[1]) == len(homes[0]) + len(homes[1]) == len(set(train.patients))
     _, summary, _ = complete(experiment)
-    assert summary["diagnostics"]["patients_at_several_clients"] == shared
-    assert not re.search(rf"\b{shared}\b", str(notes(summary)))  # cards are public
-    of_patients = [row for row in summary["privacy"]["proven"] if row["unit"] == "patient"]
-    assert of_patients
-    assert all("a patient known at one client only" in row["notes"] for row in of_patients)
     _, alone, _ = complete(two_digits(small, tmp_path, None, *by_patient, "num_clients=1"))
-    assert alone["diagnostics"]["patients_at_several_clients"] == 0
     assert notes(summary) - notes(alone) == {PARTITION_NOTE}
+    assert PATIENT_NOTE not in notes(summary)
+    _, unknown, _ = complete(two_digits(small, tmp_path, None, *PRIVATE))  # the control
+    assert PATIENT_NOTE in notes(unknown)
+
+
+def test_patients_in_both_splits_are_a_caveat_of_every_number_and_are_not_counted(small, tmp_path):
+    by_patient = *PRIVATE, "data.patient_column=patient"
+    two_digits(small, tmp_path)
+    (tmp_path / "test.parquet").write_bytes((tmp_path / "train.parquet").read_bytes())
+    data = ("data=folder", f"data.path={tmp_path}", "data.shape=[1,8,8]", "data.num_classes=2")
+    data += ("rounds=1", "data.shared_patients=allow", *by_patient)
+    _, summary, _ = complete(experiment := small(*data))
+    assert all(SHARED_NOTE in row["notes"] for row in summary["privacy"]["proven"])
+    shared = len(set(load_data(experiment.config.data, experiment.config.cache).test.patients))
+    assert not re.search(rf"\b{shared}\b", str(notes(summary)))  # cards are public
+    _, refusing, _ = complete(two_digits(small, tmp_path, None, *by_patient))
+    assert SHARED_NOTE not in notes(refusing)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fed_dpsd.cli.student import predict
 from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client import terms
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import codec
 from fed_dpsd.flower import grid as grids
@@ -105,7 +106,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     assert untouched(files)
     caplog.clear()
     with monkeypatch.context() as patch:  # hospitals that do not compare are not asked
-        patch.setattr(hospitals, "compare_classes", lambda hospital, experiment: None)
+        patch.setattr(terms, "compare_classes", lambda hospital, experiment: None)
         with pytest.raises(UserError, match="client 0: the hospital's classes are"):
             federate(experiment, Hospitals(files))
         assert untouched(files)

@@ -73,7 +73,8 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        if self.classes and len({name.strip() for name in self.classes} - {""}) != self.num_classes:
+        different = {name.strip() for name in self.classes} - {""}
+        if self.classes and not len(self.classes) == len(different) == self.num_classes:
             raise ValueError(
                 f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
                 "different names"

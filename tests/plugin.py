@@ -34,7 +34,7 @@ def write_installed(folder, version="1.0", name="example", package=PACKAGE):
 @contextlib.contextmanager
 def installed(folder):
     """Let this process import what a folder holds, and forget it in the end."""
-    from fed_dpsd.client import hospital
+    from fed_dpsd.client import terms
     from fed_dpsd.models.classifiers import CLASSIFIERS
 
     known = set(CLASSIFIERS)
@@ -47,4 +47,4 @@ def installed(folder):
             del sys.modules[module]
         for network in set(CLASSIFIERS) - known:
             del CLASSIFIERS[network]
-        hospital._choices.cache_clear()
+        terms.choices.cache_clear()

@@ -8,8 +8,8 @@ import yaml
 
 from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
 from fed_dpsd.client import hospital as hospitals
-from fed_dpsd.client.hospital import NotAllowed
 from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, set_up

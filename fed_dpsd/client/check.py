@@ -17,9 +17,10 @@ from rich.text import Text
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.accounts.secret import secret_of
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import Hospital, NotAllowed
+from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.client.records import HospitalRecords
 from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads

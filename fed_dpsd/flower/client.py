@@ -11,8 +11,9 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message
 
 from fed_dpsd.client import site as sites
-from fed_dpsd.client.hospital import Hospital, NotAllowed, open_file
+from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.client.site import Site
+from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.errors import ProtocolError, one_line
 from fed_dpsd.experiment import Experiment, from_json
 from fed_dpsd.flower.codec import (

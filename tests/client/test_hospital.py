@@ -10,7 +10,7 @@ import yaml
 
 from fed_dpsd.client import device
 from fed_dpsd.client import hospital as hospitals
-from fed_dpsd.client.hospital import NotAllowed, _choices
+from fed_dpsd.client.terms import NotAllowed, choices
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.protocol import Refusal
@@ -305,4 +305,4 @@ def with_files(folder, **changes):
 @pytest.mark.parametrize("group", ["method", "training", "answers"])
 def test_every_choice_that_a_file_may_allow_names_its_class(group):
     """A choice that only inherits its class would keep all hospitals from opening."""
-    assert all(name.startswith("fed_dpsd.") for name in _choices(group).values())
+    assert all(name.startswith("fed_dpsd.") for name in choices(group).values())

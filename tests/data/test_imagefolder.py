@@ -112,9 +112,10 @@ def test_a_value_of_another_type_is_a_problem_like_others(tmp_path, override):
         set_up(compose(["data=imagefolder", "data.path=pictures", override]), tmp_path)
 
 
-def test_names_of_classes_must_be_as_many_as_classes(tmp_path):
-    with pytest.raises(ConfigError, match=r"classes=\[a, a\] must be num_classes=2 different"):
-        set_up(compose(["data=folder", "data.num_classes=2", "data.classes=[a,a]"]), tmp_path)
+@pytest.mark.parametrize("names", ["a,a", "a,a,b", "a,'a ',b", "a,' '"])
+def test_names_of_classes_must_be_as_many_as_classes(tmp_path, names):
+    with pytest.raises(ConfigError, match=r"classes=\[a, .*\] must be num_classes=2 different"):
+        set_up(compose(["data=folder", "data.num_classes=2", f"data.classes=[{names}]"]), tmp_path)
 
 
 @pytest.mark.parametrize(

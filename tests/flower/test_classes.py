@@ -13,6 +13,7 @@ from PIL import Image
 
 from fed_dpsd.cli.student import predict
 from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client import terms
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import codec
 from fed_dpsd.flower import grid as grids
@@ -27,7 +28,10 @@ NAMES = ["normal", "covid"]
 OWN = {"normal": "NORMAL", "covid": "Covid"}  # how one hospital names its folders
 BOTH = "the hospital's classes are ['normal', 'covid'], the experiment's are ['covid', 'normal']"
 MEANS = {"normal": 70, "covid": 180}
-LEARNING = ("teacher.min_steps=100", "method.student_steps=30", "method.final_student_steps=100")
+LEARNING = (
+    *("answers.noise_multiplier=0.05", "teacher.min_steps=60", "rounds=2"),
+    *("method.student_steps=10", "method.final_student_steps=150", "queries_per_round=128"),
+)
 
 
 def pictures(folder, counts, names=None, seed=0):
@@ -46,7 +50,7 @@ def two_hospitals(tmp_path, *lists):
     """Site files with records in folders; one maps its own labels, the other has the names."""
     files = []
     for client, (names, own) in enumerate(zip(lists or (NAMES, NAMES), (OWN, {}), strict=True)):
-        file = site_file(tmp_path / f"hospital{client}", client, classes=names)
+        file = site_file(tmp_path / f"hospital{client}", client, classes=names, budget=1e9)
         pictures(file.parent / "scans", {"normal": 20, "covid": 20}, own, seed=1 + client)
         settings = yaml.safe_load(file.read_text())
         settings["files"] |= {"path": "scans", "labels": {own[name]: name for name in own}}
@@ -102,7 +106,7 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     assert untouched(files)
     caplog.clear()
     with monkeypatch.context() as patch:  # hospitals that do not compare are not asked
-        patch.setattr(hospitals, "compare_classes", lambda hospital, experiment: None)
+        patch.setattr(terms, "compare_classes", lambda hospital, experiment: None)
         with pytest.raises(UserError, match="client 0: the hospital's classes are"):
             federate(experiment, Hospitals(files))
         assert untouched(files)

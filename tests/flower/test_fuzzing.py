@@ -295,9 +295,9 @@ class Summers:
         for message in messages:
             number, node = str(len(self.replies)), message.metadata.dst_node_id
             content = self.reply(message.metadata.message_type, message.content, node - 100)
-            content["meta"] = ConfigRecord(
-                {"code": client.code_digest(CLIENT_APP), "error": "", "client": node - 100}
-            )
+            about = {"code": client.code_digest(CLIENT_APP), "error": "", "client": node - 100}
+            about["classes"] = [str(label) for label in range(10)]
+            content["meta"] = ConfigRecord(about)
             if node == 102 and message.metadata.message_type != HELLO:
                 self.spoil(content)
             metadata = Metadata(1, "", node, 0, number, "", 0.0, 1.0, ANSWER)

@@ -1,0 +1,268 @@
+"""The terms of a hospital: what its own file says, and what it allows of an experiment.
+
+A refusal says which value is not allowed. It is public, and depends on the file alone.
+"""
+
+import contextlib
+import functools
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fed_dpsd.accounts.account import WhenRecordsChange
+from fed_dpsd.binder import Binder
+from fed_dpsd.client.records import HospitalFiles
+from fed_dpsd.config import DataConfig, read_yaml, require, require_device_name
+from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
+from fed_dpsd.plugins import files_of, find, searching
+from fed_dpsd.privacy.mechanism import Relation, Trust
+from fed_dpsd.privacy.training import TrainedUnit
+from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
+
+# The most that a message may ask for, by the key of conf/; a hospital's file may set other limits.
+LIMITS = {
+    "rounds": 10_000,
+    "teachers_per_client": 100,
+    "queries_per_round": 10_000,
+    "model.teacher_width": 64,
+    "teacher.epochs": 300,
+    "teacher.min_steps": 10_000,
+    "teacher.batch_size": 1_024,
+    "training.steps": 10_000,
+    "training.copies": 5,
+    "training.records_per_patient": 16,
+}
+
+
+class NotAllowed(ProtocolError):
+    """A message asks for something that this hospital does not do; the reason is public."""
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Refuse an experiment that cannot be read: a peer wrote it.
+
+    Raises:
+        NotAllowed: it is malformed.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise NotAllowed(f"the experiment is malformed: {error.problems[0]}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise NotAllowed("the experiment is malformed") from None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a hospital's file says: its data, its budget, and what it allows of an experiment.
+
+    Args:
+        name: name of this data set, borne by the ledger. A budget is per data set, for life.
+        client: its number among the federation's `num_clients`, from 0.
+        num_clients: number of clients of the federation.
+        state: folder of the ledger, the teachers and the secret that noise is drawn from.
+        files: its records.
+        shape: (C, size, size) of the federation's images.
+        classes: the names of the federation's classes, in the order that all agreed on: the same
+            list as the experiment's.
+        budget: epsilon (record, add_remove) that may ever be spent on this data, at `delta`.
+        budget_relation: "replace_one" where the budget bounds replaced records too.
+        units: the units by which a private training may protect: "record", "patient" or both. The
+            budget bounds a record under either, so both are allowed unless the file says otherwise.
+        delta: failure probability of the budget, between 0 and 1.
+        queries: number of synthetic images that may ever be answered. A charge without images,
+            such as a training, counts as one.
+        threads: processor threads for its teachers.
+        device: where its teachers answer, and plain ones learn: auto, cpu, cuda or cuda:N.
+        methods, training, answers, models: names of conf/method, conf/training and conf/answers,
+            and architectures, that it allows.
+        trust: the parties that it trusts: "nobody"; "threshold", with `keys` and `colluding`, for
+            secure sums; "server", which then sees answers without noise.
+        keys: public keys for secure sums, of all hospitals in their order, each from the
+            hospital's own `fed-dpsd site key`.
+        colluding: number of hospitals that may work for the coordinator in secure sums, or look
+            at their results. A secure sum that withstands fewer is refused.
+        limits: limits on a message in place of those in LIMITS.
+        plugins: plug-ins whose code may run here, besides what methods, training, answers and
+            models allow of them. Nothing is proven of them until somebody has reviewed them.
+        when_records_change: policy if records change during a run: "refuse" its further asks, or
+            "retrain", which is charged.
+
+    Raises:
+        ValueError: a value is out of its range, or a name is unknown.
+    """
+
+    name: str
+    client: int
+    num_clients: int
+    state: str
+    files: HospitalFiles
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    budget: float
+    delta: float
+    queries: int
+    threads: int
+    methods: tuple[str, ...]
+    training: tuple[str, ...]
+    answers: tuple[str, ...]
+    models: tuple[str, ...]
+    trust: tuple[Trust, ...]
+    keys: tuple[str, ...]
+    colluding: int
+    limits: Mapping[str, Any]
+    when_records_change: WhenRecordsChange = "refuse"
+    budget_relation: Relation = "add_remove"
+    units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
+    device: str = "cpu"
+    plugins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self, client=0, num_clients=1, queries=0, threads=1)
+        require(self, colluding=0)
+        require_device_name(self, "device")
+        if (
+            len(self.shape) != 3
+            or self.shape[0] not in (1, 3)
+            or not 0 < self.shape[1] == self.shape[2]
+        ):
+            raise ValueError(f"shape={list(self.shape)} must be [1 or 3, size, size]")
+        if not are_classes(self.classes):
+            raise ValueError(
+                f"classes=[{', '.join(self.classes)}] must be two or more different names, "
+                "printable and not empty: those of the coordinator's data.classes, in their order"
+            )
+        self.files.check(self.classes)
+        if self.keys and len(self.keys) != self.num_clients:
+            raise ValueError(
+                f"keys: {len(self.keys)} of num_clients={self.num_clients}; give each hospital's, "
+                "from its `fed-dpsd site key`, or none"
+            )
+        if self.client >= self.num_clients:
+            raise ValueError(
+                f"client={self.client} must be below num_clients={self.num_clients}: the first is 0"
+            )
+        if not 0 <= self.budget < float("inf"):
+            raise ValueError(f"budget={self.budget} must be finite and >= 0")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be between 0 and 1, both excluded")
+        add_networks(find(self.plugins))
+        known_names: dict[str, Collection[str]] = {
+            "methods": choices("method", self.plugins),
+            "training": choices("training", self.plugins),
+            "answers": choices("answers", self.plugins),
+            "models": CLASSIFIERS,
+        }
+        for key, known in known_names.items():
+            for name in getattr(self, key):
+                if name not in known:
+                    raise ValueError(f"{key}: {name!r} is unknown; there are {', '.join(known)}")
+        for key, most in self.limits.items():
+            if key not in LIMITS or isinstance(most, bool) or not isinstance(most, int):
+                raise ValueError(f"limits.{key}={most!r}: give numbers for {', '.join(LIMITS)}")
+
+    @property
+    def num_classes(self) -> int:
+        """Return K, the number of the federation's classes."""
+        return len(self.classes)
+
+    def check(self, raw: Mapping[str, Any]) -> None:
+        """Refuse an experiment that the file does not allow, before any Python class is looked up.
+
+        Raises:
+            NotAllowed: it has other classes, or asks for more than the file allows.
+        """
+        self._check_classes(raw)
+        own = list(map(str, find(self.plugins)))
+        for plugin in raw.get("plugins", []):
+            if plugin not in own:
+                raise NotAllowed(
+                    f"plugins={plugin}: this site runs {' and '.join(own) or 'no plug-in'} "
+                    "(plugins: in its file)"
+                )
+        for group, key, names in (
+            ("method", "methods", self.methods),
+            ("training", "training", self.training),
+            ("answers", "answers", self.answers),
+        ):
+            classes = [choices(group, self.plugins)[name] for name in names]
+            if raw[group]["_target_"] not in classes:
+                raise NotAllowed(
+                    f"this site allows {group}={' or '.join(names)} only ({key}: in its file)"
+                )
+        for model in (raw["model"]["teacher"], *raw["model"]["teachers"]):
+            if model not in self.models:
+                raise NotAllowed(f"this site's teachers are {' or '.join(self.models)} only")
+        facts: dict[str, Any] = {
+            "num_clients": self.num_clients,
+            "data.shape": list(self.shape),
+        }
+        for key, fact in facts.items():
+            if _value_at(raw, key) != fact:
+                raise NotAllowed(f"{key} is {fact} at this site")
+        for key, most in {**LIMITS, **self.limits}.items():
+            value = _value_at(raw, key, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value <= most:
+                raise NotAllowed(f"{key} is at most {most} at this site")
+        if self.files.patient_column is None and raw["data"]["patient_column"] is not None:
+            raise NotAllowed("this site knows no patients: data.patient_column must be null")
+        if raw["teacher"]["path"] is not None or raw["teacher"]["arch"] is not None:
+            raise NotAllowed("this site trains its own teachers: teacher.path must be null")
+
+    def check_unit(self, unit: TrainedUnit) -> None:
+        """Refuse a private training that bounds a unit which the file does not allow or name."""
+        if unit not in self.units:
+            raise NotAllowed(
+                f"training.unit={unit}: this site trains by {' or '.join(self.units) or 'none'} "
+                f"only; its file would allow it with `units: [{', '.join((*self.units, unit))}]`"
+            )
+        if unit == "patient" and self.files.patient_column is None:
+            raise NotAllowed(
+                "training.unit=patient: this site knows no patients; its file would name them with "
+                "`patient_column: COLUMN` under `files:`"
+            )
+
+    def check_classes(self, text: str) -> None:
+        """Compare the classes of a coordinator's experiment with those of the file.
+
+        Args:
+            hospital: the self.
+            text: `Experiment.to_json` of the coordinator.
+
+        Raises:
+            NotAllowed: they are others, in another order, or malformed.
+        """
+        with reading():
+            self._check_classes(json.loads(text))
+
+    def _check_classes(self, raw: Mapping[str, Any]) -> None:
+        binder = Binder()
+        data = binder.bind(DataConfig, raw["data"], "data.")
+        binder.finish()
+        assert data is not None
+        if data.num_classes > MOST_CLASSES:  # before the names of so many are written
+            raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
+        try:
+            compare_classes(self.classes, data.class_names)
+        except ProtocolError as error:
+            raise NotAllowed(str(error)) from None
+
+
+@functools.cache
+def choices(group: str, plugins: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the names of a group of conf/ and of plug-ins, with the class of each."""
+    with searching(find(plugins)):
+        files = {name: read_yaml(path) for name, path in files_of(group).items()}
+    # A method's file may set other groups' keys too; its own are below `method` then.
+    return {name: raw.get(group, raw)["_target_"] for name, raw in files.items()}
+
+
+def _value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return the value of a dotted key, or the default where its last part is missing."""
+    *groups, last = key.split(".")
+    for group in groups:
+        tree = tree[group]
+    return tree.get(last, default)

@@ -20,6 +20,19 @@ class ConfigError(UserError):
         super().__init__("\n".join(problems))
 
 
+class Diverged(UserError):
+    """A training that diverged: the message names the network, the step, and the keys to lower.
+
+    Args:
+        problem: what is not finite, as a sentence without its end.
+        rates: the keys that may be too large, and their present values; {} where none is known.
+    """
+
+    def __init__(self, problem: str, rates: Mapping[str, float]) -> None:
+        keys = " or ".join(f"{key} (now {rate:g})" for key, rate in rates.items())
+        super().__init__(f"training diverged: {problem}; lower {keys or 'its learning rate'}")
+
+
 class ProtocolError(RuntimeError):
     """A peer sent something it must not; the message names the peer, the field and the value."""
 

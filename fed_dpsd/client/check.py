@@ -40,7 +40,8 @@ def check(hospital: Hospital, overrides: list[str]) -> Iterator[str | Table]:
         overrides: the coordinator's; with none, the first choices of the file.
 
     Raises:
-        UserError: the file does not allow such a run, or an answer would be refused.
+        UserError: the file does not allow such a run, its training diverges, or an answer would be
+            refused.
     """
     content = hospital.read()
     yield _counts(hospital, content)
@@ -143,7 +144,10 @@ def _train(
     records = content.records.take(seen)
     teachers = Teachers(config, experiment.training, hospital.client, records, ids[seen], secret)
     tested = content.records.take(unseen)
-    probabilities = np.nanmean(teachers.sensitive_probabilities(Images(tested.images)), axis=0)
+    predicted = teachers.sensitive_probabilities(Images(tested.images))
+    if teachers.watch.diverged:
+        raise teachers.watch.diverged[0]
+    probabilities = np.nanmean(predicted, axis=0)
     right = (probabilities.argmax(1) == tested.labels).mean()
     return f"{100 * right:.1f} % on {len(unseen):,} records that were held out"
 

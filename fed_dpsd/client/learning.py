@@ -31,17 +31,20 @@ def train(
     config: Config,
     rng: torch.Generator,
     device: torch.device = CPU,
-) -> None:
+) -> list[torch.Tensor]:
     """Train a teacher on one shard's records, by Adam or, with a momentum, by SGD.
 
     It is on `device` then.
 
     Batches are cut from a fresh permutation each epoch; a shard with fewer records than a batch
     takes them all in each step. Any number of records and classes works.
+
+    Returns:
+        The loss of each step, on `device`: private values.
     """
-    PublicImages(teacher, records.images, config, lambda _: rng, device).fit(
-        np.arange(len(records)), fixed(records.labels)
-    )
+    learner = PublicImages(teacher, records.images, config, lambda _: rng, device)
+    learner.fit(np.arange(len(records)), fixed(records.labels))
+    return learner.losses
 
 
 def train_privately(
@@ -113,10 +116,15 @@ class PublicImages:
         teacher.to(device)
         self._first = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
         self._fits = 0
+        self.losses: list[torch.Tensor] = []
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train on these records, n >= 1, anew from the first weights."""
+        """Train on these records, n >= 1, anew from the first weights.
+
+        `losses` then holds the loss of each step, a private value.
+        """
         self._teacher.load_state_dict(self._first)
+        self.losses = []
         self._fits += 1
         settings, inputs = self._settings, self._inputs
         rng = self._draw(f"batches of fit {self._fits}")
@@ -133,6 +141,7 @@ class PublicImages:
             logits = self._model(inputs[chosen].to(self._device))
             wanted = targets(chosen, logits.detach()).to(self._device)
             loss = nn.functional.cross_entropy(logits, wanted)
+            self.losses.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

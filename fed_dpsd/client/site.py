@@ -75,7 +75,9 @@ class Site:
         self._noise: Noise = secret or Streams(config.seed)
         self._teachers = Teachers(config, training, client, records, shard_ids, secret)
         whole = replace(config, teachers_per_client=1)
-        self._baseline = lambda own: Teachers(whole, own, client, records, shard_ids, secret)
+        self._baseline = lambda own: Teachers(
+            whole, own, client, records, shard_ids, secret, role="baseline"
+        )
         self._test = test
         self._paid = False
         self.summing = summing

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
+from fed_dpsd.client.divergence import Role, Watch
 from fed_dpsd.client.inputs import digest_of_shard, places_of_patients, read_shard
 from fed_dpsd.client.learning import CPU, PublicImages, pulled_back, train, train_privately
 from fed_dpsd.client.teacher_file import read_teacher
@@ -75,6 +76,7 @@ class Teachers:
         shard_ids: (len(records),) each record's lasting id, or its patient's. A private training
             whose unit is the patient goes by `records.patients` instead.
         secret: source of a training mechanism's noise; None for `teacher.seed`.
+        role: as for `Watch`.
 
     Raises:
         UserError: teacher.path does not hold weights of this client's architecture, a private
@@ -89,7 +91,9 @@ class Teachers:
         records: Split,
         shard_ids: NDArray[np.int64],
         secret: SecretStreams | None = None,
+        role: Role = "teacher",
     ) -> None:
+        self.watch = Watch(config, training, client, role)
         self._config = config
         self._client = client
         self._secret = secret
@@ -279,6 +283,7 @@ class Teachers:
             if len(records) or self._training:
                 with pulled_back(teacher, proximal_weight):
                     self._train(teacher, shard, config, f"retraining {shard}", int(digest, 16))
+                self.watch.check(teacher, shard)
             vectors.append(to_vector(teacher))
         return torch.cat(vectors).numpy()[None, :, None]
 
@@ -301,6 +306,7 @@ class Teachers:
                     teacher.load_state_dict(weights)
                     with contextlib.suppress(OSError):  # another user's cache cannot be touched
                         os.utime(path)  # marks the last use
+                    self.watch.check(teacher, shard)
                     return teacher
             except (ValueError, RuntimeError):
                 path.unlink(missing_ok=True)  # a damaged teacher is trained again
@@ -314,6 +320,7 @@ class Teachers:
         noisy = "private training", int(digest, 16)
         purpose = noisy if self._noisy else ("teacher batches", shard)
         self._train(teacher, shard, config, *purpose)
+        self.watch.check(teacher, shard)
         with replacing(path) as temporary:
             write_weights(teacher, temporary, {INPUT: digest} if self._noisy else None)
         return teacher.to(CPU)
@@ -346,7 +353,8 @@ class Teachers:
         streams = Streams(config.teacher.seed)
         if not self._noisy:
             batches = streams.torch(purpose, self._client, number)
-            train(teacher, records, config, batches, self._learns_on)
+            losses = train(teacher, records, config, batches, self._learns_on)
+            self.watch.check_losses(losses, shard)
             return
         rng = self._noise.numpy(purpose, self._client, number)
         if self._labels:

@@ -29,6 +29,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
@@ -67,16 +68,18 @@ class DENSE(Distilling):
         )
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
-        least, best = float("inf"), None
+        least, best, seen = float("inf"), None, []
         for _ in range(self.generator_steps):
             images = generator(latents)
             augmented = augment(images, self.shift, self.flip, rng)
             loss = self.loss(ensemble, student, augmented, targets.to(world.device), statistics)
+            seen.append(loss.detach())
             if best is None or loss.item() < least:
                 least, best = loss.item(), to_bytes(images)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
         student.requires_grad_(True)
         statistics.close()
         assert best is not None

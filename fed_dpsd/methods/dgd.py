@@ -45,6 +45,7 @@ from fed_dpsd.methods.paper_fed_dpsd import step
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.models.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
@@ -169,10 +170,14 @@ class DGD:
         rng = streams.torch("latents")
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
         generator.train()
+        seen = []
         for _ in range(self.generator_steps):
             latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
             features = baseline.features(generator(latents.to(world.device)))
-            step(optimiser, self.generator_loss(features, baseline.classifier(features)))
+            loss = self.generator_loss(features, baseline.classifier(features))
+            seen.append(loss.detach())
+            step(optimiser, loss)
+        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return Eq. 2: confident, balanced over the classes, with large activations."""
@@ -188,11 +193,12 @@ class DGD:
         fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
         counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
         parts = draw_public(counts, world, streams, 1)
+        rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")
         while left > 0:
             latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
             with torch.no_grad():
-                parts.append(to_bytes(generator(latents.to(world.device)))[:left])
+                parts.append(to_bytes(generator(latents.to(world.device)), rates)[:left])
             left -= len(parts[-1])
         images = procedural.turned(np.concatenate(parts), self.polarity)
         return images[streams.numpy("order of images").permutation(needed)]
@@ -210,9 +216,13 @@ class DGD:
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
         optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
+        seen = []
         for _ in range(self.vae_steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            step(optimiser, vae.loss(to_unit(images[chosen], world.device), rng))
+            loss = vae.loss(to_unit(images[chosen], world.device), rng)
+            seen.append(loss.detach())
+            step(optimiser, loss)
+        check_losses(seen, "the autoencoder", rates_of(self, "learning_rate"))
 
     def train_student(
         self,
@@ -231,6 +241,7 @@ class DGD:
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
         student.train()
+        seen = []
         for _ in range(self.student_steps):
             chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
             logits = student(to_unit(labelled[chosen], world.device))
@@ -239,8 +250,10 @@ class DGD:
                 drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
                 inputs = to_unit(images[drawn], world.device)
                 loss = loss + self.unsupervised_weight * self.smoothness(student, vae, inputs, rng)
+            seen.append(loss.detach())
             step(optimiser, loss)
             schedule.step()
+        check_losses(seen, "the student", rates_of(self, "learning_rate"))
         return loss.item()
 
     def smoothness(

@@ -38,6 +38,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.methods.paper_fed_dpsd import step
 from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage
@@ -101,6 +102,7 @@ class DPDataFreeDistillation:
         generator.set_levels(self.contrast, self.brightness)
         teacher = self.fetch_teacher(federation, world)
         discriminator = teacher or student
+        rates = rates_of(self, "generator_learning_rate")
         bank: list[Bank] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
@@ -114,7 +116,7 @@ class DPDataFreeDistillation:
         for number in range(len(bank) + 1, world.rounds + 1):
             latents = self.draw(world, streams.torch("latents", query_id=number))
             with torch.no_grad():
-                images = to_bytes(generator.train()(latents))  # 2: synthetic data
+                images = to_bytes(generator.train()(latents), rates)  # 2: synthetic data
             predictions = predict(student, images, world.device)
             ask = federation.settle(Ask(number, images, predictions))
             total = federation.total(ask)  # 3: the teacher's labels, by selective responses
@@ -166,8 +168,12 @@ class DPDataFreeDistillation:
         rate = self.generator_learning_rate
         optimiser = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
         generator.train()
+        seen = []
         for latents in batches:
-            step(optimiser, loss(generator(latents)))
+            generator_loss = loss(generator(latents))
+            seen.append(generator_loss.detach())
+            step(optimiser, generator_loss)
+        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, discriminator: Classifier, images: torch.Tensor) -> torch.Tensor:
         """Return the loss of Eq. 2: cross-entropy, information entropy and activation."""
@@ -206,10 +212,13 @@ class DPDataFreeDistillation:
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
         student.train()
+        seen = []
         for _ in range(self.student_steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             loss = losses.student_loss(model(take(chosen)), labels[chosen].to(world.device))
+            seen.append(loss.detach())
             step(optimiser, loss)
+        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
         student.eval()  # as the generator sees it
         return loss.item()
 

@@ -50,6 +50,7 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.models.recombination import recombine
 from fed_dpsd.privacy.accounting import Stage
@@ -217,10 +218,8 @@ class FedDPSD:
             class_weights = among(class_weights, weighted)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
-        if self.pooling == "odds":
-            mean = pool(means, class_weights)
-        else:
-            mean = weigh(means, class_weights, isinstance(world.answers, Additive))
+        additive, odds = isinstance(world.answers, Additive), self.pooling == "odds"
+        mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
         return Total(count * mean, count, refused)
 
     def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
@@ -271,8 +270,7 @@ class FedDPSD:
         rng = streams.torch("generators", query_id=number)
         while left > 0:
             count = min(self.images_per_generator, left)
-            images = self.generate(discriminator, world, count, rng)
-            parts.append(to_bytes(images))
+            parts.append(to_bytes(self.generate(discriminator, world, count, rng)))
             left -= count
         return np.concatenate(parts)
 
@@ -283,8 +281,7 @@ class FedDPSD:
         if not bank:
             return "both"
         answered = np.concatenate([part.images for part in bank])
-        labels = np.concatenate([part.labels for part in bank])
-        return procedural.varied_polarity(answered, labels)
+        return procedural.varied_polarity(answered, np.concatenate([part.labels for part in bank]))
 
     def generate(
         self, discriminator: nn.Module, world: World, count: int, rng: torch.Generator
@@ -293,20 +290,22 @@ class FedDPSD:
         generator = world.make_generator(self.latent_size, rng)
         latents = torch.randn((count, self.latent_size), generator=rng).to(world.device)
         latents.requires_grad_(True)
-        optimiser = torch.optim.Adam(
-            [
-                {"params": generator.parameters(), "lr": self.generator_learning_rate},
-                {"params": [latents], "lr": self.latent_learning_rate},
-            ],
-            betas=(0.5, 0.999),
-        )
+        groups = [
+            {"params": generator.parameters(), "lr": self.generator_learning_rate},
+            {"params": [latents], "lr": self.latent_learning_rate},
+        ]
+        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
         generator.train()
         discriminator.eval().requires_grad_(False)
+        seen = []
         for _ in range(self.generator_steps):
             loss = self.generator_loss(discriminator, generator(latents))
+            seen.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
+        check_losses(seen, "the generator", rates)
         discriminator.requires_grad_(True)
         with torch.no_grad():
             return generator(latents)
@@ -364,20 +363,22 @@ class FedDPSD:
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
         labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
-        predictions = np.concatenate([part.predictions for part in bank])
-        loss_of = self.student_loss(world, predictions)
+        loss_of = self.student_loss(world, np.concatenate([part.predictions for part in bank]))
         rng = streams.torch("replay", query_id=number)
         student.train()
+        seen = []
         started = time.perf_counter()
         for _ in reported("steps of the student", range(steps)):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             logits = model(take(chosen))
             loss = loss_of(logits, labels[chosen].to(world.device), chosen)
+            seen.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
         metrics = {"student_loss": loss.item()}  # waits for the device, which the time includes
+        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
         return metrics | {"student_seconds": round(time.perf_counter() - started, 4)}
 
     def student_loss(self, world: World, predictions: NDArray[np.float32]) -> StudentLoss:

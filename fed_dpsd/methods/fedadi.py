@@ -21,6 +21,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import World
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
@@ -57,15 +58,18 @@ class FedADI(Distilling):
         optimiser = torch.optim.Adam([images], self.pixel_learning_rate, (0.5, 0.9))
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
+        seen = []
         for _ in range(self.pixel_steps):
             down, right = torch.randint(-self.shift, self.shift + 1, (2,), generator=rng).tolist()
             rolled = images.roll((down, right), (2, 3))
             loss = self.loss(ensemble, student, rolled, targets, statistics)
+            seen.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             with torch.no_grad():
                 images.clamp_(0, 1)
+        check_losses(seen, "the images", rates_of(self, "pixel_learning_rate"))
         student.requires_grad_(True)
         statistics.close()
         return to_bytes(images)

@@ -20,6 +20,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import Federation, Round, State, World, below, tensors_below
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.streams import Streams
 
 
@@ -82,17 +83,23 @@ class FedDAFL(WhiteBox):
         student_optimiser = torch.optim.Adam(student.parameters(), self.student_learning_rate)
         generator.train()
         student.train()
+        seen: dict[str, list[torch.Tensor]] = {"generator": [], "student": []}
         shape = world.queries_per_round, self.latent_size
         for _ in range(self.steps_per_round):
             images = generator(torch.randn(shape, generator=rng).to(world.device))
             logits, features = ensemble.logits_and_features(images)
             generator_optimiser.zero_grad()
-            self.generator_loss(logits, features).backward()
+            generator_loss = self.generator_loss(logits, features)
+            seen["generator"].append(generator_loss.detach())
+            generator_loss.backward()
             generator_optimiser.step()
             loss = divergence(logits.detach(), student(images.detach()), 1.0)
+            seen["student"].append(loss.detach())
             student_optimiser.zero_grad()
             loss.backward()
             student_optimiser.step()
+        for network, losses_of in seen.items():
+            check_losses(losses_of, f"the {network}", rates_of(self, f"{network}_learning_rate"))
         return loss.item()
 
     def generator_loss(self, logits: torch.Tensor, features: list[torch.Tensor]) -> torch.Tensor:

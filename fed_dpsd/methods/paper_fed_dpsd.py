@@ -36,6 +36,7 @@ from fed_dpsd.methods.method import (
     nobody_answers,
     tensors_below,
 )
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
@@ -96,6 +97,8 @@ class PaperFedDPSD:
             **{"student": student, "generator": generator},
             **{"student_optimiser": student_optimiser, "generator_optimiser": generator_optimiser},
         }
+        student_rate = rates_of(self, "student_learning_rate")
+        generator_rate = rates_of(self, "generator_learning_rate")
         bank: list[Bank] = []
         if resume is not None:
             restore(learners, latents, resume)
@@ -106,7 +109,7 @@ class PaperFedDPSD:
                 draw = streams.torch("latents", query_id=number)
                 latents = torch.randn(latents.shape, generator=draw).to(world.device)  # 3
             generator.train()
-            images = to_bytes(generator(latents))  # 4, sent as bytes
+            images = to_bytes(generator(latents), generator_rate)  # 4, sent as bytes
             predictions = predict(student, images, world.device)  # 5
             ask = federation.settle(Ask(number, images, predictions))  # 6
             total = federation.total(ask)  # 7 to 12; with noise_at=server, the noise of 14 too
@@ -121,10 +124,13 @@ class PaperFedDPSD:
             student_loss = self.student_loss(asked, targets)  # 15
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, world.rounds)
+            check_losses([student_loss.detach()], "the student", student_rate, number - 1)
             step(student_optimiser, student_loss)  # 16
             metrics = {"student_loss": student_loss.item()}
             if self.generator_learning_rate > 0:
                 loss = self.generator_loss(student, generator(latents), targets)  # 17
+                either = student_rate | generator_rate  # it is a loss at the student's new weights
+                check_losses([loss.detach()], "the generator", either, number - 1)
                 step(generator_optimiser, loss)  # 18
                 metrics["generator_loss"] = loss.item()
             bank.append(Bank(ask.images, ask.predictions, labels))

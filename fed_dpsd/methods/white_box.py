@@ -34,6 +34,7 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
@@ -245,14 +246,17 @@ class Distilling(WhiteBox):
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
+        seen = []
         for _ in range(self.student_epochs):
             order = torch.randperm(len(images), generator=rng)
             for chosen in order.split(self.batch_size):
                 student_logits = student(to_unit(images[chosen.numpy()], device))
                 loss = divergence(logits[chosen].to(device), student_logits, self.temperature)
+                seen.append(loss.detach())
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
+        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
         return loss.item()
 
 

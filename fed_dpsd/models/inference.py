@@ -1,7 +1,8 @@
 """Inference on images stored as bytes: pixels, features and probabilities."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.progress import reporting
@@ -24,8 +26,20 @@ def to_unit(images: NDArray[np.uint8], device: torch.device) -> torch.Tensor:
     return pixels.contiguous(memory_format=torch.channels_last)
 
 
-def to_bytes(images: torch.Tensor) -> NDArray[np.uint8]:
-    """Round float pixels in [0, 1] to the nearest bytes."""
+def to_bytes(
+    images: torch.Tensor, rates: Mapping[str, float] = MappingProxyType({})
+) -> NDArray[np.uint8]:
+    """Round float pixels in [0, 1] to the nearest bytes.
+
+    Args:
+        images: the pixels, of any shape.
+        rates: the learning rates, by key, of the training that made them.
+
+    Raises:
+        Diverged: a pixel is NaN or infinite.
+    """
+    if not images.isfinite().all():
+        raise Diverged("trained images, or those of a generator, are NaN or infinite", rates)
     return (images.detach() * 255).round().to(torch.uint8).cpu().numpy()
 
 

@@ -61,8 +61,13 @@ class VAE(nn.Module):
         return self.decoder(codes)
 
     def loss(self, images: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Return the negative evidence lower bound, a mean over the images (Eq. 10)."""
+        """Return the negative evidence lower bound, a mean over the images (Eq. 10).
+
+        It is NaN where a decoded pixel is. The library's cross-entropy of such a pixel is an error,
+        on a GPU one that no code can catch.
+        """
         codes, mean, log_variance = self._codes(images, rng)
-        error = functional.binary_cross_entropy(self.decode(codes), images, reduction="sum")
+        decoded = self.decode(codes)
+        error = functional.binary_cross_entropy(decoded.nan_to_num(), images, reduction="sum")
         divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum() / 2
-        return (error + divergence) / len(images)
+        return torch.where(decoded.isnan().any(), torch.nan, (error + divergence) / len(images))

@@ -217,10 +217,8 @@ class Clear:
     of_records: ClassVar[bool] = False  # whether it depends on records otherwise than by teachers
 
     def encode(self, sensitive_value: Values, predictions: Values) -> Values:
-        """Return the value as float32; uniform where a row holds NaN or infinity."""
-        sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
-        uniform = 1 / np.shape(sensitive_value)[1]
-        return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
+        """Return the value as float32; NaN and infinity stay, for the server to refuse."""
+        return np.asarray(sensitive_value, np.float32)
 
     def noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """Return the sum as it is."""
@@ -246,6 +244,12 @@ class Probabilities(Clear):
 
     name: ClassVar[str] = "probabilities"
     reason: ClassVar[str] = "probabilities leave the clients without noise"
+
+    def encode(self, sensitive_value: Values, predictions: Values) -> Values:
+        """Return the value as float32; uniform where a row holds NaN or infinity."""
+        sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
+        uniform = 1 / np.shape(sensitive_value)[1]
+        return np.where(sensitive_valid, sensitive_value, uniform).astype(np.float32)
 
 
 @dataclass(frozen=True)

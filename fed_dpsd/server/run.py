@@ -17,9 +17,10 @@ from torch import nn
 from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.errors import one_line
+from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
 from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below
+from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
@@ -108,6 +109,7 @@ def _run(
     line: dict[str, Any] = {}
     plan = plan_of(experiment)
     if resume is not None:
+        _check_state(resume)
         line = lines[-1]
         _record_round(summary, resume, line)
         before -= line["seconds"]
@@ -117,6 +119,11 @@ def _run(
     finished: Round | None = None
     for finished in experiment.method.server(federation, world, Streams(config.seed), resume):
         number = finished.state.round
+        _check_state(finished.state)
+        if not is_finite(finished.student, world.image_shape):
+            keys = config.method.keys() & {"student_learning_rate", "learning_rate"}
+            rates = {f"method.{key}": float(config.method[key]) for key in keys}
+            raise Diverged(f"the student predicts NaN or infinity after round {number}", rates)
         if finished.state.bank:
             save_samples(folder, finished.state.bank[-1], number)
         scored = number % config.evaluate_every == 0 or number == config.rounds
@@ -135,6 +142,17 @@ def _run(
     if finished is not None and line["student_accuracy"] is None:  # it ended early, unscored
         _record_round(summary, finished.state, line | scores(finished.student))
     summary["seconds"]["rounds"] = time.perf_counter() - before
+
+
+def _check_state(state: State) -> None:
+    """Check what would be saved, or was, whatever method it is of.
+
+    Raises:
+        Diverged: a tensor holds NaN or infinity.
+    """
+    for name, tensor in state.tensors.items():
+        if not tensor.isfinite().all():
+            raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})
 
 
 def _costs(plan: Plan, charges: Mapping[int, Releases], experiment: Experiment) -> dict[str, Any]:

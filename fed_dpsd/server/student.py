@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd import __version__
 from fed_dpsd.binder import Binder
-from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_facts, read_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
@@ -129,12 +129,15 @@ def student_of(run: CompletedRun) -> Student:
     card = privacy_card_of(run)
     digest = checkpoint.digest_of(weights)  # the summary's, except where a prefix is gone
     card["run"]["student_sha256"] = digest
+    check = _check(model, network)
+    if not np.isfinite(check).all():
+        raise Diverged(f"the student of {run.folder} predicts NaN or infinity", {})
     facts = {
         "version": __version__,
         "network": vars(network),
         "result": result_line(run.experiment, summary),
         "classes": config.data.class_names,
-        "check": _check(model, network).tolist(),
+        "check": check.tolist(),
         **{key: summary[key] for key in ("method", "data")},
         "student_sha256": digest,
         "privacy": card.pop("privacy"),
@@ -170,7 +173,8 @@ def open_student(path: Path) -> Student:
     if path.suffix != ".onnx":
         model = _built(network, weights, facts, path)
     known = facts.get("check")  # files of earlier versions have none
-    if known is not None and np.abs(_check(model, network) - known).max() > ROUNDING:
+    # NaN is not near anything, so such a student is refused too.
+    if known is not None and not np.abs(_check(model, network) - known).max() <= ROUNDING:
         raise UserError(f"{path}: {_reason_of_other_answers(model)}")
     return Student(network, model, facts)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,3 +180,23 @@ def test_what_a_run_warns_of_is_on_stderr_and_only_its_folder_on_stdout(tmp_path
     assert "has no train and test: one image in 5 is for testing, chosen by" in done.stderr
     (folder,) = done.stdout.splitlines()
     assert (tmp_path / folder / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "engine", [(), pytest.param(("--engine", "flower"), marks=pytest.mark.slow)], ids=str
+)
+def test_training_that_diverges_ends_with_the_network_the_key_and_1(fed_dpsd, engine):
+    """Slow with Flower, which starts its processes; the control ends with 0."""
+    settings = [
+        *("training=plain", "model=cnn", "model.teacher_width=4", "model.student_width=4"),
+        *("method=fedavg", "num_clients=2", "rounds=1", "teacher.epochs=0", "teacher.min_steps=3"),
+    ]
+    if not engine:
+        assert fed_dpsd("run", *settings)[0] == 0
+    code, _, err = fed_dpsd("run", *settings, "teacher.learning_rate=1e30", *engine)
+    assert code == 1
+    assert re.search(
+        r"training diverged: the loss of client \d's teacher is NaN after step 1; "
+        r"lower teacher.learning_rate \(now 1e\+30\)",
+        err,
+    )

@@ -1,0 +1,55 @@
+"""Training that diverges: losses, weights and predictions that are NaN or infinite."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from fed_dpsd.errors import Diverged
+from fed_dpsd.models import procedural
+from fed_dpsd.models.inference import predict
+from fed_dpsd.streams import Streams
+
+PROBED = 2  # images of random pixels
+
+
+def rates_of(method: object, *names: str) -> dict[str, float]:
+    """Return fields of a method that are learning rates, by their keys, as for `Diverged`."""
+    return {f"method.{name}": getattr(method, name) for name in names}
+
+
+def check_losses(
+    losses: Sequence[torch.Tensor], network: str, rates: Mapping[str, float], done: int = 0
+) -> None:
+    """Check the losses of a training, all at once: no step then waits for the device.
+
+    Args:
+        losses: the detached loss of each step, in order; there may be none.
+        network: the network that learned, in words.
+        rates: as for `Diverged`.
+        done: number of steps before the first of these, >= 0.
+
+    Raises:
+        Diverged: a loss is NaN or infinite.
+    """
+    values = torch.stack(list(losses)).cpu() if losses else torch.zeros(0)
+    for step in (~values.isfinite()).nonzero()[:1, 0].tolist():
+        value = "NaN" if values[step].isnan() else "infinite"
+        raise Diverged(f"the loss of {network} is {value} after step {done + step}", rates)
+
+
+def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Return whether a network's weights, and its predictions of random pixels, are finite.
+
+    It is a function of the weights alone: where these are released, it is post-processing.
+
+    Args:
+        model: network from (B, C, H, W) images in [0, 1] to (B, K) logits.
+        shape: (C, H, W).
+    """
+    if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+        return False
+    images = procedural.noise(PROBED, shape, Streams(0).numpy("check"))
+    device = next(model.parameters()).device
+    return bool(np.isfinite(predict(model, images, device)).all())

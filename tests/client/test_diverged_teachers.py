@@ -1,0 +1,250 @@
+"""Teachers whose training diverges: an error in a simulation; at a hospital no fact leaves."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fed_dpsd.client import divergence as module
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.errors import Diverged
+from fed_dpsd.methods.method import World
+from fed_dpsd.models import to_vector
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.protocol import Answer
+from fed_dpsd.server.federation import HostedFederation
+from tests.client.test_site import ask, make, records  # noqa: F401
+from tests.hospitals import Hospitals, federate, site_file
+from tests.ledgers import entries_of
+
+PLAIN, DP = ("training=plain",), ("training=dp_sgd", "training.steps=3")
+TOO_LONG = {"plain": "teacher.learning_rate=1e30", "dp_sgd": "training.learning_rate=1e30"}
+CENTRAL = "method=central", "num_clients=1", "answers=probabilities"
+# A training, its own settings, the key to lower, and whether its losses may be looked at.
+TRAININGS = [
+    ("plain", (), "teacher.learning_rate", True),
+    ("dp_sgd", ("training.steps=3",), "training.learning_rate", False),
+    ("output_gradient", (*CENTRAL, "training.steps=3"), "training.learning_rate", False),
+    ("lp_2st", CENTRAL, "teacher.learning_rate", False),
+    ("alibi", CENTRAL, "teacher.learning_rate", False),
+    ("label_pate", (*CENTRAL, "training.teachers=3"), "teacher.learning_rate", False),
+]
+
+
+def at_a_hospital(experiment):
+    """The experiment as a hospital binds it, which is no simulation."""
+    federation = dataclasses.replace(experiment.config.federation, simulation=False)
+    config = dataclasses.replace(experiment.config, federation=federation)
+    return dataclasses.replace(experiment, config=config)
+
+
+def trained(experiment, records):  # noqa: F811
+    ids = np.arange(len(records))
+    return Teachers(experiment.config, experiment.training, 0, records, ids).models
+
+
+@pytest.mark.parametrize(("training", "settings", "key", "by_loss"), TRAININGS)
+def test_a_simulation_names_the_teacher_and_the_key(
+    small,
+    records,  # noqa: F811
+    training,
+    settings,
+    key,
+    by_loss,
+):
+    """The control trains as usual; nothing of a diverged teacher is cached."""
+    settings = f"training={training}", *settings
+    (teacher,) = trained(small(*settings), records)
+    assert to_vector(teacher).isfinite().all()
+    experiment = small(*settings, f"{key}=1e30")
+    kept = Path(experiment.config.cache) / "teachers"
+    before = set(kept.glob("*"))
+    with pytest.raises(Diverged) as caught:
+        trained(experiment, records)
+    text = str(caught.value)
+    assert text.endswith(f"; lower {key} (now 1e+30)")
+    private = "weights or predictions of client 0's teacher are NaN or infinite"
+    assert ("the loss of client 0's teacher is NaN after step" if by_loss else private) in text
+    assert set(kept.glob("*")) == before
+
+
+@pytest.mark.parametrize(("training", "settings", "key", "by_loss"), TRAININGS)
+def test_losses_on_private_records_are_never_looked_at(
+    small,
+    records,  # noqa: F811
+    monkeypatch,
+    training,
+    settings,
+    key,
+    by_loss,
+):
+    """Only those of a plain teacher in a simulation are, as its exact scores are."""
+    looked = []
+    monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
+    experiment = small(f"training={training}", *settings, "teacher.seed=5")
+    trained(experiment, records)
+    assert looked == ([20] if by_loss else [])
+    trained(at_a_hospital(small(f"training={training}", *settings, "teacher.seed=6")), records)
+    assert len(looked) == by_loss
+
+
+def test_one_teacher_of_several_is_named(small, records):  # noqa: F811
+    experiment = small(*PLAIN, "teachers_per_client=3", TOO_LONG["plain"])
+    with pytest.raises(Diverged, match="client 0's teacher 0 is NaN after step 1;"):
+        trained(experiment, records)
+
+
+@pytest.mark.parametrize("training", [PLAIN, DP])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_a_retraining_names_its_keys(small, records, training, method):  # noqa: F811
+    name = training[0].removeprefix("training=")
+    settings = *training, f"method={method}", "teacher.same_start=true", "answers=probabilities"
+    settings += ("method.proximal_weight=0.5",) if method == "fedprox" else ()
+
+    def retrained(*overrides):
+        experiment = small(*settings, *overrides)
+        world = World.of(experiment.config, experiment.training, experiment.answers)
+        question = world.ask("train", 2, to_vector(world.make_teacher(0)).numpy())
+        return make(experiment, records)[0].retrain(question, 3)
+
+    assert np.isfinite(retrained()).all()
+    with pytest.raises(Diverged) as caught:
+        retrained(TOO_LONG[name])
+    pull = " or method.proximal_weight (now 0.5)" if method == "fedprox" else ""
+    assert str(caught.value).endswith(f"lower {TOO_LONG[name][:-5]} (now 1e+30){pull}")
+
+
+ANSWERS = [
+    ("answers=label",),
+    ("answers=label", "answers.k=3"),
+    ("answers=label", "answers.threshold=0.05"),
+    ("answers=label", "answers.lies=classes", "answers.k=3"),
+    ("answers=gradient",),
+    ("answers=gradient", "answers.normalise=batch"),
+    ("answers=gradient", "answers.scaling=clip"),
+    ("answers=gradient", "answers.k=3", "answers.mask=signed"),
+    ("answers=gradient", "answers.noise_at=server"),
+    ("answers=gradient", "method.distillation=classic"),
+    ("answers=gradient_reading",),
+    ("answers=gradient_sum", "method=dpdfd"),
+    ("answers=votes",),
+    ("answers=votes", "answers.noise_law=laplace"),
+    ("answers=noisy_max",),
+    ("answers=noisy_max", "answers.noise_law=gumbel"),
+    ("answers=probabilities",),
+]
+
+
+def answered(experiment, records, caplog):  # noqa: F811
+    """The answer of a hospital, what its mechanism was given, its charges, and its log."""
+    bounded, mechanism = [], experiment.answers
+    encode = type(mechanism).encode
+
+    def watched(own, value, predictions):
+        encoded = encode(own, value, predictions)
+        bounded.append((np.array(value), encoded))
+        return encoded
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.ERROR):
+        caplog.clear()
+        patch.setattr(type(mechanism), "encode", watched)
+        site, reply = make(experiment, records)
+        answer = reply(ask())
+    return answer, bounded, entries_of(site.ledger), caplog.text
+
+
+@pytest.mark.parametrize("training", [PLAIN, (*DP, "training.count_fraction=null")])
+@pytest.mark.parametrize("answers", ANSWERS, ids=" ".join)
+def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the_same_charge(
+    small,
+    records,  # noqa: F811
+    caplog,
+    training,
+    answers,
+):
+    """An error, or a value without a bound, would be a fact about records that no noise covers.
+
+    The value is that of a teacher without records. The control: a teacher that has learned.
+    """
+    name = training[0].removeprefix("training=")
+    if "dpdfd" in " ".join(answers):
+        answers += ("num_clients=1",)
+    good = at_a_hospital(small(*training, *answers))
+    lost = at_a_hospital(small(*training, *answers, TOO_LONG[name]))
+    _, sound, paid, silence = answered(good, records, caplog)
+    answer, broken, charged, log = answered(lost, records, caplog)
+    assert isinstance(answer, Answer)
+    assert np.isfinite(np.asarray(answer.values, np.float64)).all()
+    assert "training diverged: weights or predictions of client 0's teacher" in log
+    assert f"lower {TOO_LONG[name][:-5]} (now 1e+30)" in log
+    assert not silence
+    ((given, encoded),) = broken
+    assert np.isnan(given).all()
+    none = np.full((32, 10), np.nan)  # what a teacher without records predicts
+    assert np.array_equal(encoded, lost.answers.encode(none, ask().predictions))
+    if isinstance(lost.answers, NormalizedGradient):
+        assert not encoded.any()
+    assert np.isfinite(sound[0][0]).all()
+    assert not np.array_equal(sound[0][1], encoded)
+
+    def facts(entries):
+        return [(e.kind, e.queries, e.releases, e.costs) for e in entries]
+
+    assert facts(charged) == facts(paid)
+
+
+def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):  # noqa: F811
+    """The control of the test above: a mechanism that lets NaN through."""
+    lost = at_a_hospital(small(*PLAIN, "answers=gradient", TOO_LONG["plain"]))
+    monkeypatch.setattr(NormalizedGradient, "encode", lambda own, value, _: np.asarray(value))
+    answer, *_ = answered(lost, records, caplog)
+    assert np.isnan(answer.values).all()
+
+
+def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
+    small,
+    records,  # noqa: F811
+    tmp_path,
+):
+    """They have no noise of their own, so NaN says no more than they do."""
+    settings = *PLAIN, "method=fedavg", "answers=probabilities", "teacher.same_start=true"
+    lost = at_a_hospital(small(*settings, TOO_LONG["plain"]))
+
+    class One(HostedFederation):
+        engine = "one hospital"
+
+        def _deliver(self, question):
+            return {0: make(self.experiment, records)[1](question)}
+
+        def _step(self, steps):
+            raise NotImplementedError
+
+        def diagnose(self):
+            raise NotImplementedError
+
+    question = World.of(lost.config, lost.training, lost.answers).ask("weights")
+    reply = One(lost, tmp_path / "lost").each(question)[0]
+    assert reply.reason == "invalid weights: values hold NaN or infinity"
+    kept = One(at_a_hospital(small(*settings)), tmp_path / "kept").each(question)[0]
+    assert isinstance(kept, Answer)
+
+
+def test_a_hospitals_node_sends_an_answer_and_no_word_of_it(deployed, tmp_path, caplog):
+    """Its reply, its size and its statement are those of a teacher that has learned."""
+    settings = "training=plain", "answers=label"
+    sent = {}
+    for rate in ("1e30", "0.002"):
+        files = [site_file(tmp_path / rate / f"{n}", n, budget=1e6) for n in (0, 1)]
+        federation = federate(
+            deployed(*settings, f"teacher.learning_rate={rate}"), Hospitals(files)
+        )
+        caplog.clear()
+        sent[rate] = federation.each(ask())
+        assert ("training diverged" in caplog.text) == (rate == "1e30")
+    for client in (0, 1):
+        lost, kept = (sent[rate][client] for rate in ("1e30", "0.002"))
+        assert isinstance(lost, Answer)
+        assert (lost.nbytes, lost.teachers) == (kept.nbytes, kept.teachers)
+        assert lost.statement == kept.statement

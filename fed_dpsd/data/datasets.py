@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from fed_dpsd.data import sources
 from fed_dpsd.data.images import digests, open_image, scaled, to_pixels
 from fed_dpsd.data.sources import LAYOUT, Source, some
 from fed_dpsd.errors import UserError, reason_of
-from fed_dpsd.storage import replacing, write_atomically
+from fed_dpsd.storage import write_atomically, write_together
 
 DIGITS_TEST_SIZE = 360
 TEST_PART = 5  # one record, or patient, of so many is for testing where the data is not divided
@@ -262,10 +263,8 @@ def _decode(config: DataConfig, source: Source) -> tuple[Split, list[str]]:
 
 def _save(place: Callable[[str], Path], split: Split, notes: Sequence[str]) -> None:
     """Write a split; each file atomically, so that two processes may do so at the same time."""
-    if notes:
-        write_atomically(place("notes.json"), json.dumps(notes).encode())
+    files: dict[Path, Any] = {place("notes.json"): json.dumps(notes).encode()} if notes else {}
     arrays = {"images": split.images, "patients": split.patients, "labels": split.labels}
-    for name, array in arrays.items():  # labels come last: they make the split complete
-        if array is not None:
-            with replacing(place(f"{name}.npy")) as temporary, temporary.open("wb") as file:
-                np.save(file, array)
+    # Labels come last: they make the split complete.
+    files |= {place(f"{name}.npy"): each for name, each in arrays.items() if each is not None}
+    write_together(files)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fed_dpsd.errors import UserError
+from fed_dpsd.storage import write_atomically
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -83,7 +84,6 @@ def _failed(command: list[str], settings: dict[str, str]) -> bool:
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Write commands that stand for Flower's into `folder`; return `base` with them on its path."""
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / CLIENT, f"{importing()}; pass_on()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
@@ -98,7 +98,7 @@ def importing() -> str:
 
 
 def _write(path: Path, program: str) -> None:
-    path.write_text(f"#!{sys.executable}\n{program}\n")
+    write_atomically(path, f"#!{sys.executable}\n{program}\n".encode())
     path.chmod(0o755)
 
 

@@ -120,6 +120,14 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
     Raises:
         Unwritable: the file or its folder cannot be written.
     """
+    with _renamed(path, size) as temporary:
+        yield temporary
+        sync(temporary)
+
+
+@contextmanager
+def _renamed(path: Path, size: int) -> Iterator[Path]:
+    """Yield the path of a file to write and to make durable, as `replacing` does."""
     with writing(path, size):
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)  # another process may just have made it
@@ -128,7 +136,6 @@ def replacing(path: Path, size: int = 0) -> Iterator[Path]:
         temporary = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
         try:
             yield temporary
-            sync(temporary)
             os.replace(temporary, path)
         finally:
             with suppress(OSError):
@@ -212,14 +219,13 @@ def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
     sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in contents.values()]
     with ExitStack() as stack:
         for number, (path, content) in reversed(list(enumerate(contents.items()))):
-            temporary = stack.enter_context(replacing(path, sum(sizes[: number + 1])))
+            temporary = stack.enter_context(_renamed(path, sum(sizes[: number + 1])))
             with temporary.open("wb") as file:
                 if isinstance(content, bytes):
                     file.write(content)
                 else:  # to a file as such, NumPy writes so that its errors name no reason
                     np.save(SimpleNamespace(write=file.write), content, allow_pickle=False)
-            if len(sizes) > 1:
-                sync(temporary)
+            sync(temporary)
 
 
 def append_line(path: Path, line: str) -> None:

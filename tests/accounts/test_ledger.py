@@ -678,7 +678,7 @@ def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, file,
         assert (again.stored("b") is not None) == stored
 
 
-def test_what_a_full_disk_refuses_is_not_charged_and_the_ledger_goes_on_when_there_is_room(
+def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
     small_disk,
 ):
     """A disk of 300 kB, so the kernel itself says that it is full; then there are 3 MB."""

@@ -39,6 +39,7 @@ from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.simulation.ready import check_simulated, placed, ready
 from fed_dpsd.simulation.superlink import simulate
 from fed_dpsd.simulation.sweep_grid import one_run
+from fed_dpsd.storage import encoded, write_atomically
 
 Engine = Literal["local", "flower"]
 
@@ -146,8 +147,10 @@ class Job:
         except (UserError, ProtocolError):
             raise
         except Exception as error:
-            (self.folder / "error.log").write_text(traceback.format_exc())
-            note = f"{one_line(error)} (traceback: {self.folder}/error.log)"
+            note = one_line(error)
+            with contextlib.suppress(UserError):  # what happened matters more
+                write_atomically(self.folder / "error.log", encoded(traceback.format_exc()))
+                note += f" (traceback: {self.folder}/error.log)"
             raise UserError(note) from error
         return Run(self.folder)
 

@@ -1,5 +1,6 @@
 """Errors that a person can mend, and those of a peer; each is told in one line."""
 
+import errno
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -49,12 +50,22 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, UserError):
         return text
+    if is_full(error):
+        return (
+            f"no space left for {getattr(error, 'filename', None) or 'a file'}; free some, or set "
+            "FED_DPSD_HOME and TMPDIR to folders on another disk"
+        )
     if isinstance(error, MemoryError):
         return (
             f"this machine has too little memory ({text or 'no more is left'}); use fewer "
             "queries_per_round, num_clients or method.batch_size"
         )
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error is that of a full disk, or of a quota that is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def reason_of(error: Exception) -> str:

@@ -1,18 +1,37 @@
-"""Storage: where files lie, and atomic writes, so that a crash leaves the old or the new file."""
+"""Storage: where files lie, and atomic writes, so that a crash leaves the old or the new file.
 
+A full disk, or a folder that may not be written, is one line with the remedy, and leaves nothing.
+"""
+
+import codecs
+import errno
+import functools
 import io
 import json
+import math
 import os
+import platform
+import shutil
 import signal
+import sys
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from fed_dpsd.errors import UserError, is_full, reason_of
 
 RUN_NAME = "name"  # the file of a run folder that keeps the run's name
+
+
+class Unwritable(UserError):
+    """A file or folder cannot be written: the message names it, the reason and the remedy."""
 
 
 def home() -> Path:
@@ -46,7 +65,7 @@ def run_name(folder: Path) -> str:
     A folder that is renamed or copied holds the same run, whose charges are not due again.
     """
     name = folder / RUN_NAME  # folders of former versions have none
-    return name.read_text() if name.exists() else folder.name
+    return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
 
 
 def npz_of(arrays: Mapping[str, Any]) -> bytes:
@@ -57,19 +76,103 @@ def npz_of(arrays: Mapping[str, Any]) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def writing(path: Path, size: int = 0) -> Iterator[None]:
+    """Turn trouble with a file or folder that is written inside into one line with the remedy.
+
+    Args:
+        path: the file or folder.
+        size: bytes to write, as far as they are known.
+
+    Raises:
+        Unwritable: the disk is full, the folder may not be written, or the name is not possible.
+    """
+    try:
+        yield
+    except OSError as error:
+        ours = path.is_relative_to(home())
+        choose = "set FED_DPSD_HOME to" if ours else "choose"
+        if not is_full(error):
+            reason = reason_of(error)
+            text = f"{path} cannot be written ({reason}); {choose} another folder"
+            raise Unwritable(text) from None
+        free = 0
+        with suppress(OSError, StopIteration):
+            path = next(folder for folder in path.parents if folder.is_dir())
+            free = 0 if error.errno == errno.EDQUOT else shutil.disk_usage(path).free
+        lacking = max(1, math.ceil((size - free) / 1e6))
+        raise Unwritable(
+            f"no space left in {path}; free {lacking:,} MB or more, or {choose} a folder on "
+            "another disk"
+        ) from None
+
+
+@contextmanager
+def replacing(path: Path, size: int = 0) -> Iterator[Path]:
     """Yield the path of a file to write, which replaces `path` when the block ends; durable then.
 
-    An error inside leaves `path` as it was. The folder is created if it does not exist.
+    An error inside leaves `path` as it was, and nothing else. The folder is created if it does not
+    exist. What a process left in it that was killed here is removed.
+
+    Args:
+        path: the file.
+        size: bytes to write, as far as they are known.
+
+    Raises:
+        Unwritable: the file or its folder cannot be written.
     """
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)  # another process may just have made it
-        sync(path.parent.parent)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    yield temporary
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
+    with _renamed(path, size) as temporary:
+        yield temporary
+        sync(temporary)
+
+
+@contextmanager
+def _renamed(path: Path, size: int) -> Iterator[Path]:
+    """Yield the path of a file to write and to make durable, as `replacing` does."""
+    with writing(path, size):
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)  # another process may just have made it
+            sync(path.parent.parent)
+        _remove_leftovers(path.parent.absolute())
+        temporary = path.with_name(f"{path.name}.{_host()}.{os.getpid()}.tmp")
+        try:
+            yield temporary
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        sync(path.parent)
+
+
+@functools.lru_cache(maxsize=1_000)  # looks once: a folder may hold thousands of files
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files that dead processes of this machine have left in a folder."""
+    with suppress(OSError):  # they are in nobody's way
+        for path in folder.glob(f"*.{_host()}.*.tmp"):
+            number = path.name.split(".")[-2]
+            if number.isdecimal() and not _lives(int(number)):
+                path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
+
+
+@functools.cache
+def _host() -> str:
+    """Return what keeps apart machines and containers that share a folder.
+
+    The number of a process says nothing where its processes are numbered otherwise.
+    """
+    numbering = ""
+    with suppress(OSError):
+        numbering = os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(f'{platform.node()} {numbering}'.encode()):08x}"
 
 
 @contextmanager
@@ -97,9 +200,78 @@ def uninterrupted() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, or leave it as it was; durable on return."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    """Replace `path` by `content`, or leave it as it was; durable on return.
+
+    Raises:
+        Unwritable: as for `replacing`.
+    """
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, bytes | NDArray[Any]]) -> None:
+    """Replace files, arrays as .npy, once there is room for all; an error before leaves all as is.
+
+    They get their names in the order given, so that the last can stand for all; durable on return.
+
+    Raises:
+        Unwritable: as for `replacing`.
+    """
+    sizes = [len(each) if isinstance(each, bytes) else each.nbytes for each in contents.values()]
+    with ExitStack() as stack:
+        for number, (path, content) in reversed(list(enumerate(contents.items()))):
+            temporary = stack.enter_context(_renamed(path, sum(sizes[: number + 1])))
+            with temporary.open("wb") as file:
+                if isinstance(content, bytes):
+                    file.write(content)
+                else:  # to a file as such, NumPy writes so that its errors name no reason
+                    np.save(SimpleNamespace(write=file.write), content, allow_pickle=False)
+            sync(temporary)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file; durable on return. An error leaves the lines before it as they were.
+
+    Raises:
+        Unwritable: the file cannot be written.
+    """
+    with writing(path, len(line)), path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            content = f"{line}\n".encode()
+            while content:
+                content = content[file.write(content) :]
+            sync(path)
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def encoded(text: str) -> bytes:
+    """Return text as UTF-8, and names of files in it as they are on the disk."""
+    return text.encode(errors=ANY_TEXT)
+
+
+def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Encode what an encoding lacks: bytes of file names as they are in UTF-8, others as escapes.
+
+    An escape keeps two names apart, which a question mark would not.
+    """
+    assert isinstance(error, UnicodeEncodeError)
+    if error.encoding == "utf-8":
+        with suppress(UnicodeEncodeError):
+            return codecs.lookup_error("surrogateescape")(error)
+    return codecs.backslashreplace_errors(error)
+
+
+ANY_TEXT = "fed_dpsd"  # how streams and files treat what their encoding lacks
+codecs.register_error(ANY_TEXT, _any_text)
+
+
+def print_any_text() -> None:
+    """Let stdout and stderr take any text, whatever their encoding is."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook's take any text
+            stream.reconfigure(errors=ANY_TEXT)
 
 
 def json_of(content: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,8 @@ Heavy libraries are imported inside functions: the process that only hands out t
 import collections
 import copy
 import os
+import shutil
+import subprocess
 
 import pytest
 
@@ -57,6 +59,26 @@ def pytest_collection_modifyitems(items):
         if cases[test] % 4:
             item.add_marker("no_cover")
         cases[test] += 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder that is a disk of its own, and a function that makes it so many bytes large.
+
+    Skips the test where none may be mounted, as without root.
+    """
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(size, *how):
+        options = ",".join([*how, f"size={size}"])
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    if not shutil.which("mount") or not mount(300_000):
+        pytest.skip("no disk may be mounted here")
+    yield folder, lambda size: mount(size, "remount")
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,10 +1,18 @@
 """Hospitals to test with: their files, and a grid on which each runs the real client code."""
 
+import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 
 import client_app
 from fed_dpsd.accounts.secret import exchange_key, secret_of
@@ -18,6 +26,21 @@ from fed_dpsd.server.run_folder import new_run_folder
 CLIENT_APP = Path(client_app.__file__)
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+
+
+def private_key(key):
+    """The content of a file with a private key, as ssh-keygen writes it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def certificate(key, days=30):
+    """The content of a file with a certificate that a key has signed; it ends in so many days."""
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    now = datetime.datetime.now(datetime.UTC)
+    builder = builder.not_valid_before(now - datetime.timedelta(days=60))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def site_file(folder, client=0, **changes):

@@ -32,7 +32,7 @@ LADDER = (
 APART = {  # rooms that know less than their place on the ladder would let them
     "privacy": {"privacy"},
     "report": {"config", "errors", "report", "storage"},
-    "storage": {"storage"},
+    "storage": {"errors", "storage"},
     "errors": {"errors"},
     "protocol": {"errors", "protocol"},
     "streams": {"streams"},

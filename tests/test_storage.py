@@ -1,5 +1,6 @@
 """Files after a crash: the old one or the new one, and where everything lies."""
 
+import errno
 import io
 import json
 import os
@@ -10,7 +11,18 @@ import numpy as np
 import pytest
 
 from fed_dpsd import storage
-from fed_dpsd.storage import client_name, npz_of, remove, write_atomically, write_json
+from fed_dpsd.errors import UserError
+from fed_dpsd.storage import (
+    Unwritable,
+    append_line,
+    client_name,
+    npz_of,
+    remove,
+    replacing,
+    write_atomically,
+    write_json,
+    write_together,
+)
 from tests.forks import finished, fork
 
 
@@ -64,7 +76,12 @@ def test_a_file_is_durable_before_it_has_its_name_and_its_name_on_return(tmp_pat
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     write_atomically(tmp_path / "folder" / "file", b"content")
-    assert calls == [tmp_path.name, f"file.{os.getpid()}.tmp", "-> file", "folder"]
+    assert calls == [
+        tmp_path.name,
+        f"file.{storage._host()}.{os.getpid()}.tmp",
+        "-> file",
+        "folder",
+    ]
 
 
 def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(tmp_path):
@@ -104,6 +121,120 @@ def test_two_processes_may_make_a_folder_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "exists", lambda self: self != path.parent and exists(self))
     write_atomically(path, b"whole")
     assert path.read_bytes() == b"whole"
+
+
+def _old(folder):
+    contents = {folder / name: b"old" for name in ("card.json", "labels.npy", "student")}
+    write_together(contents)
+    return contents
+
+
+def _failing_at(monkeypatch, number, cause):
+    """Have the disk refuse from one file on, once all of it is written: the latest it can."""
+    calls, sync = [], storage.sync
+
+    def refused(path):
+        calls.extend([path] * (not path.is_dir()))
+        if len(calls) > number and not path.is_dir():
+            raise OSError(cause, os.strerror(cause))
+        sync(path)
+
+    monkeypatch.setattr(storage, "sync", refused)
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (errno.ENOSPC, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+        (errno.EDQUOT, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+        (errno.EACCES, "{}/.* cannot be written \\(Permission denied\\); choose another folder"),
+        (errno.EROFS, "{}/.* cannot be written \\(Read-only file system\\); choose another folder"),
+    ],
+)
+@pytest.mark.parametrize("number", range(4))
+def test_a_disk_that_refuses_any_of_several_files_leaves_all_as_they_were(
+    tmp_path, monkeypatch, number, cause, words
+):
+    """The control is a disk that refuses none of the three."""
+    old = _old(tmp_path)
+    new = dict(zip(old, (b"new", np.zeros(9), b"newer"), strict=True))
+    _failing_at(monkeypatch, number, cause)
+    if number == 3:
+        monkeypatch.undo()
+        write_together(new)
+        assert (tmp_path / "card.json").read_bytes() == b"new"
+        assert np.array_equal(np.load(tmp_path / "labels.npy"), np.zeros(9))
+    else:
+        with pytest.raises(UserError, match=words.format(tmp_path)):
+            write_together(new)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+def test_a_disk_of_300_kb_says_how_much_is_to_be_freed_and_stays_empty(small_disk):
+    folder, resize = small_disk
+    array = np.random.default_rng(0).integers(0, 256, 2_500_000, np.uint8)
+    with pytest.raises(Unwritable, match=f"no space left in {folder}/data; free 3 MB or more"):
+        write_together({folder / "data" / "images.npy": array, folder / "data" / "labels": b"0"})
+    with pytest.raises(Unwritable, match="free 1 MB or more"):
+        write_atomically(folder / "file", bytes(400_000))
+    with pytest.raises(Unwritable, match="no space"):
+        append_line(folder / "log", "x" * 400_000)
+    assert not any(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert resize(3_000_000)
+    write_together({folder / "data" / "images.npy": array})
+    assert np.array_equal(np.load(folder / "data" / "images.npy"), array)
+
+
+def test_the_home_is_what_is_to_be_moved_if_it_cannot_be_written(monkeypatch):
+    monkeypatch.setenv("FED_DPSD_HOME", "/proc/nope")
+    with pytest.raises(Unwritable, match="^/proc/nope/cache/x cannot be .*set FED_DPSD_HOME to"):
+        write_atomically(storage.home() / "cache" / "x", b"")
+
+
+def test_a_line_that_cannot_be_added_leaves_those_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    append_line(path, "first")
+    _failing_at(monkeypatch, 0, errno.ENOSPC)
+    with pytest.raises(Unwritable, match="no space left"):
+        append_line(path, "second")
+    assert path.read_text() == "first\n"
+    monkeypatch.undo()
+    append_line(path, "third")
+    assert path.read_text() == "first\nthird\n"
+
+
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path):
+    """The first is left by a process that is killed while it writes."""
+
+    def killed():
+        with replacing(tmp_path / "one") as temporary:
+            temporary.write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = fork(killed, tmp_path.with_suffix(".log"))
+    assert finished(child) == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name == f"one.{storage._host()}.{child}.tmp"
+    alive, host = os.getppid(), storage._host()
+    kept = [f"a.{host}.{alive}.tmp", f"b.{host}.1.tmp", f"c.{host}.x.tmp", f"d.{child}.tmp"]
+    kept += [f"e.00000000.{child}.tmp", f"{host}.{child}.tmp.npy"]
+    for name in kept:
+        (tmp_path / name).touch()
+    write_atomically(tmp_path / "two", b"whole")
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "two"}
+
+
+def test_what_an_error_or_ctrl_c_cuts_short_leaves_nothing(tmp_path):
+
+    def write(error):
+        with replacing(tmp_path / "file") as temporary:
+            temporary.write_bytes(b"half")
+            raise error
+
+    for error in (ValueError, KeyboardInterrupt):
+        with pytest.raises(error):
+            write(error)
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_can_be_read_by_people_and_what_is_removed_may_be_gone_already(tmp_path):

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.storage import Unwritable
 
 
 class LedgerError(UserError):
@@ -21,6 +22,8 @@ def usable(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except Unwritable as error:
+        raise LedgerError(f"{error}; until then this client answers nothing") from error
     except (OSError, sqlite3.OperationalError) as error:
         # A statement that does not fit the file's tables, or text that is none, is no trouble of
         # the disk's; SQLite calls it operational nevertheless.
@@ -30,6 +33,11 @@ def usable(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_READONLY_ROLLBACK:
             raise LedgerError(
                 f"a write to the ledger {path} was cut short; the client's next start mends it"
+            ) from error
+        if code == sqlite3.SQLITE_FULL or is_full(error):
+            raise LedgerError(
+                f"no space left for the ledger {path}; free some: until then this client answers "
+                "nothing"
             ) from error
         raise LedgerError(
             f"the ledger {path} cannot be read or written ({error}); free disk space, mend its "

@@ -1,13 +1,14 @@
 """Secrets: a client's noise, and its key for secure sums, follow from one that it never sends."""
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
 import secrets
 from pathlib import Path
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, is_full, one_line
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.noise import KEY_BYTES, SecretStreams
 
@@ -45,19 +46,22 @@ def secret_of(path: Path) -> bytes:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         if not path.exists():
-            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            opener = functools.partial(os.open, mode=0o600)
             try:
-                os.write(file, secrets.token_bytes(KEY_BYTES))
-                os.fsync(file)
+                with open(temporary, "xb", opener=opener) as file:
+                    file.write(secrets.token_bytes(KEY_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                with contextlib.suppress(FileExistsError):
+                    os.link(temporary, path)  # one of several processes wins; all use its secret
             finally:
-                os.close(file)
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)  # one of several processes wins; all use its secret
-            temporary.unlink()
+                temporary.unlink(missing_ok=True)
         if path.stat().st_mode & 0o077:
             raise UserError(f"{path} can be read by others; do `chmod 600 {path}`")
         return path.read_bytes()
     except OSError as error:
+        if is_full(error):
+            raise UserError(one_line(error)) from None
         raise UserError(
             f"the secret {path} cannot be read or written ({error}); see that the user of the "
             "service may do both"

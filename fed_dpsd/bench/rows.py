@@ -117,11 +117,8 @@ def bench(
 
 
 def _save(content: Mapping[str, Any], out: Path | None) -> None:
-    try:
-        if out:
-            write_json(out, content)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror})") from None
+    if out:
+        write_json(out, content)
 
 
 def without_folder(word: str) -> str:

@@ -24,7 +24,8 @@ from fed_dpsd.cli import (
     sweep,
 )
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.errors import ConfigError, ProtocolError, UserError
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_line
+from fed_dpsd.storage import print_any_text
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 an error that you can mend, 2 a command line that cannot be read, "
@@ -207,6 +208,7 @@ _add(
 def main() -> None:
     """Run the command line; an error that the user can mend is one line, with exit code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
+    print_any_text()
     command = get_command(app)
     completion.switch_on()  # after typer's own, which that has switched on
     try:
@@ -215,4 +217,9 @@ def main() -> None:
         whole = (" ".join(str(error).split()),)
         for problem in error.problems if isinstance(error, ConfigError) else whole:
             say_failed(f"error: {problem}")
+        sys.exit(1)
+    except OSError as error:  # of a library's own files
+        if not is_full(error):
+            raise
+        say_failed(f"error: {one_line(error)}")
         sys.exit(1)

@@ -24,17 +24,13 @@ File = Annotated[
 
 def init(file: File) -> None:
     """Write a hospital's file to fill in, with a line on each key."""
-    from fed_dpsd.storage import conf_folder
+    from fed_dpsd.storage import conf_folder, write_atomically
 
-    try:
-        with file.open("x") as opened:
-            opened.write((conf_folder() / "site.yaml").read_text())
-    except FileExistsError:
-        raise UserError(f"{file} exists already; it is not overwritten") from None
-    except FileNotFoundError:
-        raise UserError(f"{file.parent} is not there; make this folder, or give another") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be written ({error.strerror})") from None
+    if file.exists():
+        raise UserError(f"{file} exists already; it is not overwritten")
+    if not file.parent.exists():
+        raise UserError(f"{file.parent} is not there; make this folder, or give another")
+    write_atomically(file, (conf_folder() / "site.yaml").read_bytes())
     print(file.absolute())
 
 

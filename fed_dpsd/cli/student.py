@@ -4,7 +4,6 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -108,7 +107,7 @@ def predict(
     from fed_dpsd.api import load_student
     from fed_dpsd.display import shown
     from fed_dpsd.server.cards import as_markdown
-    from fed_dpsd.storage import replacing
+    from fed_dpsd.storage import ANY_TEXT, replacing
 
     if out is not None and out.exists():
         raise UserError(f"--out {out} exists already; choose another file")
@@ -120,8 +119,6 @@ def predict(
     files, bad = _files(paths), list[Path]()
     header = ["file", "class", "probability", *(student.classes if every_class else ())]
     rows = _predicted(student, files, every_class, bad)
-    if isinstance(sys.stdout, TextIOWrapper):  # a file's name may be no UTF-8
-        sys.stdout.reconfigure(errors="surrogateescape")
     if out is None and sys.stdout.isatty():
         with shown(console):
             listed = list(rows)
@@ -130,18 +127,12 @@ def predict(
         with shown(console):
             _write_csv(sys.stdout, header, rows)
     else:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with (
-                shown(console),
-                replacing(out) as part,
-                part.open("w", encoding="utf-8", errors="surrogateescape") as file,
-            ):
-                _write_csv(file, header, rows)
-        except OSError as error:
-            raise UserError(
-                f"--out {out} cannot be written ({error.strerror}); choose another file"
-            ) from None
+        with (
+            shown(console),
+            replacing(out) as part,
+            part.open("w", encoding="utf-8", errors=ANY_TEXT) as file,
+        ):
+            _write_csv(file, header, rows)
         print(out.absolute())
     if bad:
         raise typer.Exit(1)

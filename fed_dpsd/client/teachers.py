@@ -44,7 +44,6 @@ from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.noise import Noise, SecretStreams
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.progress import reported
-from fed_dpsd.storage import replacing
 from fed_dpsd.streams import Streams
 
 INPUT = "input"  # in the metadata of a cached teacher: the digest of what it was trained on
@@ -321,8 +320,7 @@ class Teachers:
         purpose = noisy if self._noisy else ("teacher batches", shard)
         self._train(teacher, shard, config, *purpose)
         self.watch.check(teacher, shard)
-        with replacing(path) as temporary:
-            write_weights(teacher, temporary, {INPUT: digest} if self._noisy else None)
+        write_weights(teacher, path, {INPUT: digest} if self._noisy else None)
         return teacher.to(CPU)
 
     @property

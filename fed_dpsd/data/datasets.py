@@ -21,7 +21,7 @@ from fed_dpsd.data import sources
 from fed_dpsd.data.intake import Split, some, take
 from fed_dpsd.data.tables import METADATA
 from fed_dpsd.errors import UserError
-from fed_dpsd.storage import replacing, write_atomically
+from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
 TEST_PART = 5  # one record, or patient, of so many is for testing where the data is not divided
@@ -231,9 +231,8 @@ def divide(records: Split) -> tuple[Split, Split]:
 
 def _save(place: Callable[[str], Path], split: Split, about: dict[str, Any]) -> None:
     """Write a split; each file atomically, so that two processes may do so at the same time."""
-    write_atomically(place("about.json"), json.dumps(about).encode())
+    files: dict[Path, Any] = {place("about.json"): json.dumps(about).encode()}
     arrays = {"images": split.images, "patients": split.patients, "labels": split.labels}
-    for name, array in arrays.items():  # labels come last: they make the split complete
-        if array is not None:
-            with replacing(place(f"{name}.npy")) as temporary, temporary.open("wb") as file:
-                np.save(file, array)
+    # Labels come last: they make the split complete.
+    files |= {place(f"{name}.npy"): each for name, each in arrays.items() if each is not None}
+    write_together(files)

@@ -14,7 +14,7 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed
-from fed_dpsd.errors import ProtocolError, one_line
+from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, from_json
 from fed_dpsd.flower.codec import (
     ANSWER,
@@ -76,7 +76,10 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
         else:
             raise ProtocolError(NOT_SIMULATED)
     except Exception as error:
-        logger.exception("client %s failed", client)
+        if isinstance(error, UserError):
+            logger.error("client %s failed: %s", client, one_line(error))
+        else:
+            logger.exception("client %s failed", client)
         cause = one_line(error) if cause_is_public else "see its log"
         about["error"] = f"client {client} failed: {cause}"
         replies = {}

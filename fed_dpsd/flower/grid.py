@@ -38,6 +38,7 @@ from fed_dpsd.flower.codec import (
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep, compare_classes
 from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.storage import append_line
 
 ATTEMPTS = 3
 OUT_OF_REACH = {
@@ -220,8 +221,7 @@ class GridFederation(HostedFederation):
             "refused": {c: a.reason for c, a in answers.items() if isinstance(a, Refusal)},
             "seconds": round(seconds, 3),
         }
-        with (self._run_folder / "asks.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(self._run_folder / "asks.jsonl", json.dumps(line))
 
     def diagnose(self) -> Iterator[NDArray[np.float32]]:
         """Yield the exact probabilities of each client's teachers on the test split.

@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -24,7 +25,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.storage import write_atomically
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -47,7 +49,12 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
         authority: certificate of the coordinator's authority.
         key: the node's private key.
         port: of the node's own processes on this machine.
+
+    Raises:
+        UserError: the certificate or the key is none that Flower can use; nothing was started.
     """
+    check_certificate(authority)
+    check_key(key)
     from fed_dpsd.accounts.secret import secret_of
     from fed_dpsd.simulation.superlink import QUIET
 
@@ -69,6 +76,55 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
         time.sleep(AGAIN_SECONDS)
 
 
+def check_certificate(path: Path) -> None:
+    """Check that a file holds certificates.
+
+    Raises:
+        UserError: it cannot be read, or holds none.
+    """
+    from cryptography import x509
+
+    try:
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"--certificate {path} cannot be read ({reason_of(error)})") from None
+    except ValueError:
+        raise UserError(
+            f"--certificate {path} is no certificate in PEM format; ask the coordinator for the "
+            "ca.crt of its certificate authority"
+        ) from None
+
+
+def check_key(path: Path) -> None:
+    """Check that a file is a key that Flower can sign with; otherwise its node never connects.
+
+    Raises:
+        UserError: it is none; the message has the command that makes one, in a new file.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        content = path.read_bytes()
+        key = load_ssh_private_key(content, None)
+        problem = "" if isinstance(key, ec.EllipticCurvePrivateKey) else "is no ECDSA key"
+    except OSError as error:
+        problem = f"cannot be read ({reason_of(error)})"
+    except TypeError:
+        problem = "has a passphrase"
+    except (ValueError, UnsupportedAlgorithm):
+        public = content.startswith((b"ssh-", b"ecdsa-", b"sk-"))
+        problem = "is the public half of a key" if public else "is no private key of OpenSSH's"
+    if problem:
+        new = path.with_name(f"{path.stem}_ecdsa")
+        raise UserError(
+            f"--node-key {path} {problem}; give an ECDSA key without a passphrase, such as that of "
+            f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator '
+            "registers its .pub"
+        )
+
+
 def _failed(command: list[str], settings: dict[str, str]) -> bool:
     """Run a node until it ends, and end it with this process; return whether it failed."""
     try:
@@ -83,7 +139,6 @@ def _failed(command: list[str], settings: dict[str, str]) -> bool:
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Write commands that stand for Flower's into `folder`; return `base` with them on its path."""
-    folder.mkdir(parents=True, exist_ok=True)
     _write(folder / CLIENT, f"{importing()}; pass_on()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
@@ -98,7 +153,7 @@ def importing() -> str:
 
 
 def _write(path: Path, program: str) -> None:
-    path.write_text(f"#!{sys.executable}\n{program}\n")
+    write_atomically(path, f"#!{sys.executable}\n{program}\n".encode())
     path.chmod(0o755)
 
 

@@ -10,6 +10,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from fed_dpsd.storage import write_atomically
+
 POSITIONS = "class_token", "pos_embedding"  # of vision transformers
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -76,9 +78,13 @@ def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
 
 
 def write_weights(module: nn.Module, path: Path, facts: dict[str, str] | None = None) -> None:
-    """Write a module's tensors to a safetensors file, for `read_weights` and `read_facts`."""
+    """Write a module's tensors to a safetensors file, for `read_weights` and `read_facts`.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     weights = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
-    safetensors.torch.save_file(weights, path, facts)
+    write_atomically(path, safetensors.torch.save(weights, facts))
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:

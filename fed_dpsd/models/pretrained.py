@@ -20,7 +20,7 @@ from fed_dpsd.models import efficientnet
 from fed_dpsd.models.fixed_features import Remembering, memory_for
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.privacy.lattice import places_agree
-from fed_dpsd.storage import replacing
+from fed_dpsd.storage import write_together
 
 # Norm of a row of features: with DP-SGD's default rate and clipping 6 was best among 1 to 40.
 LENGTH = 6.0
@@ -115,10 +115,9 @@ class Memory:
 
     def _write(self, folder: Path) -> None:
         path = folder / f"{os.getpid()}-{os.urandom(4).hex()}-{next(self._numbers)}.hashes.npy"
-        with replacing(_rows_beside(path)) as temporary, temporary.open("wb") as file:
-            np.save(file, np.stack(list(self._unwritten.values())))
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.save(file, np.array([np.frombuffer(key, np.uint8) for key in self._unwritten]))
+        rows = np.stack(list(self._unwritten.values()))
+        keys = np.array([np.frombuffer(key, np.uint8) for key in self._unwritten])
+        write_together({_rows_beside(path): rows, path: keys})
         self._unwritten.clear()
 
 

@@ -11,9 +11,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fed_dpsd.errors import UserError
 from fed_dpsd.report.figure import WIDTH, add_legend, look
-from fed_dpsd.storage import write_atomically
+from fed_dpsd.storage import encoded, write_atomically
 
 Row = Mapping[str, Any]
 NONE = "-"
@@ -49,11 +48,7 @@ def write_table(rows: Sequence[Row], path: Path) -> Path:
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
+    write_atomically(path, encoded(text.getvalue()))
     return path
 
 
@@ -170,10 +165,7 @@ def write_markdown(lines: Sequence[Sequence[str]], path: Path) -> Path:
     """
     head, *rest = lines
     text = [f"| {' | '.join(each)} |" for each in (head, ["---"] * len(head), *rest)]
-    try:
-        write_atomically(path, ("\n".join(text) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
+    write_atomically(path, encoded("\n".join(text) + "\n"))
     return path
 
 

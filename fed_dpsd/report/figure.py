@@ -5,8 +5,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fed_dpsd.errors import UserError
 from fed_dpsd.report.settings import ALPHA, Setting, names
+from fed_dpsd.storage import replacing
 
 # Okabe and Ito's colours, which colour-blind people can also tell apart; the palest is last.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9", "#f0e442")
@@ -64,9 +64,6 @@ def save(figure: Figure, path: Path) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200, metadata={"Software": None})
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=200, metadata={"Software": None})
     return path

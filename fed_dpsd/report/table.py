@@ -21,6 +21,7 @@ from fed_dpsd.report.settings import (
     Setting,
     apart,
 )
+from fed_dpsd.storage import encoded, write_atomically, writing
 
 FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
 SUMMARY_START = "seeds,"
@@ -205,11 +206,9 @@ def replace_own(path: Path, text: str, start: str) -> Path:
     Raises:
         UserError: the report did not write the existing file, or it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.read_text().startswith(start):
-            raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
-        path.write_text(text)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose --out") from None
+    with writing(path):
+        own = not path.exists() or path.read_bytes().startswith(encoded(start))
+    if not own:
+        raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
+    write_atomically(path, encoded(text))
     return path

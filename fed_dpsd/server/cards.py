@@ -24,7 +24,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.storage import json_of, write_atomically
+from fed_dpsd.storage import encoded, json_of
 
 POST_PROCESSING = (
     "This artefact is computed from what the clients released and from what is public (settings, "
@@ -157,10 +157,12 @@ def _of_teachers(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
     )
 
 
-def write_cards(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write privacy_card.json and PRIVACY.md to a folder."""
-    write_atomically(folder / "privacy_card.json", json_of(card))
-    write_atomically(folder / "PRIVACY.md", as_markdown(card).encode())
+def cards_in(folder: Path, card: Mapping[str, Any]) -> dict[Path, bytes]:
+    """Return the content of privacy_card.json and PRIVACY.md in a folder."""
+    return {
+        folder / "privacy_card.json": json_of(card),
+        folder / "PRIVACY.md": encoded(as_markdown(card)),
+    }
 
 
 def as_markdown(card: Mapping[str, Any]) -> str:

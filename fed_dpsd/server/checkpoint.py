@@ -24,7 +24,6 @@ def save(folder: Path, state: State) -> None:
     The newest part of the bank is written first, then the tensors. The JSON file comes last; it
     makes the checkpoint count. Then states older than the last two are removed.
     """
-    (folder / "bank").mkdir(parents=True, exist_ok=True)
     digests = []
     if state.bank:
         # safetensors writes an array's memory as it lies, and would exchange rows and columns.

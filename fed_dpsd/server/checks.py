@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fed_dpsd.accounts.account import shortfall
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, is_full
 from fed_dpsd.experiment import Experiment, largest_partition
 
 
@@ -47,8 +47,9 @@ def require_writable(key: str, folder: Path) -> None:
             raise NotADirectoryError
         with tempfile.TemporaryFile(dir=there):
             pass
-    except OSError:
-        raise UserError(f"{key}={folder} is not writable; choose another folder") from None
+    except OSError as error:
+        reason = "no space left" if is_full(error) else "not writable"
+        raise UserError(f"{key}={folder} is {reason}; choose another folder") from None
 
 
 def nearest(folder: Path) -> Path:

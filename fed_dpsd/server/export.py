@@ -15,11 +15,11 @@ from fed_dpsd.experiment import test_split
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
-from fed_dpsd.server.cards import write_cards
+from fed_dpsd.server.cards import cards_in
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.hub_cards import model_card
 from fed_dpsd.server.student import FACTS, Student, student_of
-from fed_dpsd.storage import json_of, write_atomically
+from fed_dpsd.storage import encoded, json_of, write_together
 from fed_dpsd.streams import Streams
 
 NAME = "student"
@@ -67,18 +67,11 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
     files[path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "compared": compared or None}
     card = {"artefact": f"the student in {' and '.join(sorted(files))}", **(student.card or {})}
     card["files"] = files
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_cards(folder, card)  # comes first: by this card a later export knows the folder
-        if not (folder / "README.md").exists():  # it may have been edited by hand
-            text = model_card(run, path.name, student.classes, card)
-            write_atomically(folder / "README.md", text.encode())
-        write_atomically(folder / "config.json", json_of(_config(student)))
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}); choose another folder"
-        ) from None
+    contents = cards_in(folder, card)  # they come first: by them a later export knows the folder
+    if not (folder / "README.md").exists():  # it may have been edited by hand
+        text = model_card(run, path.name, student.classes, card)
+        contents[folder / "README.md"] = encoded(text)
+    write_together(contents | {folder / "config.json": json_of(_config(student)), path: content})
     return Exported(path, compared)
 
 

@@ -35,7 +35,7 @@ from fed_dpsd.protocol import (
 )
 from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
-from fed_dpsd.storage import npz_of, write_atomically
+from fed_dpsd.storage import npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
 OF_ROUNDS = ("answers", "train")  # kinds that cohorts are asked, by the number of the round
@@ -52,8 +52,9 @@ def _locked(run_folder: Path) -> IO[bytes]:
     Raises:
         InUse: another process goes on with it now.
     """
-    run_folder.mkdir(parents=True, exist_ok=True)
-    lock = (run_folder / "lock").open("wb")
+    with writing(run_folder / "lock"):
+        run_folder.mkdir(parents=True, exist_ok=True)
+        lock = (run_folder / "lock").open("wb")
     try:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

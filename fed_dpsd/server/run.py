@@ -1,8 +1,8 @@
 """The loop around every method: evaluation, logs, checkpoints, resume and the summary, once."""
 
+import contextlib
 import functools
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from fed_dpsd.server.summary import (
     record_round,
 )
 from fed_dpsd.server.trackers import Tracking
-from fed_dpsd.storage import remove, write_json
+from fed_dpsd.storage import Unwritable, append_line, remove, write_json
 from fed_dpsd.streams import Streams
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -79,7 +79,9 @@ def run(
         summary["seconds"]["total"] = time.perf_counter() - started
         summary["queries"] |= {name: getattr(federation, name) for name in TRAVELLED}
         add_privacy(summary, experiment, folder)
-        write_json(folder / "summary.json", summary)
+        # What has ended the run matters more than that its summary cannot be written either.
+        with contextlib.suppress(*[Unwritable] * (summary["error"] is not None)):
+            write_json(folder / "summary.json", summary)
         tracking.close(summary)
     return summary
 
@@ -131,10 +133,7 @@ def _run(
         line = _round_line(finished, world, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         line |= _costs(plan, federation.charges, experiment)
-        with log.open("a") as file:  # comes before the checkpoint, which makes the line count
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(log, json.dumps(line))  # before the checkpoint, which makes the line count
         checkpoint.save(folder / "checkpoint", finished.state)
         federation.prune(number)
         progress(line)

@@ -21,7 +21,15 @@ from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import Bank
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.renamed import upgraded
-from fed_dpsd.storage import RUN_NAME, write_atomically, write_json
+from fed_dpsd.storage import (
+    RUN_NAME,
+    Unwritable,
+    json_of,
+    replacing,
+    write_atomically,
+    write_together,
+    writing,
+)
 
 _LIBRARIES = ("flwr", "ray", "torch", "torchvision", "numpy", "hydra-core", "dp-accounting")
 
@@ -40,29 +48,31 @@ def new_run_folder(experiment: Experiment) -> Path:
     """Create the run folder with its configuration; an existing one is never overwritten.
 
     Raises:
-        UserError: the folder exists, or cannot be written.
+        UserError: the folder exists, or cannot be written; then there is none.
     """
     folder = name_run_folder(experiment)
+    if folder.is_dir():
+        remedy = "choose another"
+        if is_run_folder(folder):
+            remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
+        raise UserError(f"run_folder={folder} exists already; {remedy}")
     try:
-        folder.mkdir(parents=True)
-        write_json(folder / "versions.json", versions())
-        write_atomically(folder / RUN_NAME, folder.name.encode())
-        # This file is written last: it makes the folder a run folder.
-        write_atomically(
-            folder / "config.yaml", yaml.safe_dump(json.loads(experiment.to_json())).encode()
-        )
-    except OSError as error:
-        if folder.is_dir() and isinstance(error, FileExistsError):
-            remedy = "choose another"
-            if is_run_folder(folder):
-                remedy += f", or go on with the run in it: fed-dpsd resume {folder}"
-            raise UserError(f"run_folder={folder} exists already; {remedy}") from None
-        typed = f"out={folder.parent}"
-        if experiment.config.run_folder:
-            typed = f"run_folder={folder}"
-        raise UserError(
-            f"{typed} is not writable ({error.strerror}); choose another folder"
-        ) from None
+        with writing(folder):
+            folder.mkdir(parents=True)
+        files = {
+            folder / "versions.json": json_of(versions()),
+            folder / RUN_NAME: os.fsencode(folder.name),
+            # This file comes last: it makes the folder a run folder.
+            folder / "config.yaml": yaml.safe_dump(json.loads(experiment.to_json())).encode(),
+        }
+        try:
+            write_together(files)
+        except Unwritable:
+            folder.rmdir()
+            raise
+    except Unwritable as error:
+        typed = f"run_folder={folder}" if experiment.config.run_folder else f"out={folder.parent}"
+        raise UserError(f"{typed}: {error}") from None
     return folder
 
 
@@ -158,6 +168,6 @@ def save_samples(folder: Path, bank: Bank, number: int) -> None:
     """Write a PNG grid of the round's first 64 synthetic images."""
     from torchvision.utils import save_image  # takes seconds to import; only a server needs it
 
-    (folder / "samples").mkdir(exist_ok=True)
     images = to_unit(bank.images[:64], torch.device("cpu"))
-    save_image(images, folder / "samples" / f"round_{number:05d}.png", nrow=8)
+    with replacing(folder / "samples" / f"round_{number:05d}.png") as temporary:
+        save_image(images, temporary, format="png", nrow=8)

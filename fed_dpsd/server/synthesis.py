@@ -26,11 +26,11 @@ from fed_dpsd.methods.method import Method, World, below
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.cards import privacy_card_of, write_cards
+from fed_dpsd.server.cards import cards_in, privacy_card_of
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.hub_cards import dataset_card
 from fed_dpsd.server.student import Student, student_of
-from fed_dpsd.storage import write_atomically
+from fed_dpsd.storage import encoded, write_together
 from fed_dpsd.streams import Streams
 
 Source = Literal["generator", "questions"]
@@ -87,13 +87,8 @@ def synthesize(
         "files": {path.name: {"sha256": hashlib.sha256(content).hexdigest()}},
     }
     text = dataset_card(run, path.name, number, origin, labels, card)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_cards(path.parent, card)
-        write_atomically(path.parent / "README.md", text.encode())
-        write_atomically(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror}); choose another") from None
+    readme = {path.parent / "README.md": encoded(text)}
+    write_together(cards_in(path.parent, card) | readme | {path: content})
     return Synthetic(path, origin)
 
 

@@ -29,7 +29,7 @@ from fed_dpsd.simulation.clients import with_patients
 from fed_dpsd.simulation.rehearsed_sites import agreeing, write_site
 from fed_dpsd.simulation.superlink import QUIET, run_flwr
 from fed_dpsd.simulation.sweep_grid import require_one_run
-from fed_dpsd.storage import app_folder
+from fed_dpsd.storage import app_folder, writing
 
 PORT = 9192
 START_SECONDS = 90.0
@@ -82,7 +82,8 @@ class Rehearsal:
         self.hosts = hosts
         self._prefix = f"fd{os.getpid() % 10_000}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
         facts = {**agreeing(self.experiment, overrides), **settings}
         for number, indices in enumerate(partitions(self.experiment)):

@@ -36,7 +36,7 @@ from fed_dpsd.server.summary import (
 )
 from fed_dpsd.simulation.repeat import command_of
 from fed_dpsd.simulation.sweep import PLACES, TABLE, Cell, write_tables
-from fed_dpsd.storage import client_name
+from fed_dpsd.storage import client_name, writing
 
 REPORTED = (
     "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
@@ -64,10 +64,8 @@ def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
         tables.append(table)
     apart = _apart([cell.experiment for cells in written.values() for cell in cells])
     for table, cells in written.items():
-        try:
+        with writing(table):
             table.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{table} cannot be written ({error.strerror}); choose --out") from None
         known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
         own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
         write_tables(

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run_folder import is_run_folder, read_log
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.placement import Placement
-from fed_dpsd.storage import app_folder
+from fed_dpsd.storage import app_folder, write_atomically
 
 MARKER = "FED_DPSD_SIMULATION"
 START_TIMEOUT = 60.0
@@ -104,11 +103,12 @@ def run_app(
                 status = _wait(place, environment, run_id, experiment, folder, progress)
             return _outcome(folder, status, (place / "superlink.log").read_text(errors="replace"))
         except SimulationFailed as error:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (place / "superlink.log").exists():
-                shutil.copy(place / "superlink.log", folder / "flower.log")
-            if not (folder / "summary.json").exists():
-                write_failure(experiment, folder, "flower", error)
+            with contextlib.suppress(UserError):  # why the run failed comes first
+                if (place / "superlink.log").exists():
+                    content = (place / "superlink.log").read_bytes()
+                    write_atomically(folder / "flower.log", content)
+                if not (folder / "summary.json").exists():
+                    write_failure(experiment, folder, "flower", error)
             raise
         except (KeyboardInterrupt, SystemExit) as stop:
             if is_run_folder(folder) and read_summary(folder).get("status") != "completed":

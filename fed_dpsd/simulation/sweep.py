@@ -30,7 +30,7 @@ from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED
 from fed_dpsd.simulation.sweep_grid import expand, names
-from fed_dpsd.storage import write_atomically
+from fed_dpsd.storage import encoded, write_together, writing
 
 # Names of classes are as little a part of a run as the place of its data.
 PLACES = (
@@ -191,10 +191,8 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
         UserError: a folder or a table cannot be written, or a file is no table of a sweep.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
-        try:
+        with writing(parent):
             parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _unwritable(parent, error) from None
     write_tables(table, cells)
     failed: dict[str, str] = {}
     waiting, begun = list(cells), [cell for cell in cells if not cell.finished]
@@ -241,10 +239,8 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 
     The lock of a process that dies is released.
     """
-    try:
+    with writing(path):
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise _unwritable(path, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         mine = True
@@ -254,10 +250,6 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
         yield mine
     finally:
         os.close(descriptor)
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path} cannot be written ({error.strerror}); choose another folder")
 
 
 # --- the tables ---
@@ -277,17 +269,20 @@ def write_tables(path: Path, cells: Sequence[Cell]) -> None:
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
         finished = [cell for cell in cells if cell.finished]
-        _merge(path, ("key",), {cell.key: [_row(cell, swept)] for cell in finished})
+        rows = {cell.key: [_row(cell, swept)] for cell in finished}
+        files = {path: _merged(path, ("key",), rows)}
         for name, columns, rows_of in (
             ("rounds", ROUNDS, _rounds),
             ("confusion", CONFUSION, _confusion),
         ):
             beside = path.with_stem(f"{path.stem}_{name}")
-            _merge(beside, columns, {cell.key: rows_of(cell) for cell in finished})
+            rows = {cell.key: rows_of(cell) for cell in finished}
+            files[beside] = _merged(beside, columns, rows)
+        write_together(files)
 
 
-def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> None:
-    """Put rows, by key, into a file: where the first of them stands now, or at its end."""
+def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
+    """Return a table with rows, by key, put where the first of them stands now, or at its end."""
     before, old = _read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -297,10 +292,7 @@ def _merge(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]
     writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    try:
-        write_atomically(path, text.getvalue().encode())
-    except OSError as error:
-        raise _unwritable(path, error) from None
+    return encoded(text.getvalue())
 
 
 def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:

@@ -1,5 +1,6 @@
 """Ledgers: what is charged stays charged, and what is damaged is not believed."""
 
+import contextlib
 import io
 import json
 import multiprocessing
@@ -675,6 +676,27 @@ def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, file,
     assert digests(again) == [*"ab"[: 1 + charged], "c"]
     with again.transaction():
         assert (again.stored("b") is not None) == stored
+
+
+def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
+    small_disk,
+):
+    """A disk of 300 kB, so the kernel itself says that it is full; then there are 3 MB."""
+    folder, resize = small_disk
+    file = FileLedger(folder, 3, "digits")
+    charged = []
+    message = r"no space left for the ledger .*client_003.*free some"
+    with contextlib.suppress(LedgerError):
+        for number in range(10_000):
+            charge(file, f"{number:064d}")
+            charged.append(f"{number:064d}")
+    with pytest.raises(LedgerError, match=message):
+        charge(file, "more")
+    assert 10 < len(charged) < 10_000
+    assert digests(FileLedger(folder, 3, "digits")) == charged
+    assert resize(3_000_000)
+    charge(file, "more")
+    assert digests(FileLedger(folder, 3, "digits")) == [*charged, "more"]
 
 
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):

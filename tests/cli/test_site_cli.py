@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fed_dpsd.client import check
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.teachers import Teachers
-from tests.hospitals import site_file
+from tests.hospitals import certificate, private_key, site_file
 
 SMALL = ("training.steps=3", "model.teacher_width=4")
 
@@ -186,8 +187,9 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
     monkeypatch.setattr("fed_dpsd.flower.supernode.AGAIN_SECONDS", 0.01)
     monkeypatch.setattr("fed_dpsd.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")
-    for name in ("ca.crt", "key"):
-        (tmp_path / name).touch()
+    key = ec.generate_private_key(ec.SECP384R1())
+    (tmp_path / "ca.crt").write_bytes(certificate(key))
+    (tmp_path / "key").write_bytes(private_key(key))
     commands = open_file(file).folder / "commands"
     commands.mkdir(parents=True)
     (commands / "flower-supernode").write_text(

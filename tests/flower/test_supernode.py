@@ -1,6 +1,7 @@
 """A hospital's node runs the hospital's own code, and quickly."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,11 +9,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.supernode.runtime import run_clientapp
 
 import client_app
+from fed_dpsd.errors import UserError
 from fed_dpsd.flower import supernode
-from tests.hospitals import site_file
+from tests.hospitals import certificate, private_key, site_file
 
 STUB = f"""
 {supernode.importing()}
@@ -166,3 +170,73 @@ def test_what_is_prepared_is_what_a_site_allows(keeper):
     """Before a command comes: fixed features are computed, and Flower's client is imported."""
     assert call(keeper.settings, "prepared").wait(30) == 0
     assert "1 set()\n" in (keeper.folder / "log").read_text().splitlines(keepends=True)
+
+
+# --- what Flower could not use, and would try for ever ---
+
+ECDSA = ec.generate_private_key(ec.SECP384R1())
+KEYS = {
+    "is the public half of a key": ECDSA.public_key().public_bytes(
+        Encoding.OpenSSH, PublicFormat.OpenSSH
+    ),
+    "is no ECDSA key": private_key(rsa.generate_private_key(65_537, 2_048)),
+    "is no ECDSA key ": private_key(ed25519.Ed25519PrivateKey.generate()),
+    "is no private key of OpenSSH's": certificate(ECDSA),
+    "is no private key of OpenSSH's ": b"\x00\xff not a key",
+    "is no private key of OpenSSH's  ": b"",
+}
+
+
+@pytest.mark.parametrize("problem", KEYS)
+def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(tmp_path, problem):
+    path = tmp_path / "my keys" / "node_key.pub"
+    path.parent.mkdir()
+    path.write_bytes(KEYS[problem])
+    with pytest.raises(UserError) as refused:
+        supernode.check_key(path)
+    said = str(refused.value)
+    assert said.startswith(f"--node-key {path} {problem.strip()}; ")
+    command = said.partition("such as that of ")[2].partition("; ")[0]
+    new = path.with_name("node_key_ecdsa")
+    assert command == f"ssh-keygen -t ecdsa -b 384 -N \"\" -f '{new}'"
+    if shutil.which("ssh-keygen"):
+        subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL)
+        supernode.check_key(new)
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
+def test_ecdsa_keys_are_taken(tmp_path, curve):
+    (tmp_path / "key").write_bytes(private_key(ec.generate_private_key(curve)))
+    supernode.check_key(tmp_path / "key")
+
+
+def test_a_certificate_that_is_none_is_named_and_the_coordinator_is_to_give_another(tmp_path):
+    path = tmp_path / "ca.crt"
+    for content in (certificate(ECDSA), certificate(ECDSA, -1), certificate(ECDSA) * 2):
+        path.write_bytes(content)  # an expired one is Flower's to refuse
+        supernode.check_certificate(path)
+    for content in (b"", b"text", private_key(ECDSA)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"--certificate {path} is no certificate in PEM"):
+            supernode.check_certificate(path)
+    for check in (supernode.check_certificate, supernode.check_key):
+        with pytest.raises(UserError, match=f"{tmp_path} cannot be read .Is a directory"):
+            check(tmp_path)
+
+
+def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatch):
+    started = []
+    processes = SimpleNamespace(Popen=lambda *given, **_: started.append(given))
+    monkeypatch.setattr(supernode, "subprocess", processes)
+    site, key = site_file(tmp_path / "site"), tmp_path / "key"
+    (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
+    key.write_bytes(b"")
+    where = (site, tmp_path / "state", "host:1", tmp_path / "ca.crt", key, 9_094)
+    with pytest.raises(UserError, match="is no private key"):
+        supernode.serve(*where)
+    assert not started
+    assert not (tmp_path / "state").exists()
+    monkeypatch.setattr(supernode, "_failed", lambda *_: False)
+    key.write_bytes(private_key(ECDSA))
+    supernode.serve(*where)  # the control: a key that is one
+    assert started

@@ -71,7 +71,7 @@ def test_a_table_has_the_columns_of_all_rows(tmp_path):
     page = attack.write_markdown([["x", "y"], ["1", "2"]], path.with_suffix(".md"))
     assert page.read_text() == "| x | y |\n| --- | --- |\n| 1 | 2 |\n"
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written .*; choose --out"):
+    with pytest.raises(UserError, match="table.csv cannot be written .*; choose another folder"):
         attack.write_table([{"a": 1}], tmp_path / "file" / "table.csv")
 
 

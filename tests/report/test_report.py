@@ -324,5 +324,5 @@ def test_the_figure_is_written_at_twice_the_readmes_width(table, tmp_path):
     path = save(figure, tmp_path / "new" / "curve.png")
     assert Image.open(path).size[0] == 1800
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"curve.png cannot be written .*choose --out"):
+    with pytest.raises(UserError, match=r"curve.png cannot be written .*choose another folder"):
         save(figure, tmp_path / "file" / "curve.png")

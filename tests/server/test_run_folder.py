@@ -1,12 +1,11 @@
 """Run folders: complete or none, never overwritten, and they say what code ran where."""
 
 import json
+import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from fed_dpsd import storage
 from fed_dpsd.errors import UserError
 from fed_dpsd.server import run_folder
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder, read_log
@@ -21,7 +20,9 @@ def test_a_run_folder_is_never_overwritten(small, tmp_path):
 
 def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"out=.*file.* is not writable .*choose another folder"):
+    with pytest.raises(
+        UserError, match=r"out=.*file: .* cannot be written .*choose another folder"
+    ):
         new_run_folder(small(f"out={tmp_path}/file"))
 
 
@@ -73,14 +74,13 @@ def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):
 def test_no_run_folder_counts_before_it_is_complete(small, monkeypatch):
     """config.yaml is what makes it one, so it comes last."""
     written = []
-    original = storage.write_atomically
+    original = os.replace
 
-    def record(path, content):
-        written.append(Path(path).name)
-        original(path, content)
+    def record(temporary, path):
+        written.append(path.name)
+        original(temporary, path)
 
-    monkeypatch.setattr(storage, "write_atomically", record)
-    monkeypatch.setattr(run_folder, "write_atomically", record)
+    monkeypatch.setattr(os, "replace", record)
     new_run_folder(small())
     assert written == ["versions.json", "name", "config.yaml"]
 

@@ -61,7 +61,7 @@ def test_runs_of_the_same_seed_are_set_apart_by_the_keys_that_differ(run, tmp_pa
 
 def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="cannot be written .*; choose --out"):
+    with pytest.raises(UserError, match="results.csv cannot be written .*; choose another folder"):
         tables_of([run], tmp_path / "file")
     (run / "summary.json").unlink()
     with pytest.raises(

@@ -1,0 +1,132 @@
+"""A disk that fills up at any file of any command: one line, and nothing left behind."""
+
+import errno
+import json
+import os
+import re
+import shlex
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fed_dpsd import storage
+from fed_dpsd.accounts.reading import ledgers_in, read
+from tests.conftest import SMALL
+
+TINY = " ".join([*SMALL, "rounds=1"])
+PICTURES = "data=imagefolder data.path=pictures data.shape=[1,8,8]"
+COMMANDS = {  # each with the number of files that it writes, at least
+    "data num_clients=3 cache={new}": 1,
+    f"data {PICTURES} partition=iid num_clients=2 cache={{new}}": 4,
+    "data num_clients=3 --out {new}/parts.png": 1,
+    "export {run} --out {new}": 5,
+    "synthesize {run} --num 8 --out {new}/train.parquet": 4,
+    "predict {model} picture.png --out {new}/all.csv": 1,
+    "site init {here}/site.yaml": 1,
+    "report {run} --out {new}": 5,
+}
+
+
+@pytest.fixture
+def given(fed_dpsd, tmp_path):
+    """The paths that stand in commands; they start from a folder with pictures."""
+    for number in range(12):
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(path)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "picture.png")
+    _, out, _ = fed_dpsd("run", *SMALL, "rounds=1", "run_folder=elsewhere/run")
+    _, exported, _ = fed_dpsd("export", out[-1], "--out", "model")
+    return {"run": out[-1], "model": exported[-1], "here": tmp_path}
+
+
+def _fill(monkeypatch, number):
+    """Let the disk be full from one file on: the file is written, and cannot be kept."""
+    written, sync = [], storage.sync
+
+    def full(path):
+        if not path.is_dir():
+            written.append(path)
+            if len(written) > number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(path)
+
+    monkeypatch.setattr(storage, "sync", full)
+
+
+def _files(folder):
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
+def _each_time(fed_dpsd, given, monkeypatch, caplog, command):
+    """Yield what a command says and leaves while the disk fills up later and later."""
+    for number in range(100):
+        new = given["here"] / f"new{number}"
+        before = _files(given["here"])
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            _fill(patch, number)
+            code, _, err = fed_dpsd(*shlex.split(command.format(**given, new=new)))
+        if code == 0:
+            return
+        assert code == 1
+        said = "\n".join([err, *caplog.messages])
+        assert not re.search(r"Traceback|[Ee]rrno|\w+Error: ", said), said
+        yield err, _files(given["here"]) - before
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_on_a_full_disk_leaves_nothing(fed_dpsd, given, monkeypatch, caplog, command):
+    times = 0
+    for err, left in _each_time(fed_dpsd, given, monkeypatch, caplog, command):
+        (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+        assert re.fullmatch(
+            "error: no space left in /.*; free 1 MB or more, or (choose|set FED_DPSD_HOME to) a "
+            "folder on another disk",
+            line,
+        )
+        # A cache and a report keep files that are whole and stand for themselves.
+        assert not left or command.startswith(("data", "report"))
+        assert not [path for path in left if path.suffix == ".tmp"]
+        times += 1
+    assert times >= COMMANDS[command]
+
+
+@pytest.mark.slow  # a run for each of its files
+def test_a_run_on_a_full_disk_says_so_once(fed_dpsd, given, monkeypatch, caplog):
+    times = 0
+    typed = f"run run_folder={{new}}/run cache={{new}}/cache {TINY}"
+    for err, left in _each_time(fed_dpsd, given, monkeypatch, caplog, typed):
+        said = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(said) == 1, err
+        assert "no space left in /" in err + caplog.text  # a client refuses without its paths
+        assert not [path for path in left if path.suffix == ".tmp"]
+        times += 1
+    assert times >= 10
+
+
+@pytest.mark.parametrize("size", [24_000, 100_000, 140_000])
+def test_a_run_that_a_full_disk_has_stopped_goes_on_to_the_same_bits(
+    fed_dpsd, tmp_path, caplog, small_disk, size
+):
+    """Its ledgers, on that disk too, hold what those of a run that nothing stopped hold."""
+    folder, resize = small_disk
+    resize(size)
+
+    def result(run):
+        ledgers = [
+            [(each.digest, each.releases) for each in read(path)]
+            for path in ledgers_in(run / "ledger").values()
+        ]
+        return json.loads((run / "summary.json").read_text())["student_sha256"], ledgers
+
+    code, _, err = fed_dpsd("run", *SMALL, f"run_folder={folder}/run")
+    assert code == 1
+    assert "no space left" in err + caplog.text
+    assert err.splitlines()[-1].startswith("error: ")
+    assert resize(10_000_000)
+    assert fed_dpsd("resume", str(folder / "run"))[0] == 0
+    assert fed_dpsd("run", *SMALL, f"run_folder={tmp_path}/run")[0] == 0
+    assert result(folder / "run") == result(tmp_path / "run")

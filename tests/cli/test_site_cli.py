@@ -95,6 +95,16 @@ def test_a_check_says_whether_the_budget_lasts(fed_dpsd, tmp_path):
     assert "queries=8 does not last for this run" in err
 
 
+def test_a_check_says_that_a_training_diverges(fed_dpsd, tmp_path):
+    """In a run only the hospital's log would; with the default rate the check passes."""
+    file = site_file(tmp_path / "hospital", training=["plain"], models=["cnn"], budget=1e6)
+    settings = "answers=label", "rounds=1", "teacher.epochs=0", "teacher.min_steps=3"
+    assert fed_dpsd("site", "check", str(file), *settings)[0] == 0
+    code, _, err = fed_dpsd("site", "check", str(file), *settings, "teacher.learning_rate=1e30")
+    assert code == 1
+    assert "client 0's teacher are NaN or infinite; lower teacher.learning_rate (now 1e+30)" in err
+
+
 def test_what_is_held_out_is_of_patients_of_whom_nothing_was_seen(tmp_path, monkeypatch):
     """Forty records of five patients: the eight of one are held out."""
     file = site_file(tmp_path / "hospital", training=["dp_sgd"], models=["scattering"])

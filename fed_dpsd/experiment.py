@@ -41,6 +41,8 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
+# Keys of `teacher` that a training with a learning rate of its own does not read.
+OF_PLAIN_TEACHERS = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum")
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,20 @@ def of_composition(composition: Composition, base: Path | None) -> Experiment:
     """Bind what overrides were composed to, as `from_overrides` does."""
     binder = Binder(lambda: composition.defaults, composition.sources)
     binder.problems += composition.problems
-    return _bind(binder, composition.values, base, written=False)
+    experiment = _bind(binder, composition.values, base, written=False)
+    if hasattr(experiment.training, "learning_rate"):
+        typed, usual = composition.values["teacher"], composition.defaults["teacher"]
+        for key in OF_PLAIN_TEACHERS:
+            if typed[key] != usual[key]:
+                _say_unused(f"teacher.{key}={shown(typed[key])}", experiment.training.name)
+    return experiment
+
+
+@functools.cache
+def _say_unused(setting: str, training: str) -> None:
+    logger.warning(
+        "%s has no effect: training=%s has keys of its own, training.*", setting, training
+    )
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:

@@ -7,8 +7,10 @@ import pytest
 
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import (
+    _say_unused,
     evaluated_on,
     from_json,
+    from_overrides,
     largest_partition,
     load_data,
     partitions,
@@ -90,3 +92,13 @@ def test_labels_that_are_private_divide_no_records(small, override):
     """Otherwise one label would decide which records are trained on, or in which shard."""
     with pytest.raises(ConfigError, match="by (their )?labels, which training=alibi keeps private"):
         small("method=central", "training=alibi", "answers=probabilities", override)
+
+
+def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(tmp_path, caplog):
+    _say_unused.cache_clear()
+    from_overrides(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
+    assert "teacher.learning_rate=1e+30 has no effect: training=dp_sgd has keys" in caplog.text
+    caplog.clear()
+    from_overrides(["training=plain", "teacher.learning_rate=0.1"], tmp_path)
+    from_overrides(["training=dp_sgd", "training.learning_rate=0.1"], tmp_path)
+    assert "has no effect" not in caplog.text

@@ -49,6 +49,32 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     assert not (tmp_path / "hospital" / "state" / "cache").exists()
 
 
+def test_a_check_counts_by_name_and_compares_classes_with_a_coordinators(fed_dpsd, tmp_path):
+    """Any printable name, and the hospital's own labels of each."""
+    names = ["normal", 'é, "x" = {3}']
+    file = site_file(
+        tmp_path / "hospital",
+        classes=names,
+        training=["dp_sgd"],
+        models=["scattering"],
+        queries=10_000,
+    )
+    settings = yaml.safe_load(file.read_text())
+    settings["files"]["labels"] = {str(label): names[label > 6] for label in range(10)}
+    file.write_text(yaml.safe_dump(settings))
+    code, out, err = fed_dpsd("site", "check", str(file), *SMALL)
+    assert (code, err) == (0, "")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out if "│" in line]
+    assert rows == [
+        ["normal", "0, 1, 2, 3, 4, 5, 6", "28"],
+        [names[1], "7, 8, 9", "12"],
+    ]
+    code, _, err = fed_dpsd("site", "check", str(file), *SMALL, "data.classes=[covid,normal]")
+    assert code == 1
+    assert f"the hospital's classes are {names}, the experiment's are ['covid', 'normal']" in err
+    assert "only the hospital has" in err
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [

@@ -287,7 +287,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: the file cannot be read, or holds no mapping; the error says why.
     """
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
     if not isinstance(raw, dict):

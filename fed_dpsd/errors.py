@@ -41,13 +41,13 @@ class ProtocolError(RuntimeError):
 def one_line(error: BaseException) -> str:
     """Return an error as one line: a UserError as it is, any other error with its type.
 
-    A signal that stopped this process is named.
+    A signal that stopped this process is named. The line is valid UTF-8, so that it may travel.
     """
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
     if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
         return "stopped by SIGTERM"
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, UserError):
         return text
     if is_full(error):
@@ -61,6 +61,11 @@ def one_line(error: BaseException) -> str:
             "queries_per_round, num_clients or method.batch_size"
         )
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return text with an escape for what UTF-8 does not have: bytes in names of files."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def is_full(error: BaseException) -> bool:

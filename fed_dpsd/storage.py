@@ -247,8 +247,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def encoded(text: str) -> bytes:
-    """Return text as UTF-8, and names of files in it as they are on the disk."""
-    return text.encode(errors=ANY_TEXT)
+    """Return text as UTF-8, with an escape for what that does not have: bytes in names of files."""
+    return text.encode(errors="backslashreplace")
 
 
 def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -263,7 +263,7 @@ def _any_text(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.backslashreplace_errors(error)
 
 
-ANY_TEXT = "fed_dpsd"  # how streams and files treat what their encoding lacks
+ANY_TEXT = "fed_dpsd"  # how streams treat what their encoding lacks
 codecs.register_error(ANY_TEXT, _any_text)
 
 

@@ -271,3 +271,40 @@ def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
     assert storage.home() == tmp_path / "user" / ".fed-dpsd"
     assert (storage.app_folder() / "pyproject.toml").is_file()
     assert (storage.conf_folder() / "config.yaml").is_file()
+
+
+ODD = "é β \udce9 😀"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [
+        ("utf-8", "é β ".encode() + b"\xe9" + " 😀".encode()),
+        ("latin-1", rb"\xe9 \u03b2 \udce9 \U0001f600".replace(rb"\xe9", b"\xe9")),
+        ("ascii", rb"\xe9 \u03b2 \udce9 \U0001f600"),
+        ("utf-16-le", rb"\udce9"),
+    ],
+)
+def test_streams_take_any_text_in_any_encoding(monkeypatch, encoding, shown):
+    """The control prints the same before streams are told to take it."""
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
+    monkeypatch.setattr("sys.stdout", streams[0])
+    monkeypatch.setattr("sys.stderr", streams[1])
+    with pytest.raises(UnicodeEncodeError):
+        print(ODD)
+    storage.print_any_text()
+    for stream in streams:
+        print(ODD, end="", file=stream, flush=True)
+        if encoding == "utf-16-le":
+            assert shown.decode() in stream.buffer.getvalue().decode(encoding)
+        else:
+            assert stream.buffer.getvalue() == shown
+
+
+def test_text_that_is_no_unicode_is_an_escape_too(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    monkeypatch.setattr("sys.stdout", stream)
+    storage.print_any_text()
+    print("\ud800 \udce9", end="", flush=True)
+    assert stream.buffer.getvalue() == b"\\ud800 \xe9"
+    assert storage.encoded("\ud800 \udce9 é") == rb"\ud800 \udce9 " + "é".encode()

@@ -93,7 +93,8 @@ class Account:
         self._acknowledged: Releases = {}
         self._settings, self._plan = settings, plan
         self._most_queries, self._when_records_change = most_queries, when_records_change
-        self._note = f"{hashlib.sha256(run.encode()).hexdigest()}-run"
+        name = run.encode(errors="surrogatepass")  # names that differ stay so, even if no UTF-8
+        self._note = f"{hashlib.sha256(name).hexdigest()}-run"
         self._plugins = plugins
         self._names = {
             described(stage.mechanism, marked): stage.mechanism.name

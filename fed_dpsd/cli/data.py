@@ -13,6 +13,8 @@ from rich.text import Text
 from fed_dpsd.cli.console import Overrides
 from fed_dpsd.errors import UserError
 
+SHADES = " ░▒▓█"
+
 
 def data(
     overrides: Overrides = None,
@@ -44,8 +46,9 @@ def data(
     table = Table("client", "records", box=None, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(Text(name), justify="right")
+    shades = SHADES if _shows(SHADES) else " " * len(SHADES)
     for client, row in enumerate(counts):
-        cells = (_cell(count, max(1, row.max())) for count in row)
+        cells = (_cell(count, max(1, row.max()), shades) for count in row)
         table.add_row(str(client), f"{row.sum():,}", *cells)
     # In a pipe no line has to fit a screen.
     Console(highlight=False, width=None if sys.stdout.isatty() else 100_000).print(table)
@@ -57,7 +60,15 @@ def data(
         print(figure.save(partition.draw(counts, names), out.absolute()))
 
 
-def _cell(count: int, largest: int) -> str:
+def _cell(count: int, largest: int, shades: str) -> str:
     """Return a class count, shaded by its size relative to the client's largest class."""
-    shade = " ░▒▓█"[min(4, math.ceil(4 * count / largest))]
-    return f"{shade}{count}"
+    return f"{shades[min(4, math.ceil(4 * count / largest))]}{count}"
+
+
+def _shows(text: str) -> bool:
+    """Return whether the encoding of stdout has all of a text."""
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -320,7 +320,8 @@ class Site:
             content += f" {self.summing.tag(ask.digest())}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run
             content += f" {self.account.run}"
-        return hashlib.sha256(content.encode()).hexdigest()
+        # A run's name may be no UTF-8; names that differ stay so.
+        return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
 
     @property
     def _pull(self) -> float:

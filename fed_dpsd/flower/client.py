@@ -32,6 +32,7 @@ from fed_dpsd.flower.codec import (
 from fed_dpsd.models import torch_threads
 from fed_dpsd.protocol import Ask, Refusal, SumStep
 from fed_dpsd.simulation.clients import open_site
+from fed_dpsd.storage import print_any_text
 
 NOT_SIMULATED = (
     "this node is no simulation's, and a client must not take its budget from a message: start its "
@@ -51,6 +52,7 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     A failure travels as one line. It may depend on private data, so outside a simulation the line
     names no cause; the cause stays in the node's own log.
     """
+    print_any_text()
     about: dict[str, str | int | list[str]] = {"code": code_digest(client_app), "error": ""}
     replies: dict[int, Reply | Refusal] = {}
     client, cause_is_public = -1, True

@@ -1,13 +1,15 @@
 """Flower's ServerApp side: a run that `flwr run` has asked for."""
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from fed_dpsd.errors import ProtocolError, UserError, one_line
+from fed_dpsd.errors import ProtocolError, UserError, one_line, printable
 from fed_dpsd.experiment import Experiment, partitions, test_split, unused
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.flower.run_config import as_typed, from_run_config, given
@@ -19,6 +21,7 @@ from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import read_summary, result_line, round_text, write_failure
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
+from fed_dpsd.storage import print_any_text
 
 logger = logging.getLogger("fed_dpsd")
 
@@ -29,6 +32,22 @@ class RunFailed(Exception):
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
 
+@contextlib.contextmanager
+def _printing_utf8() -> Iterator[None]:
+    """Have all that is printed be valid UTF-8: Flower's upload of its log ends at anything else."""
+    print_any_text()
+    streams = (sys.stdout, sys.stderr)
+    former = [stream.write for stream in streams]
+    for stream, write in zip(streams, former, strict=True):
+        stream.write = lambda text, write=write: write(printable(text))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for stream, write in zip(streams, former, strict=True):
+            stream.write = write  # type: ignore[method-assign]
+
+
+@_printing_utf8()
 def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
     """Run the experiment that `flwr run --run-config` asks for, and print its result.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import UserError, printable
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run_folder import is_run_folder, read_log
@@ -236,8 +236,11 @@ def _submit(
     placement: Placement,
 ) -> str:
     """Submit the run and return its id; a file holds its configuration, so that quotes survive."""
+    for key, value in run_config.items():
+        if value != printable(value):
+            raise UserError(f"{key}={value} is no UTF-8, which Flower does not take; rename it")
     lines = (f"{key} = {json.dumps(v, ensure_ascii=False)}\n" for key, v in run_config.items())
-    (place / "run.toml").write_text("".join(lines))
+    (place / "run.toml").write_text("".join(lines), encoding="utf-8")
     settings = [f"num-supernodes={nodes}", "client-resources-num-cpus=1", *placement.resources]
     if environment.get("RAY_ADDRESS", "") not in ("", "local"):
         # Ray joins that cluster, whose nodes know what they have, and refuses to be told it.

@@ -1,6 +1,7 @@
 """Combinations of choices: what does not go together, and what to use in its place."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,6 +300,14 @@ def _label_private(
 
 
 # --- what teaches nothing ---
+
+
+def unread(training: Training, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that set keys of plain teachers where a training has its own keys."""
+    if not hasattr(training, "learning_rate"):
+        return []
+    keys = tuple(f"teacher.{key}=" for key in ("epochs", "min_steps", "learning_rate", "momentum"))
+    return [each for each in overrides if each.startswith((*keys, "teacher.batch_size="))]
 
 
 def cautions(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from fed_dpsd.binder import Binder
 from fed_dpsd.claims import cost
-from fed_dpsd.classes import positions
-from fed_dpsd.combinations import cautions, misfits, name_of
+from fed_dpsd.combinations import cautions, misfits, name_of, unread
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
-from fed_dpsd.data.reader import Columns
-from fed_dpsd.data.sources import LAYOUT, class_names, is_place
+from fed_dpsd.data.sources import LAYOUT, is_place, with_classes
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, World
 from fed_dpsd.models.classifiers import add_networks
@@ -41,8 +39,6 @@ CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
     "epsilon_per_answer": (1e-7, LARGEST_EPSILON),
 }
-# Keys of `teacher` that a training with a learning rate of its own does not read.
-OF_PLAIN_TEACHERS = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum")
 
 
 @dataclass(frozen=True)
@@ -86,27 +82,24 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides, or the values, have problems. No data has been read.
     """
-    return of_composition(read(overrides), base)
+    experiment = of_composition(read(overrides), base)
+    for setting in unread(experiment.training, overrides):
+        _say_unread(setting, experiment.training.name)
+    return experiment
+
+
+@functools.cache
+def _say_unread(setting: str, training: str) -> None:
+    logger.warning(
+        "%s has no effect: training=%s has keys of its own, training.*", setting, training
+    )
 
 
 def of_composition(composition: Composition, base: Path | None) -> Experiment:
     """Bind what overrides were composed to, as `from_overrides` does."""
     binder = Binder(lambda: composition.defaults, composition.sources)
     binder.problems += composition.problems
-    experiment = _bind(binder, composition.values, base, written=False)
-    if hasattr(experiment.training, "learning_rate"):
-        typed, usual = composition.values["teacher"], composition.defaults["teacher"]
-        for key in OF_PLAIN_TEACHERS:
-            if typed[key] != usual[key]:
-                _say_unused(f"teacher.{key}={shown(typed[key])}", experiment.training.name)
-    return experiment
-
-
-@functools.cache
-def _say_unused(setting: str, training: str) -> None:
-    logger.warning(
-        "%s has no effect: training=%s has keys of its own, training.*", setting, training
-    )
+    return _bind(binder, composition.values, base, written=False)
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
@@ -131,7 +124,7 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
             _warn(" and ".join(raw["plugins"]))
     binder.packages = tuple(plugin.package for plugin in plugins)
     if isinstance(raw["data"], Mapping) and not written:
-        raw = {**raw, "data": _with_classes(binder, raw["data"], base)}
+        raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
     facts = raw if config is None else dataclasses.asdict(config)
 
@@ -179,37 +172,6 @@ def _warn(plugins: str) -> None:
         "until somebody has reviewed their code and their proofs",
         plugins,
     )
-
-
-def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) -> dict[str, Any]:
-    """Return the keys of `data` with the names of its classes, and with their number where null.
-
-    They are `classes` or, without these, the names of folders, the labels of a table, or columns of
-    labels; no image is read. Names that are mere numbers from 0 are left out.
-    """
-    number, given = data.get("num_classes"), data.get("classes") or []
-    names, of_labels = given, list(data.get("label_columns") or [])
-    path = data.get("path")
-    if isinstance(path, str) and not given:
-        place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
-        columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
-        try:
-            names = list(class_names(place, columns, number)) if place.is_absolute() else []
-        except UserError as error:
-            # Otherwise, it is reported with the other paths, or when the data is read.
-            if number is None and is_place(place):
-                binder.problems.append(str(error))
-            number = number or 2  # so that problems of other keys are reported too
-    names = names or of_labels
-    if number is None and len(names) < 2:
-        found = f"has one class, {names[0]}" if names else "is needed"
-        binder.problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
-        names, number = [], 2
-    count = len(names) if number is None else number
-    known = isinstance(count, int) and set(names) <= set(positions(count))
-    if not given and (known or len(names) != count):
-        names = []
-    return {**data, "classes": names, "num_classes": count}
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:

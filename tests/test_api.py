@@ -156,16 +156,17 @@ def test_progress_is_lines_where_there_is_no_terminal_or_nothing(folder, capsys,
     output = capsys.readouterr()
     assert output.out == ""
     lines = output.err.splitlines()
-    assert len(lines) == (6 if progress else 0)
+    assert len(lines) == (7 if progress else 0)
     if progress:
         (run_folder,) = (folder / "runs").iterdir()
         assert lines[0] == f"run folder: {run_folder}"
         assert lines[1].startswith(
             "data digits · method fed_dpsd · 2 clients, each with 1 teacher "
         )
-        assert lines[2].startswith("privacy: published 10 (label) · planned ")
-        assert [line.split(" · ")[0] for line in lines[3:5]] == ["round 1/2", "round 2/2"]
-        assert "proven" in lines[5]
+        assert lines[2] == "data: 1,797 images found, 1,797 used"
+        assert lines[3].startswith("privacy: published 10 (label) · planned ")
+        assert [line.split(" · ")[0] for line in lines[4:6]] == ["round 1/2", "round 2/2"]
+        assert "proven" in lines[6]
 
 
 def test_a_notebook_needs_no_widgets(monkeypatch):

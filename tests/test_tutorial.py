@@ -49,7 +49,7 @@ def test_the_tutorial_goes_from_a_folder_of_pictures_to_names_of_classes(command
     trained, tested = re.search(r"(\d+) to train, (\d+) to test, 3 classes", shown).groups()
     assert int(trained) + int(tested) == 198
     assert "circle square triangle" in " ".join(shown.split())
-    assert "2 of 200 images cannot be read and are left out: circle/000" in caplog.text
+    assert "200 files found, 198 used, 2 skipped: 2 unreadable (circle/000" in caplog.text
     assert (tmp_path / "partition.png").is_file()
     command(run)
     command(export)

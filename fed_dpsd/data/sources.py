@@ -1,10 +1,11 @@
 """Places of data sets: `data.path` or the hub, their splits, and the classes that they name."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from fed_dpsd.classes import in_order
+from fed_dpsd.classes import in_order, positions
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data.arrays import ARRAYS, Arrays
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
@@ -228,6 +229,42 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
             f"name or, if they are two classes, say data.classes=[{','.join(names)}]"
         )
     return names
+
+
+def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
+    """Return the keys of `data` with the names of its classes, and with their number where null.
+
+    They are `classes` or, without these, the names of folders, the labels of a table, or columns of
+    labels; no image is read. Names that are mere numbers from 0 are left out.
+
+    Args:
+        data: the keys of `data`, as they were composed.
+        base: the folder that a relative path starts from; None where it must be absolute.
+        problems: the list that problems are added to.
+    """
+    number, given = data.get("num_classes"), data.get("classes") or []
+    names, of_labels = given, list(data.get("label_columns") or [])
+    path = data.get("path")
+    if isinstance(path, str) and not given:
+        place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
+        columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
+        try:
+            names = list(class_names(place, columns, number)) if place.is_absolute() else []
+        except UserError as error:
+            # Otherwise, it is reported with the other paths, or when the data is read.
+            if number is None and is_place(place):
+                problems.append(str(error))
+            number = number or 2  # so that problems of other keys are reported too
+    names = names or of_labels
+    if number is None and len(names) < 2:
+        found = f"has one class, {names[0]}" if names else "is needed"
+        problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
+        names, number = [], 2
+    count = len(names) if number is None else number
+    known = isinstance(count, int) and set(names) <= set(positions(count))
+    if not given and (known or len(names) != count):
+        names = []
+    return {**data, "classes": names, "num_classes": count}
 
 
 def fingerprint(config: DataConfig, split: str) -> str:

@@ -62,7 +62,7 @@ def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
         f"connected: 2 hospitals; all of it is in {tmp_path}/mine",
     ]
     assert lines[2] == f"run folder: {tmp_path}/mine/run"
-    assert lines[4].startswith("privacy: ")
+    assert lines[5].startswith("privacy: ")
     assert [line.split(" · ")[0] for line in lines[5:8]] == [f"round {n}/3" for n in (1, 2, 3)]
     assert lines[8].startswith("student ")
     assert "proven 1,921 (record, add_remove)" in lines[8]

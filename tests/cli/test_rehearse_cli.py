@@ -63,9 +63,9 @@ def test_rounds_are_shown_as_they_end_and_the_result_last(rehearse, tmp_path):
     ]
     assert lines[2] == f"run folder: {tmp_path}/mine/run"
     assert lines[5].startswith("privacy: ")
-    assert [line.split(" · ")[0] for line in lines[5:8]] == [f"round {n}/3" for n in (1, 2, 3)]
-    assert lines[8].startswith("student ")
-    assert "proven 1,921 (record, add_remove)" in lines[8]
+    assert [line.split(" · ")[0] for line in lines[6:9]] == [f"round {n}/3" for n in (1, 2, 3)]
+    assert lines[9].startswith("student ")
+    assert "proven 1,921 (record, add_remove)" in lines[9]
     assert "fed-dpsd export mine/run" in err
     assert lines[-1].endswith("fed-dpsd privacy ledger mine/hospital0/state/ledger")
 

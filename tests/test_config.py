@@ -1,7 +1,5 @@
 """Composition and its errors: each names key, value and remedy, and all come at once."""
 
-import re
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +13,6 @@ from fed_dpsd.storage import conf_folder
 from tests.shapes import write_shapes
 
 YAMLS = sorted(conf_folder().glob("*/*.yaml"))
-PACKAGE = "# @package _global_"
 
 
 def problems(tmp_path, *overrides):
@@ -37,22 +34,6 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         overrides.append("method=central")
     experiment = from_overrides(overrides, tmp_path)
     assert experiment.config.num_clients >= 1
-
-
-@pytest.mark.parametrize("path", sorted(conf_folder().rglob("*.yaml")), ids=lambda path: path.stem)
-def test_every_yaml_begins_with_a_sentence_and_has_short_lines(path):
-    """Hydra reads a package only from the first line; the sentence is then the second.
-
-    Experiments set keys of any group; some methods set what they need outside theirs.
-    """
-    lines = path.read_text().splitlines()
-    group = path.parent.name
-    whole = group == "experiment" or (
-        group == "method" and bool({"method:", "  - dgd"} & set(lines))
-    )
-    assert [number for number, line in enumerate(lines) if line == PACKAGE] == [0] * whole
-    assert re.fullmatch(r"# [A-Z0-9].* .*[.]", lines[1 if whole else 0])
-    assert [line for line in lines if len(line) > 100] == []
 
 
 @pytest.mark.parametrize(
@@ -207,13 +188,6 @@ def test_a_value_in_the_place_of_keys_names_them(tmp_path):
     assert "teacher=cnn: teacher stands for several keys: teacher.path, " in problems(
         tmp_path, "teacher=cnn"
     )
-
-
-def test_the_examples_in_the_comments_of_the_defaults_can_be_run(tmp_path):
-    examples = re.findall(r"`fed-dpsd run ([^`]+)`", (conf_folder() / "config.yaml").read_text())
-    assert examples
-    for example in examples:
-        assert from_overrides(example.split(), tmp_path).config.data.name == "digits"
 
 
 def test_a_missing_data_folder_is_named(tmp_path):

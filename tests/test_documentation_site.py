@@ -96,13 +96,6 @@ def leaves(command):
         yield from leaves(below) if below else [command]
 
 
-@pytest.mark.parametrize("name", ["Makefile", ".ci/run"])
-def test_warnings_are_not_hushed(name):
-    """With --quiet, mkdocs drops warnings before it counts them, and any site builds."""
-    (line,) = re.findall(r".*mkdocs build.*", (ROOT / name).read_text())
-    assert "-q" not in line
-
-
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     """.ci/run does the same."""

@@ -1,7 +1,4 @@
-"""What is published: the Flower bundle, the wheel and the source distribution.
-
-`python -m tests.test_packaging` writes their contents into docs/packaging.md.
-"""
+"""What is published: the Flower bundle, the wheel and the source distribution."""
 
 import hashlib
 import os
@@ -10,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tarfile
-import tempfile
 import tomllib
 import zipfile
 from io import BytesIO
@@ -28,8 +24,6 @@ from tests.simulation.test_ray_cluster import wait_until
 from tests.simulation.test_superlink import free_port
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "packaging.md"
-TABLE = re.compile(r"(<!-- contents -->\n).*?(<!-- end of contents -->)", re.DOTALL)
 SHIPPED = (".py", ".yaml", ".toml", ".md")
 NOT_SHIPPED = ("tests", "docs", "deploy", ".ci")
 
@@ -138,15 +132,6 @@ def part_of(name):
     return first if rest else "files beside"
 
 
-def table(files):
-    """The rows of docs/packaging.md: how many bytes in which folders of which file."""
-    lines = ["| file | bytes | holds |", "| --- | --- | --- |"]
-    for kind, path in files.items():
-        parts = ", ".join(f"`{part}`" for part in sorted(set(map(part_of, held(path)))))
-        lines.append(f"| {NAMES[kind]} | {round(path.stat().st_size, -4):,} | {parts} |")
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize("kind", NAMES)
 def test_nothing_private_or_large_is_published(built, kind):
     files = held(built[kind])
@@ -172,17 +157,6 @@ def test_what_a_wheel_needs_is_in_it(built):
     assert {part_of(name).split("/")[0] for name in files} == {"fed_dpsd", "dist-info"}
     (licence,) = [name for name in files if name.endswith(".dist-info/licenses/LICENSE")]
     assert files[licence] == (ROOT / "LICENSE").stat().st_size
-
-
-def test_the_page_lists_what_is_published(built):
-    """Each folder, and the sizes to a quarter."""
-    kept, found = TABLE.search(PAGE.read_text())[0], table(built)
-    sizes = re.compile(r"\| ([\d,]+) \|")
-    assert sizes.sub("", kept).split("\n")[2:-2] == sizes.sub("", found).split("\n"), (
-        "write it anew: python -m tests.test_packaging"
-    )
-    for stated, size in zip(sizes.findall(kept), sizes.findall(found), strict=True):
-        assert int(stated.replace(",", "")) == pytest.approx(int(size.replace(",", "")), rel=0.25)
 
 
 def test_the_metadata_are_complete_and_the_readme_renders(built):
@@ -284,9 +258,3 @@ def test_one_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == __version__
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        rows = table({kind: build(kind, Path(place)) for kind in NAMES})
-    PAGE.write_text(TABLE.sub(lambda m: f"{m[1]}\n{rows}\n\n{m[2]}", PAGE.read_text()))

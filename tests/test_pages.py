@@ -9,7 +9,6 @@ import functools
 import operator
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -123,28 +122,9 @@ def test_every_command_of_a_page_runs(name, given, typed):
             assert code == step.code, f"{step.line}\n{said}"
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_a_page_that_runs_here_has_no_command_elsewhere_than_in_its_blocks(name):
-    text = pages.text_of(name)
-    shown = [step.line for step in pages.steps(text) if isinstance(step, pages.Command)]
-    assert [c.line for c in pages.commands(text) if c.line not in shown] == []
-    assert [line for line in shown if not line.startswith(("fed-dpsd ", *SLOW))] == []
-
-
-@pytest.mark.parametrize(("place", "test"), [*ELSEWHERE.items(), *SLOW.items()])
-def test_what_runs_elsewhere_is_named_there(place, test):
-    name = place.split()[1] if place in SLOW else Path(place).name
-    assert name in (pages.ROOT / test).read_text()
-
-
-def test_the_pages_of_results_say_that_no_test_runs_them():
-    assert NEITHER.search(pages.text_of("docs/results.md"))
-
-
-@pytest.mark.parametrize("name", [n for n in RESULTS if pages.commands(pages.text_of(n))])
-def test_the_commands_of_results_compose(name):
+def test_the_commands_of_results_compose():
     """No data is read. The choices of a grid's first cell are composed, and have its other keys."""
-    for command in pages.commands(pages.text_of(name)):
+    for command in (each for name in RESULTS for each in pages.commands(pages.text_of(name))):
         verb, *settings = command.words[1:]
         if verb not in ("run", "sweep"):
             continue

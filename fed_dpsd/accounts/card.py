@@ -350,7 +350,7 @@ def ledger_files(path: Path) -> list[Path]:
         UserError: `path` holds no ledger, or its run keeps them elsewhere.
     """
     if path.is_file():
-        if not is_database(path) and ".jsonl" not in path.name:  # format 1
+        if not is_database(path):
             raise UserError(f"{path} is no ledger; give {_LEDGERS}")
         return [path]
     for folder in (path, path / "ledger"):

@@ -1,13 +1,10 @@
 """A client's ledger: everything that ever left about one data set, charged before the noise.
 
-FOLDER/client_003.sqlite holds it all: charges, answers and notes, in a database of SQLite's.
-FOLDER/client_003.jsonl beside it has one line, which versions before SQLite refuse. They would
-begin an empty account otherwise; so would this version, were the database deleted.
+FOLDER/client_003.sqlite is an SQLite database with all charges, answers and notes. Without
+FOLDER/client_003.created, a client whose database was deleted would start an empty account.
 """
 
 import io
-import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts import migration
 from fed_dpsd.accounts.charges import Charges
 from fed_dpsd.accounts.database import (
     FORMAT,
@@ -26,18 +22,17 @@ from fed_dpsd.accounts.database import (
     Content,
     checksum,
     connect,
-    holds_anything,
     identity,
-    journal,
     let_go,
     load,
 )
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.errors import LedgerError, usable
-from fed_dpsd.accounts.reading import content_of, ledger_path
-from fed_dpsd.storage import sync, uninterrupted
+from fed_dpsd.accounts.reading import check_not_lost, ledger_path, marker_path
+from fed_dpsd.storage import sync, uninterrupted, write_atomically
 
 _CREATING = threading.Lock()
+_MARK = b"This client has a ledger. If the .sqlite file is missing, restore it from a backup.\n"
 
 
 class Ledger(Protocol):
@@ -131,8 +126,7 @@ class FileLedger:
     def __init__(self, folder: Path, client: int, data: str) -> None:
         self._path = ledger_path(folder, client)
         self._header = {"format": FORMAT, "data": data, "client": client}
-        self._former = self._path.with_suffix(".jsonl")
-        self._settled = False  # whether format 1 is out of use here
+        self._marker = marker_path(self._path)
         self._remembered: Content | None = None
         self._left: tuple[int, ...] = ()
         self._connection: sqlite3.Connection | None = None
@@ -147,8 +141,7 @@ class FileLedger:
         """
         with uninterrupted():
             with usable(self._path):
-                if not self._settled:
-                    self._settle()
+                check_not_lost(self._path)
                 with _CREATING:
                     if not self._path.exists():
                         self._path.touch()  # with the permissions that new files have here
@@ -158,8 +151,9 @@ class FileLedger:
                     self._connection = connection
                     self._believe()
                 yield
-                if self._remembered and self._remembered.header and not self._former.exists():
-                    migration.supersede(self._former, self._header)
+                if self._remembered and self._remembered.header and not self._marker.exists():
+                    with usable(self._path):
+                        write_atomically(self._marker, _MARK)
             finally:
                 self._left = identity(self._path)
                 self._connection = None
@@ -180,11 +174,8 @@ class FileLedger:
         self.charges().check_new(entry.digest)
         content = entry.to_json()
         with self._written() as account:
-            self._charge(account, content)
-
-    def _charge(self, account: Content, content: str) -> None:
-        row = account.charge(content), content, account.head
-        self._execute("INSERT INTO charges (digest, entry, head) VALUES (?, ?, ?)", *row)
+            row = account.charge(content), content, account.head
+            self._execute("INSERT INTO charges (digest, entry, head) VALUES (?, ?, ?)", *row)
 
     def stored(self, digest: str) -> NDArray[Any] | None:
         """Return the answer already given to the charge with this digest."""
@@ -281,77 +272,9 @@ class FileLedger:
         self._remembered = None
         account = load(connection, self._path)
         if not account.header:
-            self._is_superseded()  # the file may have been emptied or deleted since this began
+            check_not_lost(self._path)  # again, now that no other process can write the file
         _check_header(self._path, account.header, self._header)
         self._remembered = account
-
-    def _settle(self) -> None:
-        """Move the client's account in format 1 here, all of it or nothing, and end its use there.
-
-        Raises:
-            LedgerError: it is of other data, this file lacks what is written there, or this file
-                is gone.
-        """
-        if migration.exists(self._former) and not self._is_superseded():
-            with migration.held(self._former):
-                if not self._is_superseded():
-                    self._move()
-        self._settled = self._is_superseded()
-
-    def _is_superseded(self) -> bool:
-        superseded = migration.is_superseded(self._former)
-        if superseded and not holds_anything(self._path):
-            raise LedgerError(
-                f"the ledger {self._path} is gone, of which {self._former} tells; restore it from "
-                "a backup: without it nobody knows what this client has spent"
-            )
-        return superseded
-
-    def _move(self) -> None:
-        header = {**self._header, "format": migration.FORMAT}
-        found = migration.load(self._former)
-        _check_header(self._former, found.header, header)
-        if not (self._former.exists() or found.notes):
-            return
-        if self._path.exists():
-            connect(self._path).close()  # rolls back a first write that was cut short
-        if not holds_anything(self._path):
-            self._build(found)
-        elif not _holds(self._path, found):
-            raise LedgerError(
-                f"{self._former} holds what the ledger {self._path} lacks: an older version of "
-                "FedDPSD wrote there since. Lower the budget by what `fed-dpsd privacy ledger` "
-                "shows of it, and only then move it away"
-            )
-        migration.supersede(self._former, header)
-
-    def _build(self, found: migration.Moved) -> None:
-        """Write a whole account beside its place, and rename it when it is durable."""
-        new = FileLedger(self._path.parent, self._header["client"], self._header["data"])
-        new._path, new._settled = self._path.with_suffix(".moving"), True
-        new._former = new._path  # so that its line is written only once the file is in its place
-        for name in (new._path, journal(new._path), journal(self._path)):
-            name.unlink(missing_ok=True)
-        with new.transaction(), new._written() as account:
-            for content in found.charges:
-                new._charge(account, content)
-            for table, contents in (("answers", found.answers), ("notes", found.notes)):
-                for name, content in contents.items():
-                    new._keep(account, table, name, content)
-        os.replace(new._path, self._path)
-        sync(self._path.parent)
-
-
-def _holds(path: Path, found: migration.Moved) -> bool:
-    """Return whether a ledger holds all charges, answers and notes of one in format 1."""
-    account = content_of(path)
-    charged = all(account.charges.find(json.loads(line)["digest"]) for line in found.charges)
-    kept = {"answers": found.answers, "notes": found.notes}
-    return charged and all(
-        account.seals.get((table, name)) == checksum(table, name, content)
-        for table, contents in kept.items()
-        for name, content in contents.items()
-    )
 
 
 def _check_header(path: Path, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -298,7 +298,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def to_json(config: Config) -> str:
     """Return the whole configuration as JSON, in the layout of conf/, so that it can be bound.
 
-    Without plug-ins it is the text of former versions, by which a sweep knows its cells.
+    Without plug-ins it has no key for them. A sweep identifies its cells by this text.
     """
     values = dataclasses.asdict(config)
     if not config.plugins:

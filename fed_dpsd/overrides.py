@@ -23,7 +23,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.keys import all_keys, flat_keys, groups, homes, leaves, unknown_choice, unknown_key
 from fed_dpsd.plugins import Plugin, conf_folders, files_of, find, named_in, searching
-from fed_dpsd.renamed import former_privacy
 from fed_dpsd.storage import conf_folder
 
 NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key for which two others stand
@@ -287,10 +286,6 @@ def _parse(overrides: Sequence[str]) -> tuple[list[_Typed], list[str], bool]:
             problems.append(problem)
             for _ in range(length - 1):
                 next(words)
-            continue
-        if problem := former_privacy(override):
-            problems.append(problem)
-            sure = sure and not override.startswith("privacy=")
             continue
         try:
             parsed = parser.parse_override(override)

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fed_dpsd"
 # Each room, and what it may import besides itself: the rooms of its own line and all above it.
 LADDER = (
-    {"classes", "errors", "storage", "protocol", "streams", "renamed", "progress"},
+    {"classes", "errors", "storage", "protocol", "streams", "progress"},
     {"plugins"},
     {"config", "keys", "overrides"},
     {"binder", "cohort", "losses", "data", "models", "report", "privacy"},

@@ -90,7 +90,7 @@ class PrivacyCard:
     @property
     def label(self) -> Epsilon | None:
         """Return the proven epsilon of a label, which is no record's; None where there is none."""
-        row = self.content.get("label")  # cards of former versions have none
+        row = self.content["label"]
         return Epsilon.from_json(row) if row else None
 
     @property
@@ -139,9 +139,7 @@ class PrivacyCard:
 
 
 def mechanism_of(card: Mapping[str, Any]) -> str:
-    """Name how a run's teachers were trained and answered; runs of former versions had one name."""
-    if "answers" not in card:
-        return str(card["mechanism"])
+    """Name how a run's teachers were trained and answered."""
     names = [card["training"], card["answers"]]
     return " ".join(name for name in names if name != "plain")
 

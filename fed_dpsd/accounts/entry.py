@@ -57,7 +57,7 @@ class Entry:
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
         at: time of the charge, an ISO 8601 second in UTC.
         ask: digest of the ask, by which its sender knows it; "" where no ask led to the charge.
-        run: the coordinator's name of the run that was charged; "" in older ledgers.
+        run: the coordinator's name of the run that was charged; "" outside a run.
         training: digest of the private training whose teachers gave what left; "" where there is
             none, or where it does not pass through them, as class counts.
 

@@ -113,9 +113,8 @@ def predict(
         raise UserError(f"--out {out} exists already; choose another file")
     student = load_student(model)
     if about:
-        say(str(student.facts.get("result")))
-        if student.card:  # files of former versions have none
-            say(as_markdown(student.card))
+        say(student.facts["result"])
+        say(as_markdown(student.card))
     files, bad = _files(paths), list[Path]()
     header = ["file", "class", "probability", *(student.classes if every_class else ())]
     rows = _predicted(student, files, every_class, bad)

@@ -1,7 +1,6 @@
 """A site: a client's data, teachers and ledger, and the only door for anything private."""
 
 import hashlib
-import json
 import logging
 from dataclasses import replace
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.accounts.account import Account, BudgetSpent, RecordsChanged, Unplanned
 from fed_dpsd.accounts.ledger import LedgerError
+from fed_dpsd.client.method_text import method_text
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.config import Config
@@ -31,7 +31,6 @@ from fed_dpsd.privacy.packing import pack
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
-from fed_dpsd.renamed import former_method
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -311,7 +310,7 @@ class Site:
         """Return the key under which an answer is stored and charged; it also seeds the noise."""
         if isinstance(mechanism, ClassCounts):
             return self._counts
-        method = json.dumps(former_method(self.config.method), sort_keys=True)
+        method = method_text(self.config.method)
         content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
         content += f" {covering}" if (covering := self._covering(mechanism, ask)) else ""
         # Another device rounds otherwise, and the same noise must not meet another value.

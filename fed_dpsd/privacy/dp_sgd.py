@@ -127,16 +127,16 @@ class DPSGD(TrainingMechanism):
             )
 
     def __repr__(self) -> str:
-        """Return the text of ledgers and digests; without patients it is that of version 0.1.
+        """Return the text of ledgers and digests, which key the noise: to change it changes runs.
 
-        That version called `count_fraction` count_share.
+        It has the keys of patients only where patients are the unit.
         """
-        later = ("unit", "records_per_patient") if self.unit == "record" else ()
-        former = {"count_fraction": "count_share"}
+        left_out = ("unit", "records_per_patient") if self.unit == "record" else ()
+        names = {"count_fraction": "count_share"}
         values = [
-            f"{former.get(f.name, f.name)}={getattr(self, f.name)!r}"
+            f"{names.get(f.name, f.name)}={getattr(self, f.name)!r}"
             for f in fields(self)
-            if f.name not in later
+            if f.name not in left_out
         ]
         return f"{type(self).__qualname__}({', '.join(values)})"
 

@@ -18,7 +18,7 @@ Counts = Sequence[Sequence[int]]
 
 def classes(facts: Facts) -> Iterator[Html]:
     """Yield the section: a table of the classes, their confusions, and the calibration."""
-    counts = facts.summary.get("confusion")
+    counts = facts.summary["confusion"]
     if not counts:
         return
     each = _by_class(facts.classes, counts)
@@ -31,13 +31,13 @@ def classes(facts: Facts) -> Iterator[Html]:
         title = f"The {len(pairs)} most frequent confusions"
         header = ["true class", "taken for", "images"]
         yield folded(title, table(f"{title} on the test images", header, pairs))
-    if parts := facts.summary.get("calibration"):
+    if parts := facts.summary["calibration"]:
         yield from _calibration(parts)
 
 
 def right_and_all(facts: Facts) -> tuple[int, int] | None:
     """Return how many test images the student is right on, and how many there are."""
-    counts = facts.summary.get("confusion")
+    counts = facts.summary["confusion"]
     accuracy = facts.summary["accuracy"]["student"]
     if not counts or accuracy is None:
         return None

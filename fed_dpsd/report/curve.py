@@ -20,8 +20,6 @@ COLOURS = {
     "dp_sgd probabilities": "#cc79a7",
     "probabilities": "#000000",
 }
-# What former versions called two of them.
-FORMER = {"dp_teacher": "dp_sgd probabilities", "non_private": "probabilities"}
 OTHER_COLOUR = "#e69f00"
 STYLES = (("-", "o"), ("--", "s"), ("-.", "^"), ((0, (6, 1, 1, 1, 1, 1)), "D"))
 NOT_PROVEN = "published, not proven (at the stated epsilon)"
@@ -64,8 +62,7 @@ def by_kind(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
 
 def _kind(setting: Setting) -> tuple[str, str, int]:
     values = setting.values
-    mechanism = FORMER.get(values["mechanism"], values["mechanism"])
-    return values.get("method", ""), mechanism, int(values["teachers_per_client"])
+    return values.get("method", ""), values["mechanism"], int(values["teachers_per_client"])
 
 
 def _named(method: str, mechanism: str, teachers: int, several: bool) -> str:

@@ -58,7 +58,7 @@ class Facts:
         published: a sentence on the epsilon of the papers' formulas.
         command: the command that repeats the run, "" where none is known.
         spent: for each round, the epsilon of (record, add_remove) that it and those before have
-            cost each client, by its number; () in runs of earlier versions.
+            cost each client, by its number.
         costs: the same of each client at the end, by its number.
         samples: pictures of synthetic images, by round.
         asks: the lines of asks.jsonl, which Flower servers write.
@@ -109,7 +109,7 @@ class Facts:
     @property
     def seeded(self) -> bool:
         """Return whether something is proven that holds with secret noise alone: it was seeded."""
-        rows = [*self.card["proven"], *([self.card["label"]] if self.card.get("label") else [])]
+        rows = [*self.card["proven"], *([self.card["label"]] if self.card["label"] else [])]
         return any(
             "seeded noise" in row["notes"] and math.isfinite(float(row["epsilon"])) for row in rows
         )

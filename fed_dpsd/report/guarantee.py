@@ -110,7 +110,7 @@ def statement(facts: Facts) -> Iterator[Html]:
     )
     yield element("h3", "Every proven epsilon")
     yield from _claims(card)
-    if label := card.get("label"):
+    if label := card["label"]:
         yield paragraphs(
             f"Of labels alone: {short(label)}. It protects no image, and it is no record's epsilon."
         )
@@ -199,7 +199,7 @@ def not_covered(facts: Facts) -> Iterator[Content]:
 
 def _notes(card: Mapping[str, Any]) -> list[str]:
     """Return the caveats of the finite epsilons, or of all where none is finite."""
-    rows = [*card["proven"], *([card["label"]] if card.get("label") else [])]
+    rows = [*card["proven"], *([card["label"]] if card["label"] else [])]
     rows = [row for row in rows if math.isfinite(float(row["epsilon"]))] or rows
     return list(dict.fromkeys(note for row in rows for note in row["notes"]))
 

@@ -14,11 +14,11 @@ SCORES = (*ACCURACIES, *(f"auroc_{model}" for model in ACCURACIES))
 CLAIMS = ("record_add_remove", "record_replace_one", "patient_add_remove", "client_add_remove")
 COSTS = ("forward_answers", "backward_answers", "bytes_to_clients", "bytes_to_server")
 COSTS += ("seconds_rounds",)
-REASON = "reason"  # why an epsilon is inf; tables of earlier versions lack it
+REASON = "reason"  # why an epsilon is inf
 # The epsilon of a label, which is no record's, of runs in which labels alone are private.
 LABEL, LABEL_LEGEND = "label_replace_one", ("label_delta", "label_trust")
 LEGEND = ("delta", "trust", "commit", "machine")
-CAVEATS = "caveats"  # notes on the epsilons; tables of earlier versions lack them
+CAVEATS = "caveats"  # notes on the epsilons
 NOT_REVIEWED = "not reviewed"  # how the note on plug-ins begins
 # Results of a run; every other column is part of its setting.
 RESULTS = {
@@ -147,7 +147,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
 def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
     """Read the rows of files that a sweep wrote beside its tables, by the run's key.
 
-    Sweeps of older versions wrote no such files.
+    A table without such a file has no rows.
 
     Args:
         paths: the tables; if several files have the same key, the last one counts.

@@ -196,7 +196,7 @@ def _lines(card: Mapping[str, Any]) -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for row in privacy["proven"]:
         yield _row(row)
-    if privacy.get("label"):  # cards of former versions have none
+    if privacy["label"]:
         yield _row(privacy["label"])
     yield ""
     if privacy["reason"]:

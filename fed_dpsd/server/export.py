@@ -65,7 +65,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
         weights = {name: w.contiguous() for name, w in student.model.state_dict().items()}
         content = safetensors.torch.save(weights, metadata)
     files[path.name] = {"sha256": hashlib.sha256(content).hexdigest(), "compared": compared or None}
-    card = {"artefact": f"the student in {' and '.join(sorted(files))}", **(student.card or {})}
+    card = {"artefact": f"the student in {' and '.join(sorted(files))}", **student.card}
     card["files"] = files
     contents = cards_in(folder, card)  # they come first: by them a later export knows the folder
     if not (folder / "README.md").exists():  # it may have been edited by hand

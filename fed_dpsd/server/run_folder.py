@@ -20,7 +20,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import Bank
 from fed_dpsd.models.inference import to_unit
-from fed_dpsd.renamed import upgraded
 from fed_dpsd.storage import (
     RUN_NAME,
     Unwritable,
@@ -127,7 +126,7 @@ def open_run_folder(folder: Path) -> Experiment:
         raise UserError(
             f"{folder} is not a run folder ({error}); give the path that run printed last"
         ) from None
-    return set_up(upgraded(raw), None, written=True)
+    return set_up(raw, None, written=True)
 
 
 def open_log(path: Path, rounds: int) -> tuple[Path, list[dict[str, Any]]]:

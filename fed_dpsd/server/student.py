@@ -26,6 +26,7 @@ from fed_dpsd.server.summary import result_line
 from fed_dpsd.streams import Streams
 
 FACTS = "fed_dpsd"  # key in the metadata of a file
+FACT_KEYS = {"result", "classes", "check", "student_sha256", "privacy", "card"}
 ALL_TEACHERS = "its result is all teachers together; export a run of another method"
 ROUNDING = 1e-3  # most that a probability may differ between processors
 
@@ -78,13 +79,12 @@ class Student:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in the order of `predict`; their numbers if none are known."""
-        return tuple(self.facts.get("classes") or map(str, range(self.network.num_classes)))
+        return tuple(self.facts["classes"] or map(str, range(self.network.num_classes)))
 
     @property
-    def card(self) -> dict[str, Any] | None:
-        """The privacy card (fed_dpsd/server/cards.py); None in files of former versions."""
-        known = self.facts.get("card")
-        return {**known, "privacy": self.facts["privacy"]} if known else None
+    def card(self) -> dict[str, Any]:
+        """The privacy card (fed_dpsd/server/cards.py)."""
+        return {**self.facts["card"], "privacy": self.facts["privacy"]}
 
     def predict(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the (B, K) probabilities of (B, C, S, S) uint8 images, S and C as in `network`.
@@ -102,7 +102,7 @@ class Student:
 
     def __repr__(self) -> str:
         """Return the network and the result of the run, without the weights."""
-        return f"Student({self.network}, {self.facts.get('result')!r})"
+        return f"Student({self.network}, {self.facts['result']!r})"
 
 
 def student_of(run: CompletedRun) -> Student:
@@ -165,6 +165,8 @@ def open_student(path: Path) -> Student:
         facts = json.loads(metadata[FACTS])
         network = binder.bind(Network, facts["network"], "network.")
         binder.finish()
+        if lacking := FACT_KEYS - facts.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         reason = "it holds no network" if isinstance(error, KeyError) else error
         raise UserError(
@@ -172,9 +174,8 @@ def open_student(path: Path) -> Student:
         ) from None
     if path.suffix != ".onnx":
         model = _built(network, weights, facts, path)
-    known = facts.get("check")  # files of earlier versions have none
     # NaN is not near anything, so such a student is refused too.
-    if known is not None and not np.abs(_check(model, network) - known).max() <= ROUNDING:
+    if not np.abs(_check(model, network) - facts["check"]).max() <= ROUNDING:
         raise UserError(f"{path}: {_reason_of_other_answers(model)}")
     return Student(network, model, facts)
 
@@ -186,7 +187,7 @@ def _built(
     model = network.build()
     if reason := misfit(model, weights):
         raise UserError(f"{path}: {reason}; export the student again")
-    if checkpoint.digest_of(weights) != facts.get("student_sha256"):
+    if checkpoint.digest_of(weights) != facts["student_sha256"]:
         raise UserError(f"{path} is damaged: its weights are not those exported; export them again")
     model.load_state_dict(weights)
     return model

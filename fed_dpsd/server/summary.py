@@ -83,8 +83,8 @@ def record_round(summary: dict[str, Any], line: Mapping[str, Any]) -> None:
         summary[name]["student"] = line[f"student_{name}"]
     for name in ANSWERS:
         summary["queries"][name] = line[name]
-    for name in ("confusion", "calibration"):  # logs of earlier versions have none
-        summary[name] = line.get(f"student_{name}")
+    for name in ("confusion", "calibration"):
+        summary[name] = line[f"student_{name}"]
 
 
 def write_failure(experiment: Experiment, folder: Path, engine: str, error: BaseException) -> None:
@@ -182,13 +182,12 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
     published = f"published {epsilon if isinstance(epsilon, str) else format(epsilon, '.3g')}"
     if epsilon == "inf" and math.isfinite(added.value):  # "inf" would read as no privacy at all
         published = "nothing published"
-    named = card.get("answers", card.get("mechanism"))
     seeded = f", {SEEDED_NOTE}" if SEEDED_NOTE in added.notes else ""
     weak = "" if is_meaningful(replaced) else ": no meaningful protection"
     trust = weakest((added.trust, replaced.trust))
     review = f", {added.review}" if added.review else ""
     labels = []
-    if card.get("label"):  # cards of former versions have none
+    if card["label"]:
         label = Epsilon.from_json(card["label"])
         labels.append(
             f"of labels alone {label.number(3)} (label, {label.relation}), trust {label.trust}, "
@@ -196,7 +195,7 @@ def privacy_text(card: Mapping[str, Any], word: str = "proven") -> str:
         )
     return " · ".join(
         [
-            f"{published} ({named})",
+            f"{published} ({card['answers']})",
             f"{word} {added.number(3)} (record, add_remove), {replaced.number(3)} (replace_one), "
             f"trust {trust}, delta {max(added.delta, replaced.delta):g}{seeded}{weak}{review}",
             *labels,

@@ -222,7 +222,7 @@ def numbers_of_run(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield f"run/{group}/{key}", float(value)
     card = summary["privacy"]
     yield "privacy/epsilon_published/no_guarantee", float(card["epsilon_published"])
-    for row in [*card["proven"], *([card["label"]] if card.get("label") else [])]:
+    for row in [*card["proven"], *([card["label"]] if card["label"] else [])]:
         meaning = f"{row['unit']}/{row['relation']}/trust_{row['trust']}"
         meaning += "/not_reviewed" if Epsilon.from_json(row).review else ""
         yield f"privacy/epsilon_proven/{meaning}", float(row["epsilon"])

@@ -120,7 +120,7 @@ def _seconds_of_runs(experiment: Experiment) -> Iterator[float]:
             rounds = [json.loads(line)["round_seconds"] for line in lines]
             before = summary["seconds"]["teachers"]
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # it is under way, of an earlier version, or damaged
+            continue  # it is under way or damaged
         if earlier["rounds"] == config.rounds:
             yield START + before + sum(rounds)
         elif len(rounds) > 1:

@@ -368,8 +368,8 @@ def _rounds(cell: Cell) -> list[Row]:
 
 
 def _confusion(cell: Cell) -> list[Row]:
-    """Return a row for each count above 0; summaries of earlier versions have no counts."""
-    counts = json.loads((cell.folder / "summary.json").read_text()).get("confusion") or ()
+    """Return a row for each count above 0; a run without a student has none."""
+    counts = json.loads((cell.folder / "summary.json").read_text())["confusion"] or ()
     return [
         _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
         for truth, row in enumerate(counts)

@@ -300,6 +300,60 @@ def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_pat
     assert ledgers_in(tmp_path) == {"client_003": path}
 
 
+def lose(path, how):
+    if how == "deleted":
+        path.unlink()
+    else:
+        path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, file, path, how):
+    charge(file, "a")
+    lose(path, how)
+    for use in (
+        lambda: digests(file),
+        lambda: digests(FileLedger(tmp_path, 3, "digits")),
+        lambda: read(path),
+        lambda: header(path),
+    ):
+        with pytest.raises(LedgerError, match=r"is gone or empty, .*restore it from a backup"):
+            use()
+    assert ledgers_in(tmp_path) == {"client_003": path}  # so that a card cannot leave it out
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_control_without_the_marker_a_lost_ledger_would_be_a_new_account(tmp_path, file, path, how):
+    charge(file, "a")
+    lose(path, how)
+    path.with_suffix(".created").unlink()
+    assert digests(file) == digests(FileLedger(tmp_path, 3, "digits")) == []
+
+
+def test_the_marker_follows_the_first_write_and_is_written_again(tmp_path, file, path):
+    assert digests(file) == []
+    assert not path.with_suffix(".created").exists()  # nothing is charged yet
+    with file.transaction():
+        file.note("a", b"b")
+    path.with_suffix(".created").unlink()  # as after a crash before it was written
+    assert digests(FileLedger(tmp_path, 3, "digits")) == []
+    assert path.with_suffix(".created").exists()
+
+
+def test_a_read_of_a_write_that_was_cut_short_names_the_remedy(file, path):
+    charge(file, "a")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO notes VALUES ('b', x'00', zeroblob(900000))")
+        files = {each: each.read_bytes() for each in (path, database.journal(path))}
+    for each, content in files.items():
+        each.write_bytes(content)
+    with pytest.raises(LedgerError, match="cut short; the client's next start mends it"):
+        read(path)
+    assert digests(file) == [entry.digest for entry in read(path)] == ["a"]
+
+
 def test_a_ledger_of_other_data_or_another_client_is_an_error(tmp_path, file, path):
     charge(file, "a")
     with pytest.raises(LedgerError, match="account of client 3, data digits, .*not of .*mnist"):
@@ -339,7 +393,7 @@ def test_a_block_that_ends_leaves_no_journal_and_settings_that_guard_it(tmp_path
             "journal_mode": "persist",
             "locking_mode": "exclusive",
         }
-    assert sorted(tmp_path.iterdir()) == [path.with_suffix(".jsonl"), path]
+    assert sorted(tmp_path.iterdir()) == [path.with_suffix(".created"), path]
 
 
 def test_nobody_comes_in_between_a_charge_and_its_answer(file, path):

@@ -19,7 +19,7 @@ from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint, onnx_file
 from fed_dpsd.server import export as exports
 from fed_dpsd.server.export import export
-from fed_dpsd.server.student import FACTS, Network, open_student
+from fed_dpsd.server.student import FACT_KEYS, FACTS, Network, open_student
 from fed_dpsd.server.words import next_steps
 
 FEDAVG = (
@@ -205,11 +205,24 @@ NETWORK = {"architecture": "cnn", "width": 4, "shape": [1, 8, 8], "num_classes":
 )
 def test_a_file_that_is_no_student_is_refused(tmp_path, network, told):
     model = Network("cnn", 4, (1, 8, 8), 10).build()
-    facts = {} if network is None else {"network": network}
+    facts = dict.fromkeys(FACT_KEYS) | ({} if network is None else {"network": network})
     path = tmp_path / "student.safetensors"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
     with pytest.raises(UserError, match=told):
+        open_student(path)
+
+
+@pytest.mark.parametrize("lacking", sorted(FACT_KEYS))
+def test_a_student_that_lacks_a_fact_is_refused(finished, tmp_path, lacking):
+    path = export(finished()[0], tmp_path, "safetensors").path
+    weights = safetensors.torch.load_file(path)
+    with safetensors.safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()[FACTS])
+    assert open_student(path)
+    del facts[lacking]
+    path.write_bytes(safetensors.torch.save(weights, {FACTS: json.dumps(facts)}))
+    with pytest.raises(UserError, match=f"is not an exported student .it lacks {lacking}"):
         open_student(path)
 
 

@@ -37,7 +37,7 @@ def test_a_ledger_of_earlier_runs_is_left_to_the_clients(small, tmp_path):
     shared = (*DP, "privacy.budget=0.1", f"ledger={tmp_path}/life")
     with pytest.raises(UserError, match="privacy.budget"):
         cautions(small(*shared))
-    (tmp_path / "life" / "client_000.jsonl").touch()
+    (tmp_path / "life" / "client_000.sqlite").touch()
     assert cautions(small(*shared)) == []
 
 

@@ -407,15 +407,11 @@ def test_a_cells_rounds_are_replaced_and_others_stay_where_they_are(tmp_path):
     assert pairs == 3 * [("0", "1", "3"), ("1", "0", "1"), ("1", "1", "2")]
 
 
-@pytest.mark.parametrize("confusion", [None, "absent"])
-def test_a_run_without_a_confusion_has_no_rows_of_it(tmp_path, confusion):
-    """One without a student, and one of an earlier version."""
-
+def test_a_run_without_a_student_has_no_rows_of_confusion(tmp_path):
     def without(experiment, folder):
         at_once(experiment, folder)
         summary = json.loads((folder / "summary.json").read_text())
-        if summary.pop("confusion") and confusion is None:
-            summary["confusion"] = None
+        summary["confusion"] = None
         (folder / "summary.json").write_text(json.dumps(summary))
 
     table = tmp_path / "table.csv"

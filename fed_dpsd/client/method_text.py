@@ -1,0 +1,42 @@
+"""The text of a method's settings in the digests of charges."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_PACKAGE = "fed_dpsd.methods."
+_NAMES = {
+    "_target_": "_class_",
+    "areas_fraction": "areas_share",
+    "lines_fraction": "lines_share",
+    "noise_fraction": "noise_share",
+    "polarity": "turn",
+    "prediction_weight": "commitment",
+}
+_POLARITIES = {"both": False, "answers": True}
+_LEFT_OUT = {
+    "distillation": "decoupled",
+    "leaves_fraction": 0.0,
+    "pooling": "mean",
+    "recombined_fraction": 0.0,
+}
+_NOT_LITERAL = "fed_dpsd.FedDPSD", "dpsd.DPSD"
+
+
+def method_text(method: Mapping[str, Any]) -> str:
+    """Return a method's settings as text; different settings have different texts.
+
+    A client's noise is keyed by digests of this text. Any change to it, even of a name, changes
+    the noise and so the student of every seeded run. This is why it has names of its own.
+
+    Args:
+        method: the values of the group `method`, with `_target_`.
+    """
+    kept = {key: value for key, value in method.items() if (key, value) not in _LEFT_OUT.items()}
+    text = {_NAMES.get(key, key): value for key, value in kept.items()}
+    if "turn" in text:
+        text["turn"] = _POLARITIES.get(text["turn"], text["turn"])
+    text["_class_"] = str(text["_class_"]).removeprefix(_PACKAGE)
+    if text["_class_"] in _NOT_LITERAL:
+        text["literal"] = False
+    return json.dumps(text, sort_keys=True)

@@ -230,7 +230,6 @@ class Answer:
         query_id: the ask's id.
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
-            Between client and server, answers are in their mechanism's form (privacy/packing.py).
         teachers: number of local teachers summed in `values`, a public constant >= 1.
         sealed: sealed secret shares for each client in a secure sum, where `values` are masked
             (uint64); empty otherwise.

@@ -27,7 +27,6 @@ from fed_dpsd.privacy.mechanism import (
     passes_through_teachers,
 )
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
-from fed_dpsd.privacy.packing import pack
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
 from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
@@ -350,8 +349,9 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
             site.admit(ask)
             site.join()
             reply = method.client(ask, site)
-            if ask.kind == "answers" and isinstance(reply, Answer):
-                reply = _as_it_travels(reply, ask, site)
+            masks = ask.kind == "answers" and site.answers.noise_at == "distributed"
+            if masks and isinstance(reply, Answer):
+                reply = _masked(reply, ask, site)
             return replace(reply, statement=site.account.state())
         except Unplanned as unplanned:
             statement = site.account.state(unplanned.wanted)
@@ -363,14 +363,12 @@ def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
         return Refusal(ask.query_id, "the client's ledger cannot be read or written")
 
 
-def _as_it_travels(released: Answer, ask: Ask, site: Site) -> Answer:
-    """Mask a released answer for a secure sum, or pack it.
+def _masked(released: Answer, ask: Ask, site: Site) -> Answer:
+    """Mask a released answer for a secure sum.
 
     Raises:
-        ProtocolError: the answer is for a secure sum, and the client takes part in none.
+        ProtocolError: the client takes part in no secure sums.
     """
-    if site.answers.noise_at != "distributed":
-        return replace(released, values=pack(site.answers, released.values, ask.predictions))
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")
     return site.summing.masked(released, ask)

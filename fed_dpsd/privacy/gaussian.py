@@ -24,7 +24,6 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
-from fed_dpsd.privacy.packing import Entries, Form
 
 MOST_NUMBERS = 2**20  # entries of an ask that is normalised as a whole
 ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64's roundings
@@ -171,18 +170,11 @@ class NormalizedGradient:
                 f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
             )
         if self.noise_multiplier == 0:
-            return np.asarray(value.sum(0))
-        return noisy_sum(value, self.scale, self.noise_law, rng) * self._kept(predictions)
-
-    def form(self, predictions: Values) -> Form | None:
-        """Return the entries inside a public mask, as multiples of the noise's lattice.
-
-        Entries without noise, for a server that adds it, stay as they are.
-        """
-        if self.noise_at != "client":
-            return None
-        largest = self.shards.teachers * self.bound + FARTHEST * self.scale
-        return Entries.of(self._kept(predictions), self.lattice, largest)
+            noisy = value.sum(0)
+        else:
+            noisy = noisy_sum(value, self.scale, self.noise_law, rng)
+        # A product with the mask would keep the signs of what it hides, as -0.0.
+        return np.where(self._kept(predictions), noisy, 0.0)
 
     def _kept(self, predictions: Values) -> NDArray[np.bool_]:
         """Mark the (B, K) entries inside a public mask: all where there is none."""

@@ -67,9 +67,6 @@ class GradientReading(NormalizedGradient):
         noise = noisy_sum(np.zeros_like(value[:1, :1]), self.scale, self.noise_law, rng)
         return np.asarray(exact + noise)
 
-    def form(self, predictions: Values) -> None:
-        """Return None: exact values beside noise lie on no lattice."""
-
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""
         return NonPrivateDpEvent()

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Values, check_noise
 from fed_dpsd.privacy.noise import Rng
-from fed_dpsd.privacy.packing import Entries, Form
 
 MOST_IMAGES = 1_024  # of an ask, whose sum has to stay exact
 
@@ -68,12 +67,6 @@ class GradientSum(NormalizedGradient):
         noisy = np.zeros(value.shape[1:])
         noisy[:1] = super().noise(value[:, :1], predictions[:1], rng)
         return noisy
-
-    def form(self, predictions: Values) -> Form:
-        """Return the first row alone."""
-        first = np.zeros(predictions.shape, bool)
-        first[:1] = True
-        return Entries(first)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Find rows that are zero, and a first row that is not too long."""

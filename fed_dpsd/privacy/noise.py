@@ -243,4 +243,4 @@ def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     post-processing of ideal noise, and hides them; it is no proof for a generator's own noise.
     """
     spacing = 2.0 ** (math.floor(math.log2(scale)) - 20)
-    return np.asarray(np.round(values / spacing) * spacing)
+    return np.asarray(np.round(values / spacing) * spacing + 0.0)  # -0.0 + 0.0 is 0.0

@@ -23,7 +23,6 @@ from fed_dpsd.privacy.mechanism import (
     Values,
 )
 from fed_dpsd.privacy.noise import Rng, noisy_argmax
-from fed_dpsd.privacy.packing import Form, Responses
 from fed_dpsd.privacy.votes import NoisyVotes
 
 
@@ -94,10 +93,6 @@ class NoisyMax:
             smallest
         )
         return votes
-
-    def form(self, predictions: Values) -> Form:
-        """Return each row's label, which has the votes of all teachers."""
-        return Responses(len(predictions), self.num_classes, 1, votes=self.shards.teachers)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Find the rows in which one class has the votes of all teachers."""

@@ -28,7 +28,6 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
 )
 from fed_dpsd.privacy.noise import UNIFORM_STEP, Rng
-from fed_dpsd.privacy.packing import Form, Responses
 
 MOST_COUNTED = 4096  # responses that are charged as counted together; more would only cost less
 MOST_PRECISION = 2.0**-16  # the loss by the finite precision of all of them, in one query
@@ -170,11 +169,6 @@ class TopKRandomizedResponse:
             np.eye(self.num_classes)[answer].sum(0).astype(smallest)
         )
         return votes
-
-    def form(self, predictions: Values) -> Form | None:
-        """Return the responses' class numbers, unless counts of votes take as few bytes."""
-        form = Responses(len(predictions), self.num_classes, self.shards.teachers)
-        return form if form.pays else None
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Find the rows of counts, of classes that may be, with one response of each teacher."""

@@ -41,7 +41,6 @@ from fed_dpsd.privacy.noise import (
     lattice_spacing,
     noisy_sum,
 )
-from fed_dpsd.privacy.packing import Entries, Form
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,6 @@ class NoisyVotes:
         Honest noise goes beyond with a probability of about exp(-FARTHEST^2 / 2).
         """
         return self.scale * (FARTHEST if self.noise_law == "gaussian" else FARTHEST**2 / 2)
-
-    def form(self, predictions: Values) -> Form | None:
-        """Return the counts as multiples of their noise's lattice."""
-        if self.noise_at != "client":
-            return None
-        largest = self.shards.teachers + self._farthest
-        return Entries.of(np.ones(predictions.shape, bool), self.lattice, largest)
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
         """Find the rows of at most `teachers` votes, or no farther from them than noise goes."""

@@ -21,7 +21,6 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import World
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
-from fed_dpsd.privacy.packing import unpack
 from fed_dpsd.protocol import (
     NOTHING,
     OF_WEIGHTS,
@@ -188,9 +187,6 @@ class HostedFederation(ABC):
         if ask.kind == "answers" and self.experiment.answers.noise_at == "distributed":
             return replace(answer, teachers=teachers)  # masked values cannot be checked
         mechanism = self.experiment.answers
-        if ask.kind == "answers":
-            values = unpack(mechanism, answer.values, ask.predictions)
-            answer = replace(answer, values=values)
         problem = misfit(ask, answer)
         if ask.kind == "counts":
             if problem or not np.isfinite(answer.values).all():

@@ -107,12 +107,10 @@ def sent_bytes(content):
 @pytest.mark.parametrize(
     ("answers", "payload"),
     [
-        ("answers=label", 1),
-        ("answers=label answers.k=5", 1),
-        ("answers=gradient answers.k=5", 5 * 4),
-        ("answers=gradient answers.k=5 answers.noise_multiplier=0.001", 5 * 8),
-        ("answers=gradient", 10 * 4),
-        ("answers=votes", 10 * 4),
+        ("answers=label", 10 * 1),
+        ("answers=gradient answers.k=5", 10 * 8),
+        ("answers=votes", 10 * 8),
+        ("training=dp_sgd answers=probabilities training.steps=1 model=scattering", 10 * 4),
     ],
 )
 def test_an_answer_takes_few_bytes(small, answers, payload):

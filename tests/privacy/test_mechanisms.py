@@ -20,6 +20,7 @@ from fed_dpsd.privacy.mechanism import (
     top_k,
     trust_of,
 )
+from fed_dpsd.privacy.noise import SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
 from tests.privacy.ideals import ideal
@@ -104,6 +105,20 @@ def test_the_mask_is_public_and_noise_stays_inside():
     noisy = gradient.noise(encoded[None], predictions, rng())
     assert (noisy[0, [0, 3]] == 0).all()
     assert (noisy[0, [1, 2]] != encoded[0, [1, 2]]).all()
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
+@pytest.mark.parametrize("source", [rng, lambda: SecureGenerator(bytes(32))])
+def test_zeros_outside_a_public_mask_have_no_sign(source, noise_multiplier):
+    """The control: a product with the mask keeps the signs of what the mask hides."""
+    gradient = NormalizedGradient(4, noise_multiplier, bound=1.0, k=2)
+    predictions = np.repeat(np.array([[0.4, 0.4, 0.1, 0.1]], np.float32), 50, axis=0)
+    encoded = gradient.encode(np.random.default_rng(0).normal(size=(50, 4)), predictions)
+    released = gradient.noise(encoded[None], predictions, source())
+    hidden = released[:, 2:]
+    assert (hidden == 0).all()
+    assert not np.signbit(hidden).any()
+    assert np.signbit(encoded[:, 2:]).any()
 
 
 def test_ties_in_the_mask_go_to_the_lower_class():

@@ -84,6 +84,7 @@ def test_a_noisy_value_lies_on_a_grid_whatever_was_added():
     plain = np.random.Generator(np.random.PCG64(0)).laplace(0, 3, 2_000) + 0.1
     assert not (plain * 2**24 == np.round(plain * 2**24)).all()
     assert snap(np.array([1.0 + 1e-9]), 1.0).tolist() == [1.0]
+    assert not np.signbit(snap(np.array([-1e-9]), 1.0)).any()  # zero is one point of the grid
 
 
 def test_values_are_cut_off_towards_zero_and_whole_numbers_stay(monkeypatch):

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fed_dpsd.privacy.packing import unpack
 from fed_dpsd.protocol import Ask
 from fed_dpsd.simulation.local import LocalFederation
 
@@ -38,13 +37,6 @@ def test_a_total_is_the_sum_of_each(small, tmp_path):
 # --- what a receiver makes of bad answers ---
 
 
-def unpacked(experiment, ask, answer):
-    """An answer as it was before it was packed; it may be sent like this too."""
-    if ask.kind != "answers":
-        return answer
-    return replace(answer, values=unpack(experiment.answers, answer.values, ask.predictions))
-
-
 class Lying(LocalFederation):
     """The second client's answers are what `lie` makes of them."""
 
@@ -54,7 +46,7 @@ class Lying(LocalFederation):
 
     def _deliver(self, ask):
         answers = super()._deliver(ask)
-        return answers | {1: self.lie(unpacked(self.experiment, ask, answers[1]))}
+        return answers | {1: self.lie(answers[1])}
 
 
 @pytest.mark.parametrize(
@@ -118,55 +110,31 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
     assert not (honest[1].values == 0).any()
 
 
-class Packing(LocalFederation):
-    """The second client's answers are packed, then changed by `lie`."""
-
-    def __init__(self, experiment, folder, lie):
-        super().__init__(experiment, folder)
-        self.lie = lie
-
-    def _deliver(self, ask):
-        answers = super()._deliver(ask)
-        return answers | {1: replace(answers[1], values=self.lie(answers[1].values))}
-
-
 @pytest.mark.parametrize(
-    "lie",
+    "change",
     [
-        lambda packed: packed[:-1],
-        lambda packed: np.concatenate([packed, packed[:1]]),
-        lambda packed: packed.astype(np.uint32),
-        lambda packed: packed.astype(">i4"),
-        lambda packed: packed.astype(str),
-        lambda packed: packed.reshape(-1, 2),
-        lambda packed: packed[:0],
+        lambda values: values[:-1],
+        lambda values: np.concatenate([values, values[:1]]),
+        lambda values: values[..., None],
+        lambda values: values.reshape(-1),
+        lambda values: values[:0],
+        lambda values: values.astype(np.uint32),
+        lambda values: values.astype(np.int32),
+        lambda values: values.astype(">f8"),
+        lambda values: values.astype(complex),
+        lambda values: values.astype(str),
     ],
-    ids=["short", "long", "type", "order", "text", "shape", "empty"],
+    ids=["short", "long", "deep", "flat", "empty", "uint32", "int32", "order", "complex", "text"],
 )
 @pytest.mark.parametrize("answers", ["answers=label", "answers=gradient answers.k=5"])
-def test_a_packed_answer_of_another_form_counts_as_zero(small, tmp_path, caplog, lie, answers):
+def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, change, answers):
     experiment = small("training=plain", *answers.split())
-    given = Packing(experiment, tmp_path, lie).each(ask())
+    lying = Lying(experiment, tmp_path, lambda a: replace(a, values=change(a.values)))
+    given = lying.each(ask())
     assert given[0].values.any()
     assert given[1].values.shape == (16, 10)
     assert not given[1].values.any()
     assert "client 1: the answer counts as zero: values of " in caplog.text
-
-
-def test_a_packed_answer_may_hold_what_no_client_answers(small, tmp_path, caplog):
-    """Then its rows count as zero, as they do where they were not packed."""
-
-    def lie(packed):
-        packed = packed.copy()
-        packed[:3] = packed.max() if packed.dtype == np.int32 else 10
-        packed[3] = 255 if packed.dtype == np.uint8 else 2**31 - 1
-        return packed
-
-    for name, bad in (("label", 4), ("gradient", 1)):
-        experiment = small("training=plain", f"answers={name}")
-        given = Packing(experiment, tmp_path / name, lie).each(ask())[1].values
-        assert (given == 0).all(axis=1).sum() == bad
-        assert f"client 1: {bad} of 16 rows count as zero" in caplog.text
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):

@@ -9,7 +9,7 @@ from fed_dpsd.protocol import Answer
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
-from tests.server.test_federation import ask, unpacked
+from tests.server.test_federation import ask
 
 # What client 0 sends instead of its honest values; `first` are those of its first answer.
 LIES = {
@@ -47,7 +47,6 @@ class Lied(LocalFederation):
         answers = super()._deliver(asked)
         given = answers[0]
         if asked.kind == "answers" and isinstance(given, Answer) and self._lie != "honest":
-            given = unpacked(self.experiment, asked, given)
             if self._first is None:
                 self._first = given.values
             values = LIES[self._lie](given.values, self._first)

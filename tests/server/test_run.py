@@ -80,7 +80,7 @@ def test_what_a_run_leaves_behind(straight):
         "forward_answers": 2 * 3 * 64,
         "backward_answers": 0,
         "bytes_to_clients": 2 * 3 * 64 * (64 + 40),
-        "bytes_to_server": 2 * 3 * 64,  # a class number
+        "bytes_to_server": 2 * 3 * 64 * 10,  # a byte for each class
     }
     logged = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     assert logged == json.loads(json.dumps(lines))

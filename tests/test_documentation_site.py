@@ -26,7 +26,7 @@ from fed_dpsd.storage import conf_folder  # noqa: E402
         ("[a](../../README.md)", "docs/howto/budgets.md", "[a](../index.md)"),
         ("![a](docs/round.svg)", "README.md", "![a](round.svg)"),
         ('<img src="docs/round.svg">', "README.md", '<img src="round.svg">'),
-        ("[a](tutorial.ipynb)", "docs/start.md", "[a](tutorial_notebook.md)"),
+        ("[a](tutorial.ipynb)", "docs/tutorial.md", "[a](tutorial_notebook.md)"),
         ("[a](docs/privacy.md)", "SECURITY.md", "[a](../privacy.md)"),
         (
             "[`a`](../fed_dpsd/api.py#L12)",

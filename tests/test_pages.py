@@ -28,7 +28,6 @@ ELSEWHERE = {
     "README.md": "tests/test_docs.py",
     "docs/artefacts.md": "tests/test_artefacts.py",
     "docs/commands.md": "tests/test_docs.py",
-    "docs/tutorial.md": "tests/test_tutorial.py",
     "docs/extending.md": "tests/plugin.py",
     "docs/scaling.md": "tests/simulation/test_ray_cluster.py",
 }

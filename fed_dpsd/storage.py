@@ -64,7 +64,7 @@ def run_name(folder: Path) -> str:
 
     A folder that is renamed or copied holds the same run, whose charges are not due again.
     """
-    name = folder / RUN_NAME  # folders of former versions have none
+    name = folder / RUN_NAME  # an engine may be given a folder without it
     return os.fsdecode(name.read_bytes()) if name.exists() else folder.name
 
 

@@ -208,7 +208,8 @@ class HostedFederation(ABC):
             return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
         good = np.isfinite(answer.values).all(axis=1)
         values = np.where(good[:, None], answer.values, 0)
-        good &= mechanism.admissible(values, ask.predictions, teachers)
+        exact = values.astype(np.float64)  # squares of a peer's small integers would wrap around
+        good &= mechanism.admissible(exact, ask.predictions, teachers)
         if not good.all():
             count = len(good) - int(good.sum())
             logger.warning("client %d: %d of %d rows count as zero", client, count, len(good))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Answer, Ask
 from fed_dpsd.simulation.local import LocalFederation
 
 
@@ -135,6 +135,23 @@ def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, 
     assert given[1].values.shape == (16, 10)
     assert not given[1].values.any()
     assert "client 1: the answer counts as zero: values of " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answers", "integer"),
+    [
+        ("answers=gradient", np.uint16(256)),  # its square is 0 in 16 bits
+        ("answers=gradient", np.uint8(16)),
+        ("answers=votes teachers_per_client=300", np.uint8(255)),
+    ],
+)
+def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, answers, integer):
+    """The votes of 300 teachers may be 255; a uint8 must not end the run."""
+    experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
+    federation, question = LocalFederation(experiment, tmp_path), ask()
+    answer = Answer(question.query_id, np.full(question.predictions.shape, integer))
+    received = federation._receive(question, 1, answer)
+    assert received.values.any() == ("votes" in answers)
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):

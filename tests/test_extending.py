@@ -57,7 +57,7 @@ def project(tmp_path):
             pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
             Image.fromarray(pixels).save(buffer, "PNG")
             picture = {"bytes": buffer.getvalue(), "path": None}
-            rows.append({"image": picture, "label": index % 5, "patient": f"p{index // 3}"})
+            rows.append({"image": picture, "label": index % 5, "patient": f"{split}{index // 3}"})
         (tmp_path / "FOLDER").mkdir(exist_ok=True)
         table = pyarrow.Table.from_pylist(rows)
         pyarrow.parquet.write_table(table, tmp_path / "FOLDER" / f"{split}.parquet")

@@ -42,7 +42,7 @@ def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_p
     assert "spent so far: 0 (record, add_remove" in told
     assert "the budget is 100" in told
     assert re.search(r"a teacher: [0-9.]+ % on \d+ records that were held out", told)
-    assert "an answer, rehearsed: 16 images, 16 bytes, which would cost" in told
+    assert "an answer, rehearsed: 16 images, 160 bytes, which would cost" in told
     ledger = open_file(file).ledger
     with ledger.transaction():
         assert not ledger.entries()

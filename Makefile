@@ -19,7 +19,7 @@ format: ## Format the code
 test: ## The test suite, in two processes
 	pytest -n 2 --dist loadfile
 
-slow: ## Flower simulations, kills, wheels: about ten minutes
+slow: ## Commands of the docs, every method with every answer, Flower, kills, wheels
 	pytest -m slow
 
 docs: ## The documentation site, in build/site; a warning is an error

@@ -47,11 +47,34 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption(
+        "--fifth", type=int, choices=range(5), help="with -m '': of the slow tests, each fifth one"
+    )
+
+
+def pytest_report_header(config):
+    fifth = config.getoption("fifth")
+    return [] if fifth is None else f"slow tests: fifth {fifth} of 0 to 4, and those marked ci"
+
+
+def in_fifth(items, fifth):
+    """The items without the slow ones of other fifths; a test's cases stay together."""
+    slow = [item for item in items if "slow" in item.keywords and "ci" not in item.keywords]
+    tests = sorted({item.nodeid.partition("[")[0] for item in slow})
+    chosen = set(tests[fifth::5])
+    left_out = {item for item in slow if item.nodeid.partition("[")[0] not in chosen}
+    return [item for item in items if item not in left_out], list(left_out)
+
+
+def pytest_collection_modifyitems(config, items):
     """Simulations take longest, so they come first: two processes then end together.
 
     Lines are counted in one case of four of each test: to count them takes two thirds more time.
     """
+    if config.getoption("fifth") is not None:
+        items[:], left_out = in_fifth(items, config.getoption("fifth"))
+        config.hook.pytest_deselected(items=left_out)
     items.sort(key=lambda item: item.path.name != "test_superlink.py")
     cases = collections.Counter()
     for item in items:

@@ -44,6 +44,7 @@ def call(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [c for c in COMMANDS if not {"--engine", "rehearse", "bench"} & set(c.split())],

@@ -41,6 +41,7 @@ def code_cells(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_it_runs_and_says_of_privacy_what_it_has_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     kept, found = code_cells(json.loads(NOTEBOOK.read_text())), code_cells(executed(tmp_path))

@@ -110,6 +110,7 @@ def small(words):
     return [*words[:2], *quick, *words[2:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HERE)
 def test_every_command_of_a_page_runs(name, given, typed):
     names = {}

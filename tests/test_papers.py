@@ -5,6 +5,8 @@ import operator
 import re
 from pathlib import Path
 
+import pytest
+
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.experiment import set_up
 from fed_dpsd.overrides import compose
@@ -87,6 +89,7 @@ def grid_of(words, folder):
     return list(composed.values())
 
 
+@pytest.mark.slow
 def test_what_is_named_composes_and_plans(tmp_path, monkeypatch):
     """No data is read. On other data, an experiment's cells are those above with its `data`."""
     monkeypatch.setattr("fed_dpsd.experiment.calibrate", lambda spend, target, least, most: least)

@@ -36,6 +36,7 @@ def command(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 def test_the_tutorial_goes_from_a_folder_of_pictures_to_names_of_classes(command, tmp_path, caplog):
     assert [line.split()[1] for line in COMMANDS] == ["data", "run", "export", "predict"]
     write_shapes(tmp_path / "pictures", 200, broken=2)

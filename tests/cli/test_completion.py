@@ -107,6 +107,7 @@ open({typed!r}, "w").write(" ".join(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shell", "options", "begin"),
     [

@@ -184,6 +184,7 @@ NEEDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_does_what_it_says(fed_dpsd, request, example):
     needs = [need for begin, need in NEEDS.items() if example.startswith(begin)]

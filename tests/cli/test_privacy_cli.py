@@ -292,6 +292,7 @@ def test_a_broken_hospital_is_refuted_and_a_blind_audit_says_so(
     assert "NOT refuted: the audit is blind" in out[-1]
 
 
+@pytest.mark.slow
 def test_an_audit_of_sums_says_that_it_asks_one_image(fed_dpsd, few_draws, monkeypatch):
     """A run's own asks have many, and cost more: its epsilon must not be read off the audit."""
     monkeypatch.setattr("fed_dpsd.audits.attacks.ALONE_RUNS", 200)
@@ -316,6 +317,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
     assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)
 
 
+@pytest.mark.slow
 def test_a_training_is_audited_by_canaries(fed_dpsd, few_draws, monkeypatch):
     """A right training contradicts a proof with probability at most 0.001."""
     monkeypatch.setattr("fed_dpsd.audits.trainings.RUNS", (100, 100))

@@ -63,14 +63,18 @@ def grid_run(experiment, nodes):
 PRIVATE = ("training=dp_sgd", "training.steps=3", "model=scattering", "model.student_width=4")
 
 
+def slowly(*settings):
+    return pytest.param(settings, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "answers",
     [
         ("training=plain", "answers=label"),
-        ("training=plain", "answers=gradient"),
-        ("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
         (*PRIVATE, "answers=probabilities"),
-        (*PRIVATE, "answers=label"),
+        slowly("training=plain", "answers=gradient"),
+        slowly("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
+        slowly(*PRIVATE, "answers=label"),
     ],
     ids=" ".join,
 )

@@ -75,12 +75,28 @@ ANSWERED |= {"dp_dfd": [SELECTIVE, (*SELECTIVE, STUDENT_DRIVEN), ON_BOTH_AXES[0]
 ALONE = ("dpsd", "central", "direct", "paper_dpsd", "dpdfd", "dp_dfd", "dgd", "dgd_plus")
 NEEDS = dict.fromkeys(ALONE, ("num_clients=1",))
 ONE_ROUND = {"central", "direct", "ensemble"}
-ASKING_MANY = [(method, answers) for method in ("fed_dpsd", "dpsd") for answers in ANSWERED[method]]
+# One answer of each kind for what is the same code for all: refusals.
+KINDS = [ANSWERS[0], ANSWERS[2], ANSWERS[4], ("training=plain", *PLAIN[10]), PRIVATE, MAX]
+ASKING_MANY = [("fed_dpsd", answers) for answers in KINDS] + [("dpsd", ANSWERS[0])]
+ASKING = [(method, ANSWERED[method][-1]) for method in METHODS if ANSWERED[method]]
 
 
-@pytest.fixture(
-    params=[(m, a) for m in METHODS for a in ANSWERED[m]], ids=lambda p: f"{p[0]} {' '.join(p[1])}"
-)
+def matrix():
+    """Each method with each of its answers; most are slow.
+
+    Methods differ in their code and answers in theirs: in the fast tests FedDPSD has every answer,
+    and any other method its first choice, its first one of private teachers, and its own way to
+    pay or to train: the last.
+    """
+    for method in METHODS:
+        quick = [*ANSWERED[method][:1], *[a for a in ANSWERED[method] if a[0] == DP_SGD[0]][:1]]
+        quick += ANSWERED[method] if method == "fed_dpsd" else ANSWERED[method][4:][-1:]
+        for answers in ANSWERED[method]:
+            marks = () if answers in quick else pytest.mark.slow
+            yield pytest.param((method, answers), id=f"{method} {' '.join(answers)}", marks=marks)
+
+
+@pytest.fixture(params=matrix())
 def experiment(request, small):
     method, answers = request.param
     named = f"method={method}"
@@ -157,7 +173,7 @@ class Refusing:
         return self.inner.each(ask)
 
 
-@pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True)
+@pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True, ids=str)
 def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=1)
     world = World.of(experiment.config, experiment.training, experiment.answers)
@@ -168,6 +184,7 @@ def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
     assert not equal(weights(first), weights(last))  # a last student, trained on what there is
 
 
+@pytest.mark.parametrize("experiment", ASKING, indirect=True, ids=lambda p: p[0])
 def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=-1)
     world = World.of(experiment.config, experiment.training, experiment.answers)

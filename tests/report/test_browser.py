@@ -14,6 +14,7 @@ from tests.report.runs import SUMMARY, deployment, run
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -29,7 +29,8 @@ FEDAVG = (
 
 
 RESNET34 = ("model.student=resnet34", "queries_per_round=8", "method.final_student_steps=2")
-STUDENTS = [(), ("model=scattering",), ("model.student=cnn_datalens",), RESNET34, FEDAVG]
+SLOW = pytest.param(RESNET34, marks=pytest.mark.slow)
+STUDENTS = [(), ("model=scattering",), ("model.student=cnn_datalens",), SLOW, FEDAVG]
 
 
 @pytest.mark.parametrize("overrides", STUDENTS, ids=lambda o: str(o[:1]))

@@ -56,6 +56,7 @@ def test_rows_show_the_way_of_the_run_and_the_whole_budget():
 COMMAND = (sys.executable, "-c", "import sys; from fed_dpsd import cli; cli.main()", "run", *SMALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_run_draws_on_a_terminal_and_writes_lines_into_a_pipe(tmp_path, terminal):
     ours, theirs = pty.openpty() if terminal else os.pipe()

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fed_dpsd.classes import positions
+from fed_dpsd.classes import positions, text_of
 from fed_dpsd.errors import shown
 
 BUNDLED = "digits"  # the name of the data set that comes with scikit-learn
@@ -73,10 +73,10 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        different = {name.strip() for name in self.classes} - {""}
-        if self.classes and not len(self.classes) == len(different) == self.num_classes:
+        different = {text_of(name) for name in self.class_names} - {""}
+        if not len(self.class_names) == len(different) == self.num_classes:
             raise ValueError(
-                f"classes=[{', '.join(self.classes)}] must be num_classes={self.num_classes} "
+                f"classes=[{', '.join(self.class_names)}] must be num_classes={self.num_classes} "
                 "different names"
             )
         if not 8 <= self.pixel_bits <= 16:
@@ -280,14 +280,27 @@ def require_device_name(instance: Any, *names: str) -> None:
             raise ValueError(f"{name}={getattr(instance, name)} must be auto, cpu, cuda or cuda:N")
 
 
+class _OneValueEach(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML in which no key is there twice: the last one would win, and not be seen to."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            line = node.start_mark.line + 1
+            raise ValueError(f"{twice} is there twice, in the keys from line {line} on; keep one")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping that a YAML file holds.
 
     Raises:
-        ValueError: the file cannot be read, or holds no mapping; the error says why.
+        ValueError: the file cannot be read, holds no mapping, or has a key twice; the error says
+            why.
     """
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.load(path.read_text(), _OneValueEach)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
     if not isinstance(raw, dict):

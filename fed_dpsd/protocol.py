@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.classes import text_of
 from fed_dpsd.errors import ProtocolError
 
 Array = NDArray[np.generic]
@@ -46,7 +47,7 @@ def are_classes(names: Any) -> bool:
         and 2 <= len(names) <= MOST_CLASSES
         and all(isinstance(name, str) and name.isprintable() for name in names)
         and all(0 < len(name) <= LONGEST_CLASS and name == name.strip() for name in names)
-        and len(set(names)) == len(names)
+        and len(set(map(text_of, names))) == len(names)
     )
 
 

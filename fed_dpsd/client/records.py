@@ -51,9 +51,16 @@ class HospitalFiles:
     def __post_init__(self) -> None:
         for label, name in self.labels.items():
             if not isinstance(label, str):
-                raise ValueError(f"labels: {label!r} is no text; quote it: '{label}': {name}")
+                typed = ("no", "yes")[label] if isinstance(label, bool) else label
+                raise ValueError(f"labels: {label!r} is no text; quote it: '{typed}': {name}")
             if not isinstance(name, str):
                 raise ValueError(f"labels.{label}={name!r} must be the name of one of the classes")
+        texts = list(map(text_of, self.labels))
+        if twice := [label for label in self.labels if texts.count(text_of(label)) > 1]:
+            raise ValueError(
+                f"labels: {' and '.join(map(repr, twice))} are one label, apart from spaces, "
+                "capitals, or as numbers; keep one"
+            )
         if (self.label_column is None) == (not self.label_columns):
             raise ValueError(
                 "give one of label_column and label_columns, and null or [] for the other"

@@ -55,6 +55,14 @@ def test_a_run_over_hospitals(deployed, tmp_path):
             assert [entry.ask for entry in ledger.entries()] == [line["ask"] for line in asked]
 
 
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    """The last one won: a larger budget that the template left further down, for example."""
+    file = site_file(tmp_path / "hospital", budget=1.0)
+    file.write_text(f"{file.read_text()}\nbudget: 8.0\n")
+    with pytest.raises(UserError, match="budget is there twice, in the keys from line 1 on; keep"):
+        hospitals.open_file(file)
+
+
 @pytest.mark.parametrize(
     ("overrides", "changes", "reason"),
     [

@@ -330,6 +330,9 @@ def test_arrays_that_do_not_fit_are_errors(tmp_path, arrays, message):
     ("change", "message"),
     [
         ({"labels": {0: "fine"}}, "labels: 0 is no text; quote it: '0': fine"),
+        ({"labels": {False: "fine"}}, "labels: False is no text; quote it: 'no': fine"),
+        ({"labels": {"1": "fine", "1.0": "bad"}}, "labels: '1' and '1.0' are one label"),
+        ({"labels": {"true": "fine", "True": "bad"}}, "labels: 'true' and 'True' are one label"),
         ({"labels": {"ill": 1}}, "labels.ill=1 must be the name of one of the classes"),
         ({"label_columns": ("a", "b")}, "give one of label_column and label_columns"),
         ({"label_column": None}, "give one of label_column and label_columns"),

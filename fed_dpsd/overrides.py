@@ -323,7 +323,10 @@ def _not_one_value(parsed: Override, override: str) -> str:
         key, _, values = override.lstrip("+").partition("=")
         if key in {known.name for known in all_keys() if known.value.startswith("[")}:
             return f"{override}: {key} is a list; write '{key}=[{values}]'"
-        return f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
+        grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
+        if key.endswith("path") or "/" in values:
+            grid += f"; if it is one value, put it in quotes: '{key}=\"{values}\"'"
+        return grid
     return ""
 
 
@@ -353,7 +356,7 @@ def _unreadable(override: str, following: str = "") -> str:
         return f"{override}: a quote or bracket is not closed"
     if value.endswith(","):
         return f"{override}: write the values without blanks between them, as in seed=0,1,2"
-    if re.fullmatch(r"[\w.@]+", key) and not {'"', "="} & set(value):
+    if re.fullmatch(r"[\w.@]+", key) and not value.startswith("=") and '"' not in value:
         return f"{override}: put the value in quotes: '{key}=\"{value}\"'"
     return f"{override} cannot be read; write KEY=VALUE, as in rounds=10"
 

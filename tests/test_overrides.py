@@ -26,6 +26,8 @@ def said(*overrides):
         ("model.teachers=[cnn", "model.teachers=[cnn: a quote or bracket is not closed"),
         ("out='a", "out='a: a quote or bracket is not closed"),
         ("data.path=/a(b)", "data.path=/a(b): put the value in quotes: 'data.path=\"/a(b)\"'"),
+        ("data.path=/a=b,c", "put the value in quotes: 'data.path=\"/a=b,c\"'"),
+        ("data.path=a,b", "; if it is one value, put it in quotes: 'data.path=\"a,b\"'"),
         ("rounds==3", "rounds==3 cannot be read; write KEY=VALUE, as in rounds=10"),
         ("~seed", "~seed: a setting cannot be deleted; write KEY=VALUE"),
         ("seed=0,1,2", "seed=0,1,2 is a grid of runs: fed-dpsd sweep seed=0,1,2"),

@@ -187,7 +187,7 @@ def _with_classes(binder: Binder, data: Mapping[str, Any], base: Path | None) ->
             number = number or 2  # so that problems of other keys are reported too
     names = names or of_labels
     if number is None and len(names) < 2:
-        found = f"has one class, {names[0]}" if names else "is needed"
+        found = f"has one class, {names[0]}" if names else "has no class" if path else "is needed"
         binder.problems.append(f"data={data.get('name')}: data.path {found}; give {LAYOUT}")
         names, number = [], 2
     count = len(names) if number is None else number

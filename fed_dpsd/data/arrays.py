@@ -9,7 +9,7 @@ import numpy as np
 
 from fed_dpsd.classes import in_order, text_of
 from fed_dpsd.data.intake import Item
-from fed_dpsd.data.reader import Columns, id_of
+from fed_dpsd.data.reader import Columns, id_of, split_of
 from fed_dpsd.errors import UserError
 
 ARRAYS = ".npz"
@@ -23,12 +23,13 @@ class Arrays:
 
     unit = "images"
     declared: Sequence[str] = ()
-    ignored = ""
 
     def __init__(self, path: Path, columns: Columns, split: str = "") -> None:
         self._path, self._columns = path, columns
         before = f"{split}_" if split else ""
         with self._open() as arrays:
+            of_splits = () if split else splits_of(arrays.files, columns.image).values()
+            self.ignored = next((f"array {name}" for name in of_splits), "")
             names = {key: before + name for key, name in columns.named.items()}
             if missing := {key: name for key, name in names.items() if name not in arrays.files}:
                 lacking = ", ".join(f"{name} ({key})" for key, name in missing.items())
@@ -91,3 +92,10 @@ class Arrays:
     def files(self) -> Iterable[Path]:
         """Return the npz."""
         return [self._path]
+
+
+def splits_of(names: Iterable[str], image: str) -> dict[str, str]:
+    """Return the names of the arrays of images of each split, such as test_images."""
+    ending = f"_{image}"
+    found = {split_of(name.removesuffix(ending)): name for name in names if name.endswith(ending)}
+    return {split: name for split, name in found.items() if split}

@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fed_dpsd.classes import numbering, positions
 from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.intake import Split, some, take
+from fed_dpsd.data.reader import listed
 from fed_dpsd.data.tables import METADATA
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import write_together
@@ -45,6 +47,14 @@ class Dataset:
     counts: tuple[str, ...] = ()
 
 
+class Loaded(NamedTuple):
+    """A split, the numbers of its files or rows as a sentence, and `Split.digests`."""
+
+    records: Split
+    count: str
+    digests: NDArray[np.int64]
+
+
 def load(config: DataConfig, cache: Path) -> Dataset:
     """Load a data set.
 
@@ -59,20 +69,27 @@ def load(config: DataConfig, cache: Path) -> Dataset:
     if config.name == BUNDLED:
         return _digits()
     loaded = {split: _load_split(config, split, cache) for split in sources.SPLITS}
-    counts = dict.fromkeys(count for _, count in loaded.values())
-    data = Dataset(loaded["train"][0], loaded["test"][0], tuple(counts))
+    counts = dict.fromkeys(each.count for each in loaded.values())
+    data = Dataset(loaded["train"].records, loaded["test"].records, tuple(counts))
     _check_shared_patients(config, data)
+    if copies := int(np.isin(loaded["test"].digests, loaded["train"].digests).sum()):
+        _say_once(
+            f"data={config.name} ({config.path or config.hub}): {copies:,} of {len(data.test):,} "
+            "test images are training images too, pixel for pixel: scores are too good"
+        )
     return data
 
 
 def load_test(config: DataConfig, cache: Path) -> Split:
     """Load the test split alone; see `load`."""
-    return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache)[0]
+    return _digits().test if config.name == BUNDLED else _load_split(config, "test", cache).records
 
 
 def test_count(config: DataConfig, cache: Path) -> str:
     """Return the numbers of the files or rows of the test split; see `Dataset`."""
-    return _digits().counts[0] if config.name == BUNDLED else _load_split(config, "test", cache)[1]
+    return (
+        _digits().counts[0] if config.name == BUNDLED else _load_split(config, "test", cache).count
+    )
 
 
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
@@ -104,29 +121,28 @@ def _digits() -> Dataset:
     return Dataset(train, test, (f"{len(records):,} images found, {len(records):,} used",))
 
 
-def _load_split(config: DataConfig, split: str, cache: Path) -> tuple[Split, str]:
+def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
     """Load a split from `config.path` or, without a path, from the Hugging Face hub.
 
     Where the data is not divided, `divide` does it. What is skipped, and classes without images,
     are warnings, given once in a process: an error would reveal them.
-
-    Returns:
-        The split, and the numbers of its files or rows as a sentence.
     """
     place = _cached(config, split, cache)
-    if place("labels.npy").is_file():
+    try:
         about = json.loads(place("about.json").read_text())
-        patients = np.load(place("patients.npy")) if place("patients.npy").is_file() else None
+        known = config.patient_column is not None
+        patients = np.load(place("patients.npy")) if known else None
         images = np.load(place("images.npy"), mmap_mode="r")
+        digests = np.load(place("digests.npy"))
         records = Split(images, np.load(place("labels.npy")), patients)
-    else:
+    except (OSError, ValueError, EOFError):  # not there, or not whole: somebody tidied up
         parts, about, lasting = _read(config, split)
         for name, part in parts.items() if lasting else ():
             _save(_cached(config, name, cache), part, about)
-        records = parts[split]
+        records, digests = parts[split], parts[split].digests
     for note in about["notes"]:
         _say_once(note)
-    return records, about["count"]
+    return Loaded(records, about["count"], digests)
 
 
 def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, Any], bool]:
@@ -166,12 +182,11 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
         if lacking := _lacking(config, part):
             notes.append(f"{where}: no image for {PURPOSES[name]} of class {lacking}")
     if reader.declared and names == positions(len(names)) != tuple(reader.declared):
-        listed = ",".join(reader.declared)
-        notes.append(f"{where} names its classes; data.classes=[{listed}] uses these names")
-    if reader.ignored and not divided:
+        notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
+    if not divided and reader.ignored:
         notes.append(
-            f"{where}: its column {reader.ignored} is not read; to test on some of its rows, write "
-            "them to test.csv, and the others to train.csv"
+            f"{where}: its {reader.ignored} is not taken as a split; to test on some of its "
+            f"{reader.unit}, give them as test, next to the others as train"
         )
     if left := sources.unused(config):
         notes.append(f"{where}: {left}")
@@ -232,7 +247,8 @@ def divide(records: Split) -> tuple[Split, Split]:
 def _save(place: Callable[[str], Path], split: Split, about: dict[str, Any]) -> None:
     """Write a split; each file atomically, so that two processes may do so at the same time."""
     files: dict[Path, Any] = {place("about.json"): json.dumps(about).encode()}
-    arrays = {"images": split.images, "patients": split.patients, "labels": split.labels}
+    arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}
+    arrays["labels"] = split.labels
     # Labels come last: they make the split complete.
     files |= {place(f"{name}.npy"): each for name, each in arrays.items() if each is not None}
     write_together(files)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fed_dpsd.classes import text_of
 from fed_dpsd.data.intake import NO_CLASS, Item
-from fed_dpsd.data.reader import Columns, readable
+from fed_dpsd.data.reader import Columns, readable, split_of
 from fed_dpsd.errors import UserError
 
 
@@ -15,7 +15,6 @@ class Folder:
 
     unit = "files"
     declared: Sequence[str] = ()
-    ignored = ""
 
     def __init__(self, path: Path, columns: Columns) -> None:
         self._path = path
@@ -31,6 +30,14 @@ class Folder:
                 f"{path}: folder {twice!r} has a name that another has too, apart from spaces, "
                 "accents' spellings, or as a number; join the two"
             )
+
+    @property
+    def ignored(self) -> str:
+        """Return a folder of a split in that of a class: its images are this class's, as others."""
+        inside = (
+            (each, part) for each in self._labels for part in class_folders(self._path / each)
+        )
+        return next((f"folder {each}/{part}" for each, part in inside if split_of(part)), "")
 
     def items(self) -> Iterator[Item]:
         """Yield every file in the order of its path."""

@@ -5,6 +5,9 @@ hospitals read by the same code. Readers look at no image's content.
 """
 
 import contextlib
+import json
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +16,11 @@ from fed_dpsd.classes import text_of
 from fed_dpsd.data.intake import Item
 from fed_dpsd.errors import UserError, reason_of
 
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "test": ("test", "testing"),
+    "validation": ("val", "valid", "validation", "dev"),
+}
 NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a patient who is not known
 
 
@@ -46,7 +54,7 @@ class Reader(Protocol):
     Attributes:
         unit: what its items are: files, rows or images.
         declared: the names of the classes that it declares, in an order of its own.
-        ignored: a column that seems to say which rows are for testing, and is not read.
+        ignored: what seems to say which items are for testing, and does not; "" for nothing.
     """
 
     unit: str
@@ -61,6 +69,20 @@ class Reader(Protocol):
 
     def files(self) -> Iterable[Path]:
         """Return the files whose content decides what `items` yields."""
+
+
+def split_of(name: str) -> str:
+    """Return the split that a folder's or file's name stands for, in any case; "" for none."""
+    found = (split for split, names in SPLIT_NAMES.items() if name.casefold() in names)
+    return next(found, "")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the setting of these classes, as it is typed in a shell."""
+    plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
+    texts = (n if plain.fullmatch(n) else json.dumps(n, ensure_ascii=False) for n in names)
+    setting = f"data.classes=[{','.join(texts)}]"
+    return shlex.quote(setting) if '"' in setting else setting
 
 
 def id_of(value: Any, columns: Columns, where: str) -> str:

@@ -1,24 +1,21 @@
 """Places of data sets: `data.path` or the hub, their splits, and the classes that they name."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from fed_dpsd.classes import in_order
 from fed_dpsd.config import DataConfig
-from fed_dpsd.data.arrays import ARRAYS, Arrays
+from fed_dpsd.data.arrays import ARRAYS, Arrays, splits_of
 from fed_dpsd.data.folders import Folder, class_folders, walk_classes
 from fed_dpsd.data.intake import some
-from fed_dpsd.data.reader import Columns, Reader, readable
+from fed_dpsd.data.reader import Columns, Reader, listed, readable, split_of
 from fed_dpsd.data.tables import METADATA, TABLES, Table
 from fed_dpsd.errors import UserError
 
 SPLITS = ("train", "test")
-SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "test": ("test", "testing"),
-    "validation": ("val", "valid", "validation", "dev"),
-}
+LIKE_SPLITS = re.compile(r"(?<![a-z])(train|test|val)")  # in names such as test_set
 LAYOUT = (
     "a folder with a folder of images for each class, a .csv, .parquet or .npz file of images and "
     "labels, or a folder with one of these for train and one for test"
@@ -37,12 +34,6 @@ def is_place(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.suffix.lower() in (*TABLES, ARRAYS))
 
 
-def split_of(name: str) -> str:
-    """Return the split that a folder's or file's name stands for, in any case; "" for none."""
-    found = (split for split, names in SPLIT_NAMES.items() if name.casefold() in names)
-    return next(found, "")
-
-
 def _files(path: Path) -> dict[str, list[Path]]:
     """Return the tables of each split in a folder, parquet files first."""
     found: dict[str, list[Path]] = {}
@@ -56,6 +47,18 @@ def _files(path: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _arrays(path: Path, columns: Columns) -> dict[str, str]:
+    """Return the array of images of each split in an npz; empty where there is one of all."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = arrays.files
+    except Exception:  # the reader reports it
+        return {}
+    return {} if columns.image in names else splits_of(names, columns.image)
+
+
 def splits_in(path: Path, columns: Columns) -> dict[str, Path]:
     """Return the place of each split at `data.path`; empty where the data is not divided.
 
@@ -65,15 +68,8 @@ def splits_in(path: Path, columns: Columns) -> dict[str, Path]:
         UserError: two places stand for one split, or the path cannot be read.
     """
     if path.suffix.lower() == ARRAYS and path.is_file():
-        import numpy as np
-
-        try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = set(arrays.files)
-        except Exception:  # the reader reports it
-            return {}
-        image = columns.image
-        return {} if image in names else {s: path for s in SPLITS if f"{s}_{image}" in names}
+        arrays = _arrays(path, columns)
+        return dict.fromkeys(arrays, path) if arrays.keys() & set(SPLITS) else {}
     found = _files(path)
     folders = class_folders(path) if path.is_dir() and not (path / METADATA).is_file() else []
     of_splits = [name for name in folders if split_of(name)]
@@ -107,6 +103,11 @@ def place_of(path: Path, columns: Columns, split: str) -> tuple[Path, str]:
         return splits[split], split
     if not splits and (path.is_file() or (path / METADATA).is_file() or class_folders(path)):
         return path, ""
+    if path.is_file():
+        raise UserError(
+            f"data.path={path} has no array {split}_{columns.image}; give one for each of "
+            f"{' and '.join(SPLITS)}, or {columns.image} alone, which is divided"
+        )
     there = some(sorted(each.name for each in path.iterdir() if not each.name.startswith(".")))
     lacking = f"{split} split" if splits else "folder of a class"
     remedy = f"give {LAYOUT}"
@@ -124,11 +125,16 @@ def unused(config: DataConfig) -> str:
     """Return what at `data.path` no split takes, in words; "" if there is nothing."""
     if config.path is None:
         return ""
-    splits = splits_in(Path(config.path), columns_of(config))
-    if not splits or (place := splits.get("validation")) is None:
+    columns = columns_of(config)
+    place = splits_in(Path(config.path), columns).get("validation")
+    if place is None:
         return ""
-    number = f" ({sum(1 for _ in walk_classes(place)):,} files)" if place.is_dir() else ""
-    return f"{place.name}{number} is not read: nothing is selected on a validation split"
+    name = place.name
+    if place.is_dir():
+        name += f" ({sum(1 for _ in walk_classes(place)):,} files)"
+    elif place.suffix.lower() == ARRAYS:
+        name = _arrays(place, columns)["validation"]
+    return f"{name} is not read: nothing is selected on a validation split"
 
 
 def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
@@ -140,6 +146,11 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
     if path.is_dir():
         if (path / METADATA).is_file():
             return Table(path / METADATA, columns)
+        for name in ("metadata.jsonl", "metadata.parquet"):
+            if (path / name).is_file():
+                raise UserError(
+                    f"{path / name} is not read; write it as {METADATA}, or move it away"
+                )
         return Folder(path, columns)
     suffix = path.suffix.lower()
     if path.is_file() and suffix in TABLES:
@@ -196,11 +207,17 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
     given = splits_in(path, columns)
     if not given and path.is_dir() and not (path / METADATA).is_file():
         folders = class_folders(path)
+        like = {m[1]: name for name in folders if (m := LIKE_SPLITS.search(name.casefold()))}
+        if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
+            raise UserError(
+                f"data.path={path}: {' and '.join(like.values())} look like splits; name them "
+                f"train and test or, if they are classes, say {listed(folders)}"
+            )
         if named := [name for name in folders if split_of(name)]:
             raise UserError(
                 f"data.path={path}: {named[0]} is named like a split, and the folders next to it "
                 f"are not ({some([name for name in folders if not split_of(name)])}); move what "
-                f"is no split away or, if it is a class, say data.classes=[{','.join(folders)}]"
+                f"is no split away or, if it is a class, say {listed(folders)}"
             )
     splits = [split for split in SPLITS if split in given] or ["train"]
     found = {split: _reader(path, columns, split) for split in splits[: 2 if number is None else 1]}
@@ -209,10 +226,10 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
     for other in others:
         for one, two in ((first, other), (other, first)):
             if only := [text for text in in_order(labels[one]) if text not in labels[two]]:
-                everything = ",".join(in_order({**labels[one], **labels[two]}))
+                everything = listed(in_order({**labels[one], **labels[two]}))
                 raise UserError(
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
-                    f"not in {two}; correct the labels, or name all: data.classes=[{everything}]"
+                    f"not in {two}; correct the labels, or name all: {everything}"
                 )
     declared = [tuple(each.declared) for each in found.values() if each.declared]
     if len(set(declared)) > 1:
@@ -225,7 +242,7 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
     if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
         raise UserError(
             f"data.path={path}: {alike[0]} and {alike[1]} differ in capitals alone; give them one "
-            f"name or, if they are two classes, say data.classes=[{','.join(names)}]"
+            f"name or, if they are two classes, say {listed(names)}"
         )
     return names
 

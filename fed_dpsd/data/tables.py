@@ -46,8 +46,8 @@ class Table:
             with is_parquet(path):
                 self._schema = pyarrow.parquet.read_schema(path)
         self.check()
-        columns_of_splits = (n for n in self._schema.names if n.casefold() in SPLIT_COLUMNS)
-        self.ignored = next(columns_of_splits, "")
+        of_splits = (n for n in self._schema.names if n.casefold() in SPLIT_COLUMNS)
+        self.ignored = next((f"column {name}" for name in of_splits), "")
         self.declared = columns.labels or declared_in(self._schema, columns.label)
 
     def check(self) -> None:

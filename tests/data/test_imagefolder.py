@@ -300,12 +300,12 @@ def test_given_splits_that_share_patients_are_refused_unless_that_is_allowed(tmp
     assert said() == []
     data = load("data.shared_patients=allow")
     assert (len(data.train), len(data.test)) == (24, 20)
-    (line,) = said()
+    line = said()[0]
     assert line.startswith(f"{shared}: scores are too good")
     table(path, ROWS[24:36], "test.csv")
     for allowed in ((), ("data.shared_patients=allow",)):
         assert len(load(*allowed).test) == 12
-    assert said() == [line]
+    assert [each for each in said() if "patient" in each] == [line]
 
 
 def test_a_coordinators_test_set_alone_shares_no_patient(tmp_path):

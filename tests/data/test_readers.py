@@ -1,6 +1,7 @@
 """Layouts and files that people have: what is found, used and skipped, and what is refused."""
 
 import os
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,53 @@ def test_a_validation_split_is_said_to_be_left(tmp_path, said):
         picture(tmp_path / "B" / split / "b" / "0.png", 2)
     loaded(tmp_path, tmp_path / "B")
     assert any("dev (2 files) is not read" in line for line in said())
+
+
+@pytest.mark.parametrize("names", [("train_set", "test_set"), ("X_train", "X_val")])
+def test_names_that_look_like_splits_are_refused_unless_they_are_classes(tmp_path, names):
+    """They were the two classes, as Training and Testing once were."""
+    for shade, split in enumerate(names):
+        picture(tmp_path / split / "ill" / "0.png", shade)
+    with pytest.raises(ConfigError, match="look like splits; name them"):
+        bound(tmp_path, tmp_path)
+    classes = bound(tmp_path, tmp_path, f"data.classes=[{','.join(sorted(names))}]").class_names
+    assert classes == tuple(sorted(names))
+    for name in ("trainer", "oval"):  # no split's
+        picture(tmp_path / "D" / name / "0.png", 1)
+    assert bound(tmp_path, tmp_path / "D").class_names == ("oval", "trainer")
+
+
+def test_splits_inside_folders_of_classes_are_not_passed_over_in_silence(tmp_path, said):
+    for name in ("ill/train", "ill/test", "well/train", "well/test"):
+        picture(tmp_path / "D" / name / "0.png", len(name))
+    loaded(tmp_path, tmp_path / "D")
+    assert any("folder ill/test is not taken as a split" in line for line in said())
+
+
+def test_images_of_both_splits_are_counted(tmp_path, said):
+    """Two folders of links to the same pictures gave a score of pictures that were trained on."""
+    for shade, name in enumerate(("ill/0", "ill/1", "well/2", "well/3")):
+        picture(tmp_path / "D" / "train" / f"{name}.png", shade)
+        picture(tmp_path / "D" / "test" / f"{name}.bmp", shade if shade < 3 else 9)
+    for _ in range(2):  # read from the files, and from the cache
+        datasets._say_once.cache_clear()
+        loaded(tmp_path, tmp_path / "D")
+    sentence = "3 of 4 test images are training images too, pixel for pixel: scores are too good"
+    assert [line.endswith(sentence) for line in said()] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.parquet"])
+def test_a_table_of_the_hub_that_is_not_read_is_refused(tmp_path, name):
+    """Its labels were not read, and folders named the classes, or "data.path is needed"."""
+    for place in ("D/ill", "D/well", "E/train", "E/test"):
+        picture(tmp_path / place / "0.png", 1)
+    (tmp_path / "D" / name).touch()
+    (tmp_path / "E" / "train" / name).touch()
+    for folder in ("D", "E"):
+        with pytest.raises(ConfigError, match=f"{name} is not read; write it as metadata.csv"):
+            bound(tmp_path, tmp_path / folder)
+    with pytest.raises(UserError, match=f"{name} is not read; write it as metadata.csv"):
+        hospital(tmp_path / "D")
 
 
 # --- tables ---
@@ -301,12 +349,31 @@ def test_a_file_with_other_content_and_its_old_size_and_time_is_another(tmp_path
     assert everything(loaded(tmp_path, tmp_path / "D")) == {1: 0, 7: 1}
 
 
+@pytest.mark.parametrize("part", ["about.json", "images.npy", "patients.npy", "labels.npy"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_part_of_the_cache_that_goes_or_breaks_is_made_again(tmp_path, part, whole):
+    """Without the file of patients, records had none, so that a patient was in several shards."""
+    rows = [f"{i}.png,{'ill' if i % 2 else 'well'},{i // 2}" for i in range(20)]
+    path = table(tmp_path / "t.csv", rows, "image,label,patient")
+    before = loaded(tmp_path, path, "data.patient_column=patient").train
+    for file in (tmp_path / "cache" / "data").glob(f"*.{part}"):
+        content = file.read_bytes()
+        file.unlink()
+        if not whole:
+            file.write_bytes(content[: len(content) // 2])
+    after = loaded(tmp_path, path, "data.patient_column=patient").train
+    assert np.array_equal(after.patients, before.patients)
+    assert np.array_equal(after.images, before.images)
+
+
 # --- counts ---
 
 
 def test_counts_are_there_where_nothing_is_skipped(tmp_path, said):
     table(tmp_path / "train.csv", ["0.png,well", "1.png,ill"])
     table(tmp_path / "test.csv", ["2.png,well", "3.png,ill"])
+    picture(tmp_path / "2.png", 3)
+    picture(tmp_path / "3.png", 4)
     counts = loaded(tmp_path, tmp_path).counts
     assert counts == ("train: 2 rows found, 2 used", "test: 2 rows found, 2 used")
     assert not said()
@@ -342,6 +409,24 @@ def test_arrays_in_memory_are_those_of_a_file(tmp_path):
             datasets.load(config, tmp_path / "cache")
 
 
+def test_arrays_that_are_not_read_are_said_or_refused(tmp_path, said):
+    images = np.arange(4, dtype=np.uint8)[:, None, None] * np.ones((1, 8, 8), np.uint8)
+    own = {"image": images, "label": np.array([0, 1, 0, 1])}
+
+    def of(split, shade=0):
+        return {f"{split}_image": images + np.uint8(shade), f"{split}_label": own["label"]}
+
+    np.savez(tmp_path / "all.npz", **own, **of("test"))
+    loaded(tmp_path, tmp_path / "all.npz")
+    assert any("its array test_image is not taken as a split" in line for line in said())
+    np.savez(tmp_path / "three.npz", **of("train"), **of("test", 9), **of("val"))
+    loaded(tmp_path, tmp_path / "three.npz")
+    assert said()[-1].endswith("val_image is not read: nothing is selected on a validation split")
+    np.savez(tmp_path / "two.npz", **of("train"), **of("val"))
+    with pytest.raises(UserError, match=r"two.npz has no array test_image; give one for each"):
+        loaded(tmp_path, tmp_path / "two.npz")
+
+
 # --- columns and names that are not what they seem ---
 
 
@@ -372,5 +457,24 @@ def test_a_column_of_splits_is_not_passed_over_in_silence(tmp_path, said):
     path = table(tmp_path / "t.csv", ["0.png,ill,train", "1.png,well,test"], "image,label,Split")
     loaded(tmp_path, path)
     assert any(
-        "its column Split is not read; to test on some of its rows" in line for line in said()
+        "its column Split is not taken as a split; to test on some of its rows" in line
+        for line in said()
     )
+
+
+@pytest.mark.parametrize("names", ["'1','1.0'", "'True','true'", "'é','e\u0301'", "ill,' ill'"])
+def test_names_of_one_text_are_no_two_classes(tmp_path, names):
+    """The last would take the records of both."""
+    picture(tmp_path / "D" / "ill" / "0.png", 1)
+    with pytest.raises(ConfigError, match="must be num_classes=2 different names"):
+        bound(tmp_path, tmp_path / "D", f"data.classes=[{names}]")
+
+
+def test_classes_are_named_as_they_are_typed(tmp_path):
+    for split, names in {"train": ("0", "1", "a, b"), "test": ("0", "a, b")}.items():
+        for shade, name in enumerate(names):
+            picture(tmp_path / "D" / split / name / "0.png", shade)
+    with pytest.raises(ConfigError) as caught:
+        bound(tmp_path, tmp_path / "D")
+    (setting,) = shlex.split(str(caught.value).partition("name all: ")[2])
+    assert bound(tmp_path, tmp_path / "D", setting).class_names == ("0", "1", "a, b")

@@ -300,7 +300,8 @@ def _parse(overrides: Sequence[str]) -> tuple[list[_Typed], list[str], bool]:
         except HydraException:
             first = number if "=" in override else max(number - 1, 0)
             if rest := _rest_of_path(overrides[first:]):
-                problems.append(_unquoted(" ".join([overrides[first], *rest])))
+                whole = " ".join([overrides[first], *rest])
+                problems.append(f"{whole}: {QUOTES}{_in_quotes(whole)}")
                 for _ in range(first + len(rest) - number):
                     next(words)
                 continue
@@ -365,7 +366,7 @@ def _unreadable(override: str, following: str = "") -> str:
     if value.endswith(","):
         return f"{override}: write the values without blanks between them, as in seed=0,1,2"
     if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):
-        return _unquoted(override)
+        return f"{override}: {QUOTES}{_in_quotes(override)}"
     return f"{override} cannot be read; write KEY=VALUE, as in rounds=10"
 
 
@@ -375,10 +376,6 @@ def _rest_of_path(words: Sequence[str]) -> list[str]:
     value = words[0].partition("=")[2]
     rest = itertools.takewhile(lambda w: "=" not in w and w.lstrip("-") not in known, words[1:])
     return list(rest) if "/" in value else []
-
-
-def _unquoted(override: str) -> str:
-    return f"{override}: {QUOTES}{_in_quotes(override)}"
 
 
 def _in_quotes(override: str) -> str:

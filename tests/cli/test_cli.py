@@ -77,7 +77,7 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
             ("training=plain", "answers=label", "answers.k=99"),
             "error: answers.k=99 must be between 2 and",
         ),
-        (("out=/dev/null",), "cannot be written"),
+        (("out=/dev/null",), "is not writable"),
         (("--nodes", "2"), "error: --nodes 2 goes with --engine flower"),
         (("--engine", "flower", "num_clients=900"), "works here"),
     ],

@@ -51,9 +51,10 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, UserError):
         return text
     if is_full(error):
+        name = printable(str(getattr(error, "filename", None) or "a file"))
         return (
-            f"no space left for {getattr(error, 'filename', None) or 'a file'}; free some, or set "
-            "FED_DPSD_HOME and TMPDIR to folders on another disk"
+            f"no space left for {name}; free some, or set FED_DPSD_HOME and TMPDIR to folders on "
+            "another disk"
         )
     if isinstance(error, MemoryError):
         return (

@@ -5,6 +5,8 @@ one by one before, and every problem is told in a sentence.
 """
 
 import functools
+import itertools
+import os
 import re
 import shlex
 import typing
@@ -25,6 +27,7 @@ from fed_dpsd.keys import all_keys, flat_keys, groups, homes, leaves, unknown_ch
 from fed_dpsd.plugins import Plugin, conf_folders, files_of, find, named_in, searching
 from fed_dpsd.storage import conf_folder
 
+QUOTES = "put the value in quotes: "
 NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key for which two others stand
 
 
@@ -290,6 +293,13 @@ def _parse(overrides: Sequence[str]) -> tuple[list[_Typed], list[str], bool]:
         try:
             parsed = parser.parse_override(override)
         except HydraException:
+            first = number if "=" in override else max(number - 1, 0)
+            if rest := _rest_of_path(overrides[first:]):
+                whole = " ".join([overrides[first], *rest])
+                problems.append(f"{whole}: {QUOTES}{_in_quotes(whole)}")
+                for _ in range(first + len(rest) - number):
+                    next(words)
+                continue
             following = "".join(overrides[number + 1 : number + 2])
             alone = "=" in override + following or _choices_named(override)
             problems.append(_unreadable(override, "" if alone else following))
@@ -319,9 +329,8 @@ def _not_one_value(parsed: Override, override: str) -> str:
         if key in {known.name for known in all_keys() if known.value.startswith("[")}:
             return f"{override}: {key} is a list; write '{key}=[{values}]'"
         grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
-        if key.endswith("path") or "/" in values:
-            grid += f"; if it is one value, put it in quotes: '{key}=\"{values}\"'"
-        return grid
+        one = key.endswith("path") or "/" in values
+        return f"{grid}; for one value {QUOTES}{_in_quotes(override)}" if one else grid
     return ""
 
 
@@ -347,13 +356,39 @@ def _unreadable(override: str, following: str = "") -> str:
         if override in {*groups(), *(key.name for key in all_keys())}:
             return f"{override}: write {override}=VALUE"
         return f"{override} is no setting; write KEY=VALUE, as in rounds=10"
-    if not _tokens(value)[1]:
+    path = "/" in value and not value.startswith(("'", '"', "["))
+    if not path and not _tokens(value)[1]:
         return f"{override}: a quote or bracket is not closed"
     if value.endswith(","):
         return f"{override}: write the values without blanks between them, as in seed=0,1,2"
-    if re.fullmatch(r"[\w.@]+", key) and not value.startswith("=") and '"' not in value:
-        return f"{override}: put the value in quotes: '{key}=\"{value}\"'"
+    if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):
+        return f"{override}: {QUOTES}{_in_quotes(override)}"
     return f"{override} cannot be read; write KEY=VALUE, as in rounds=10"
+
+
+def _rest_of_path(words: Sequence[str]) -> list[str]:
+    """Return the words after the first that may belong to its value, a path with blanks."""
+    known = {*groups(), *(key.name for key in all_keys())}
+    value = words[0].partition("=")[2]
+    rest = itertools.takewhile(lambda w: "=" not in w and w.lstrip("-") not in known, words[1:])
+    return list(rest) if "/" in value else []
+
+
+def _in_quotes(override: str) -> str:
+    """Return an override as it is typed in a shell, where nothing in its value has a meaning."""
+    key, _, value = override.partition("=")
+    return shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
+
+
+def quoted(text: str) -> str:
+    """Return text in Hydra's quotes, so that nothing in it has a meaning.
+
+    >>> quoted("/data/5=6, new")
+    '"/data/5=6, new"'
+    """
+    # Only before a quote or ${ is a backslash more than itself.
+    escaped = re.sub(r'(\\*)("|\$\{|\Z)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), text)
+    return f'"{escaped}"'
 
 
 def _choices_named(word: str) -> list[str]:

@@ -285,9 +285,14 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file if it exists; it stays deleted after a loss of power."""
-    path.unlink(missing_ok=True)
-    sync(path.parent)
+    """Delete a file if it exists; it stays deleted after a loss of power.
+
+    Raises:
+        Unwritable: its folder may not be written.
+    """
+    with writing(path):
+        path.unlink(missing_ok=True)
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:

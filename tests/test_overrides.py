@@ -1,5 +1,7 @@
 """Overrides as people type them: each that cannot be used is told in a sentence, and no other."""
 
+import subprocess
+
 import pytest
 
 from fed_dpsd.errors import ConfigError
@@ -27,7 +29,7 @@ def said(*overrides):
         ("out='a", "out='a: a quote or bracket is not closed"),
         ("data.path=/a(b)", "data.path=/a(b): put the value in quotes: 'data.path=\"/a(b)\"'"),
         ("data.path=/a=b,c", "put the value in quotes: 'data.path=\"/a=b,c\"'"),
-        ("data.path=a,b", "; if it is one value, put it in quotes: 'data.path=\"a,b\"'"),
+        ("data.path=a,b", "; for one value put the value in quotes: 'data.path=\"a,b\"'"),
         ("rounds==3", "rounds==3 cannot be read; write KEY=VALUE, as in rounds=10"),
         ("~seed", "~seed: a setting cannot be deleted; write KEY=VALUE"),
         ("seed=0,1,2", "seed=0,1,2 is a grid of runs: fed-dpsd sweep seed=0,1,2"),
@@ -47,6 +49,48 @@ def said(*overrides):
 def test_an_override_that_cannot_be_used_is_one_sentence(typed, expected):
     (problem,) = said(*typed.split())
     assert expected in problem
+
+
+def remedy(problem):
+    """What bash makes of the setting that a problem says to write."""
+    word = problem.partition("put the value in quotes: ")[2]
+    command = ["bash", "-c", f"printf %s {word}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/x/a=b,c", "/x/a=b", "/x/a b=c", "/x/it's", '/x/"a"', "/x/é", "/x/a=b\\", "/x/$a=${seed}`!"],
+)
+def test_a_path_that_needs_quotes_is_shown_in_those_of_shell_and_hydra(path):
+    (problem,) = said(f"data.path={path}")
+    assert problem.startswith(f"data.path={path}: put the value in quotes: ")
+    assert compose([remedy(problem)])["data"]["path"] == path
+    with pytest.raises(ConfigError, match="put the value in quotes"):
+        choices(f"data.path={path}")
+    key, values = choices(remedy(problem))  # a sweep takes it as one value
+    assert len(values) == 1
+    assert compose([f"{key}={values[0]}"])["data"]["path"] == path
+
+
+@pytest.mark.parametrize(
+    "words", [("data.path=/x/a", "b", "c"), ("data.path=/x/a=b", "c d", "e,f")]
+)
+def test_a_path_that_the_shell_has_split_is_put_together(words):
+    (problem,) = said(*words, "rounds=3")
+    assert problem.startswith(f"{' '.join(words)}: put the value in quotes: 'data.path=\"/x/a")
+    path = " ".join(words).partition("=")[2]
+    assert compose([remedy(problem)])["data"]["path"] == path
+    (other,) = said("rounds=3", "foo")  # what follows no path is no part of one
+    assert other == "foo is no setting; write KEY=VALUE, as in rounds=10"
+
+
+def test_a_path_with_commas_is_a_grid_or_one_value_in_quotes():
+    (problem,) = said("data.path=/x/a,b")
+    assert problem.startswith(
+        "data.path=/x/a,b is a grid of runs: fed-dpsd sweep data.path=/x/a,b; "
+    )
+    assert compose([remedy(problem)])["data"]["path"] == "/x/a,b"
 
 
 def test_a_key_of_another_choice_says_whose_it_is():

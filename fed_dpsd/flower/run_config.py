@@ -5,12 +5,13 @@ is not given, so every default lives in conf/.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from fed_dpsd.errors import ConfigError, shown
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.overrides import split_overrides
+from fed_dpsd.overrides import QUOTES, quoted, split_overrides
 from fed_dpsd.simulation.sweep_grid import one_run
 
 # The flat keys whose names are shorter than those of the keys that they set.
@@ -50,7 +51,7 @@ def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
     try:
         experiment = one_run(overrides, None)
     except ConfigError as error:
-        problems += error.problems
+        problems += map(_typed_here, error.problems)
     if problems:
         raise ConfigError(problems)
     return experiment
@@ -69,6 +70,13 @@ def _quoted(value: Any) -> str:
         return shown(value)
     if _PLAIN.fullmatch(value):
         return value
-    # Only before a quote is a backslash more than itself.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda m: 2 * m[1] + m[2].replace("'", r"\'"), value)
-    return f"'{escaped}'"
+    return quoted(value)
+
+
+def _typed_here(problem: str) -> str:
+    """Return a problem of `overrides`, whose remedy is typed as --run-config takes it."""
+    said, marked, word = problem.partition(QUOTES)
+    if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
+        return problem
+    config = shlex.quote(f"overrides='{setting}'")
+    return f"{said}{marked}--run-config {config}"

@@ -1,12 +1,15 @@
 """The keys of `flwr run --run-config`: the configuration of the command line, or an error."""
 
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from flwr.common.config import parse_config_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides
@@ -82,6 +85,25 @@ def test_a_problem_is_told_as_it_is_typed(run_config, expected):
     assert any(line.startswith(expected) or f" {expected}" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("path", ["/x/a=b,c", "/x/a b", "/x/a=b c", "/x/é", "/x/a=1\\b"])
+def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell(path):
+    """What is shown is taken by bash, by Flower and by Hydra; the control is what was typed."""
+
+    def typed(text):
+        given = parse_config_args([text])
+        return from_run_config(NOT_GIVEN | {"data": "imagefolder"} | given)
+
+    with pytest.raises(ConfigError) as caught:
+        typed(f"overrides='data.path={path}'")
+    (problem,) = (each for each in caught.value.problems if "put the value" in each)
+    said, _, shown = problem.partition("put the value in quotes: --run-config ")
+    assert said == f"data.path={path}: "
+    text = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, text=True)
+    with pytest.raises(ConfigError) as caught:
+        typed(text.stdout)
+    assert caught.value.problems[0].startswith(f"data.path={path} is not there")
+
+
 def test_all_problems_come_in_one_error():
     flat = {"seed": 1.5, "rounds": 2, "num_clients": 0, "alpha": -1, "target_epsilon": 0}
     with pytest.raises(ConfigError) as caught:
@@ -99,7 +121,12 @@ def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):
     assert caught.value.problems[0].endswith(f" runs: {command}")
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), min_size=1))
+ANY = st.characters(codec="utf-8", exclude_characters="\n\r\0")
+# What Hydra, OmegaConf and shells give a meaning comes together more often than by chance.
+MEANINGS = st.lists(st.sampled_from(["${", "${seed}", "}", "$", "\\", '"', "'", "=", ",", " a"]))
+
+
+@given(st.text(ANY, min_size=1) | MEANINGS.map("".join).map("/x".__add__))
 @example("Null")
 @example("-inf")
 @example("/my/runs-2.0")
@@ -107,7 +134,8 @@ def test_a_grid_is_refused_with_the_command_that_runs_it(tmp_path):
 @settings(derandomize=True, max_examples=200, deadline=None)
 def test_no_text_has_a_meaning_to_hydra(text):
     override = OverridesParser.create().parse_override(f"out={_quoted(text)}")
-    assert (override.key_or_group, override.value()) == ("out", text)
+    composed = OmegaConf.create({"seed": 3, override.key_or_group: override.value()})
+    assert OmegaConf.to_container(composed, resolve=True) == {"seed": 3, "out": text}
 
 
 def test_a_resumed_run_takes_no_other_key(tmp_path, capsys):

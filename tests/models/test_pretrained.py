@@ -1,5 +1,6 @@
 """Public features: that they are EfficientNet's, each image's own, and computed once."""
 
+import errno
 import functools
 import os
 
@@ -224,17 +225,19 @@ def test_a_cache_that_stops_halfway_holds_whole_pairs_alone(tmp_path, monkeypatc
     backbone(images(2))
     backbone(images(2, seed=1))
     assert [len(np.load(path)) for path in tmp_path.rglob("*.hashes.npy")] == [2, 2]
-    written = []
+    named, rename = [], os.replace
 
-    def full_disk(file, array):
-        if written:
-            raise OSError("no space left")
-        written.append(array.shape)
+    def full_disk(temporary, path):
+        if named:
+            raise OSError(errno.ENOSPC, "no space left")
+        named.append(path.name)
+        rename(temporary, path)
 
-    monkeypatch.setattr(np, "save", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(UserError, match="no space left in"):
         backbone(images(2, seed=2))
-    assert written == [(2, 1280)]
+    assert named[0].endswith(".rows.npy")
+    assert not [*tmp_path.rglob("*.tmp")]
     assert len([*tmp_path.rglob("*.hashes.npy")]) == 2
 
 

@@ -73,10 +73,11 @@ class DataConfig:
                 f"label_columns={shown(self.label_columns)} has {len(self.label_columns)} classes, "
                 f"but num_classes={self.num_classes}; give a column for each class"
             )
-        different = {text_of(name) for name in self.class_names} - {""}
-        if not len(self.class_names) == len(different) == self.num_classes:
+        named = self.classes or self.label_columns  # without names, there may be far too many
+        different = {text_of(name) for name in named} - {""}
+        if named and not len(named) == len(different) == self.num_classes:
             raise ValueError(
-                f"classes=[{', '.join(self.class_names)}] must be num_classes={self.num_classes} "
+                f"classes=[{', '.join(named)}] must be num_classes={self.num_classes} "
                 "different names"
             )
         if not 8 <= self.pixel_bits <= 16:

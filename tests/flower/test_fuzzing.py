@@ -33,7 +33,7 @@ from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, federate, s
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
-EXAMPLES = [100, pytest.param(10_000, marks=pytest.mark.slow)]
+EXAMPLES = [400, pytest.param(10_000, marks=pytest.mark.slow)]
 CHARGES = 50  # after which a hospital gets a new ledger: else its budget refuses all that follows
 
 SCALARS = (

@@ -32,7 +32,7 @@ APART = {  # rooms that know less than their place on the ladder would let them
     "report": {"config", "errors", "report", "storage"},
     "storage": {"errors", "storage"},
     "errors": {"errors"},
-    "protocol": {"errors", "protocol"},
+    "protocol": {"classes", "errors", "protocol"},
     "streams": {"streams"},
     "progress": {"progress"},
     "display": {"display", "progress"},

@@ -234,11 +234,15 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
     )
 
 
+def _names_images(data: DataConfig) -> bool:
+    """Return whether a configuration says where images are; a coordinator may have none."""
+    return data.path is not None or data.hub is not None or data.name == BUNDLED
+
+
 def test_split(experiment: Experiment) -> Split | None:
     """Return the split that the server tests its student on; None where there are no images."""
     config = experiment.config
-    nothing = config.data.path is None and config.data.hub is None and config.data.name != BUNDLED
-    if nothing and not config.federation.simulation:
+    if not (_names_images(config.data) or config.federation.simulation):
         return None
     test = datasets.load_test(config.data, Path(config.cache))
     return test if len(test) else None
@@ -377,8 +381,9 @@ def data_counts(experiment: Experiment) -> list[str]:
     try:
         if config.federation.simulation:
             return [*load_data(config.data, config.cache).counts]
-        tested = test_split(experiment)
-        return [datasets.test_count(config.data, Path(config.cache))] if tested else []
+        if not _names_images(config.data):
+            return []
+        return [*filter(None, [datasets.test_count(config.data, Path(config.cache))])]
     except UserError:  # the same error ends the run, or has ended it already
         return []
 

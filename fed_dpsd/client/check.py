@@ -4,7 +4,6 @@ All of it is exact and private: it is for the hospital's own eyes.
 """
 
 import dataclasses
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
+from fed_dpsd.overrides import quoted
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Ask, Refusal
 
@@ -112,7 +112,7 @@ def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
         f"data.shape={list(hospital.shape)}".replace(" ", ""),
     ]
     if not any(each.startswith("data=") for each in overrides):  # another set names its own classes
-        names = ",".join(json.dumps(name, ensure_ascii=False) for name in hospital.classes)
+        names = ",".join(map(quoted, hospital.classes))
         defaults += [f"data.classes=[{names}]", "data.num_classes=null"]
     firsts = {
         "method": hospital.methods,

@@ -117,8 +117,9 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
     )
     reader = reader_of(path, columns)
     if isinstance(reader, Folder):
+        folders = reader.labels()
         for label in files.labels:
-            if text_of(label) not in reader.labels():
+            if text_of(label) not in folders:
                 raise UserError(
                     f"{path}: there is no folder {label!r} of classes; see that it is there, and "
                     "that the user of the service may read it"

@@ -229,7 +229,6 @@ class Terms:
         """Compare the classes of a coordinator's experiment with those of the file.
 
         Args:
-            hospital: the self.
             text: `Experiment.to_json` of the coordinator.
 
         Raises:

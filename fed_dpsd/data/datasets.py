@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,10 +86,11 @@ def load_test(config: DataConfig, cache: Path) -> Split:
 
 
 def test_count(config: DataConfig, cache: Path) -> str:
-    """Return the numbers of the files or rows of the test split; see `Dataset`."""
-    return (
-        _digits().counts[0] if config.name == BUNDLED else _load_split(config, "test", cache).count
-    )
+    """Return the numbers of the files or rows of the test split, "" where it has no image."""
+    if config.name == BUNDLED:
+        return _digits().counts[0]
+    loaded = _load_split(config, "test", cache)
+    return loaded.count if len(loaded.records) else ""
 
 
 def _check_shared_patients(config: DataConfig, data: Dataset) -> None:
@@ -127,7 +128,8 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
     Where the data is not divided, `divide` does it. What is skipped, and classes without images,
     are warnings, given once in a process: an error would reveal them.
     """
-    place = _cached(config, split, cache)
+    files = sources.fingerprint(config, split)
+    place = _cached(config, files, split, cache)
     try:
         about = json.loads(place("about.json").read_text())
         known = config.patient_column is not None
@@ -137,8 +139,8 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
         records = Split(images, np.load(place("labels.npy")), patients)
     except (OSError, ValueError, EOFError):  # not there, or not whole: somebody tidied up
         parts, about, lasting = _read(config, split)
-        for name, part in parts.items() if lasting else ():
-            _save(_cached(config, name, cache), part, about)
+        if lasting:
+            _save({_cached(config, files, name, cache): parts[name] for name in parts}, about)
         records, digests = parts[split], parts[split].digests
     for note in about["notes"]:
         _say_once(note)
@@ -209,9 +211,17 @@ def _keeps_rows(config: DataConfig, split: str) -> bool:
     return bool(divided) and (place.is_file() or (place / METADATA).is_file())
 
 
-def _cached(config: DataConfig, split: str, cache: Path) -> Callable[[str], Path]:
-    """Return a function from the names of a split's files to their paths in the cache."""
-    text = f"{sources.fingerprint(config, split)} {split} {config} {SPLIT_KEY!r}"
+def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
+    """Return a function from the names of a split's files to their paths in the cache.
+
+    Args:
+        config: the data set.
+        files: the fingerprint of what is read, from before it is read: files that change meanwhile
+            are read again.
+        split: the split.
+        cache: folder of the cache.
+    """
+    text = f"{files} {split} {config} {SPLIT_KEY!r}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
     return lambda name: cache / "data" / f"{key}.{name}"
 
@@ -244,11 +254,12 @@ def divide(records: Split) -> tuple[Split, Split]:
     return records.take(np.flatnonzero(~tested)), records.take(np.flatnonzero(tested))
 
 
-def _save(place: Callable[[str], Path], split: Split, about: dict[str, Any]) -> None:
-    """Write a split; each file atomically, so that two processes may do so at the same time."""
-    files: dict[Path, Any] = {place("about.json"): json.dumps(about).encode()}
-    arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}
-    arrays["labels"] = split.labels
-    # Labels come last: they make the split complete.
-    files |= {place(f"{name}.npy"): each for name, each in arrays.items() if each is not None}
+def _save(splits: Mapping[Callable[[str], Path], Split], about: dict[str, Any]) -> None:
+    """Write splits, by the functions that name their files, all or none of them."""
+    files: dict[Path, Any] = {}
+    for place, split in splits.items():
+        arrays = {"images": split.images, "patients": split.patients, "digests": split.digests}
+        arrays["labels"] = split.labels
+        files[place("about.json")] = json.dumps(about).encode()
+        files |= {place(f"{name}.npy"): each for name, each in arrays.items() if each is not None}
     write_together(files)

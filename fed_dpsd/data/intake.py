@@ -3,6 +3,7 @@
 What becomes of a record depends on this record alone (docs/privacy.md, "From files to records").
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,13 +106,14 @@ class Split:
         """
         return self.digests if self.patients is None else self.patients
 
-    @property
+    @functools.cached_property
     def digests(self) -> NDArray[np.int64]:
         """Return the (N,) hashes of each record's pixels alone.
 
         So copies of an image agree, whatever file, format or size they were stored in.
         """
-        return digests(self.images)
+        hashes = (_hash64(np.ascontiguousarray(image)) for image in self.images)
+        return np.fromiter(hashes, np.int64, len(self))
 
     def take(self, indices: NDArray[np.int64]) -> "Split":
         """Return the records at `indices`."""
@@ -144,11 +146,6 @@ class Taken:
     count: Count
     notes: tuple[str, ...]
     lasting: bool
-
-
-def digests(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the (N,) hashes of (N, C, H, W) images, each of one's pixels alone."""
-    return np.array([_hash64(np.ascontiguousarray(image)) for image in images], np.int64)
 
 
 def hash64(text: str) -> int:

@@ -5,7 +5,6 @@ hospitals read by the same code. Readers look at no image's content.
 """
 
 import contextlib
-import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,8 +78,10 @@ def split_of(name: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Return the setting of these classes, as it is typed in a shell."""
+    from fed_dpsd.overrides import quoted  # imports Hydra; needed for messages alone
+
     plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
-    texts = (n if plain.fullmatch(n) else json.dumps(n, ensure_ascii=False) for n in names)
+    texts = (name if plain.fullmatch(name) else quoted(name) for name in names)
     setting = f"data.classes=[{','.join(texts)}]"
     return shlex.quote(setting) if '"' in setting else setting
 

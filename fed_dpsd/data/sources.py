@@ -297,8 +297,9 @@ def fingerprint(config: DataConfig, split: str) -> str:
         if config.hub is None:
             raise UserError(f"data={config.name} needs data.path=PATH: {LAYOUT}")
         return f"hub {config.hub}"
-    place, _ = place_of(Path(config.path), columns_of(config), split)
-    return f"{place.resolve()} {_digest(reader(config, split).files())}"
+    columns = columns_of(config)
+    place, own = place_of(Path(config.path), columns, split)
+    return f"{place.resolve()} {_digest(reader_of(place, columns, own).files())}"
 
 
 def _digest(files: Iterable[Path]) -> str:

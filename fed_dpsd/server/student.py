@@ -14,7 +14,7 @@ from fed_dpsd import __version__
 from fed_dpsd.binder import Binder
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import below
-from fed_dpsd.models import initialise, misfit, procedural, read_facts, read_weights
+from fed_dpsd.models import initialise, misfit, procedural, read_file
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import checkpoint
@@ -160,8 +160,7 @@ def open_student(path: Path) -> Student:
             model = OnnxModel(path)
             metadata = model.metadata
         else:
-            weights = read_weights(path)
-            metadata = read_facts(path)
+            weights, metadata = read_file(path)
         facts = json.loads(metadata[FACTS])
         network = binder.bind(Network, facts["network"], "network.")
         binder.finish()

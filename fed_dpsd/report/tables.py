@@ -1,15 +1,17 @@
-"""The table: a row for each setting, with scores over seeds, costs and proven epsilons."""
+"""Tables of settings as Markdown and CSV, with paired differences."""
 
 import csv
 import io
 import math
+import statistics
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import paired
-from fed_dpsd.report.numbers import rounded_up
+from fed_dpsd.report.numbers import rounded_up, spread
 from fed_dpsd.report.settings import (
     ACCURACIES,
     CLAIMS,
@@ -20,6 +22,7 @@ from fed_dpsd.report.settings import (
     SCORES,
     Setting,
     apart,
+    names,
 )
 from fed_dpsd.storage import encoded, write_atomically, writing
 
@@ -31,10 +34,28 @@ COSTS = (
     ("megabytes", ("bytes_to_clients", "bytes_to_server"), 1e-6, 2),
     ("seconds of rounds", ("seconds_rounds",), 1, 1),
 )
-COSTS_NOTE = (
-    "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) and "
-    "seconds are means for one run. "
+CONFIDENCE = 0.95
+DIFFERENCES = (
+    "Differences between students, in points: the mean over the seeds that both settings have, and "
+    f"the {CONFIDENCE:.0%} interval of a paired t-test."
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose first column names the row.
+
+    Args:
+        caption: what it shows.
+        header: the columns' titles.
+        rows: cells, as many as there are titles.
+        wide: whether its rows make sense only below each other, as those of a matrix.
+    """
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    wide: bool = False
 
 
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
@@ -49,7 +70,7 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
     lines = [[*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *labels, *why]]
     for number, setting in enumerate(settings):
         row = [setting.values.get(key, "") for key in columns]
-        row += [_spread(*setting.score(score)) for score in scores]
+        row += [spread(*setting.score(score), unknown="") for score in scores]
         row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
         review = f" ({setting.review})" if setting.review else ""
         row += [rounded_up(setting.epsilon(claim), 5) + review for claim in CLAIMS]
@@ -61,15 +82,18 @@ def rows(settings: Sequence[Setting]) -> list[list[str]]:
 
 def preface(settings: Sequence[Setting]) -> str:
     """Return an explanation of the numbers, with the values that all rows share."""
-    costs = COSTS_NOTE if _costs(settings) else ""
+    costs = (
+        "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) "
+        "and seconds are means for one run. "
+    )
     notes = ", ".join(dict.fromkeys(note for setting in settings for note in setting.caveats))
     caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
     if _labels(settings):
         caveat += " An epsilon of labels alone protects no image."
     return (
         "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
-        f"the last round. {costs}Epsilons are proven, for one run; delta and "
-        f"trust are those of (record, add_remove).{caveat} In all rows: "
+        f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run; delta "
+        f"and trust are those of (record, add_remove).{caveat} In all rows: "
         f"{', '.join(_shared(settings))}."
     )
 
@@ -84,7 +108,7 @@ def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] =
     """Return the page: the preface, the rows, paired differences if any, and their origin."""
     parts = [FIRST_LINE, paragraph(preface(settings)), pipes(rows(settings))]
     if differences:
-        parts += [paragraph(paired.EXPLANATION), pipes(differences)]
+        parts += [paragraph(DIFFERENCES), pipes(differences)]
     return "\n\n".join([*parts, paragraph(origin(settings))]) + "\n"
 
 
@@ -110,16 +134,22 @@ def summary(settings: Sequence[Setting]) -> str:
             title.replace(" ", "_"): setting.spread(*summed, scale=scale)
             for title, summed, scale, _ in COSTS
         }
-        for name, spread in spreads.items():
-            for statistic, number in zip(("mean", "deviation"), spread, strict=True):
+        for name, both in spreads.items():
+            for statistic, number in zip(("mean", "deviation"), both, strict=True):
                 row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
         row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
         shown = (*((LABEL, *LABEL_LEGEND) if _labels(settings) else ()), *LEGEND, REASON)
         row |= {column: setting.all_of(column) for column in shown}
         reviews = any(other.review for other in settings)
         lines.append(row | ({"review": setting.review} if reviews else {}))
+    return csv_text(lines)
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of all."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
@@ -146,8 +176,9 @@ def _scores(settings: Sequence[Setting]) -> list[str]:
 def costs_of(setting: Setting) -> dict[str, str]:
     """Return a setting's mean costs by title; "" for what no run of it knows."""
     return {
-        title: _cost(setting.spread(*summed, scale=scale)[0], digits)
+        title: "" if math.isnan(mean) else f"{mean:,.{digits}f}"
         for title, summed, scale, digits in COSTS
+        for mean, _ in [setting.spread(*summed, scale=scale)]
     }
 
 
@@ -170,37 +201,7 @@ def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
     return titles | {title: [s.all_of(column) for s in settings] for title, column in legend}
 
 
-def _cost(mean: float, digits: int) -> str:
-    return "" if math.isnan(mean) else f"{mean:,.{digits}f}"
-
-
-def _spread(mean: float, deviation: float) -> str:
-    if math.isnan(mean):
-        return ""
-    return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
-
-
-def write_page(
-    settings: Sequence[Setting], path: Path, differences: Sequence[Sequence[str]] = ()
-) -> Path:
-    """Write the Markdown page, unless a person wrote the file that is there.
-
-    Raises:
-        UserError: the report did not write the existing file, or it cannot be written.
-    """
-    return replace_own(path, markdown(settings, differences), FIRST_LINE)
-
-
-def write_summary(settings: Sequence[Setting], path: Path) -> Path:
-    """Write the CSV, unless the existing file is of another kind, such as a sweep's table.
-
-    Raises:
-        UserError: the report did not write the existing file, or it cannot be written.
-    """
-    return replace_own(path, summary(settings), SUMMARY_START)
-
-
-def replace_own(path: Path, text: str, start: str) -> Path:
+def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
     """Write `text`, which begins with `start`; a file to be replaced must begin with it too.
 
     Raises:
@@ -212,3 +213,56 @@ def replace_own(path: Path, text: str, start: str) -> Path:
         raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
     write_atomically(path, encoded(text))
     return path
+
+
+# --- paired differences ---
+
+
+def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
+    """Return the header and a row for each other setting: its student minus the one of `against`.
+
+    A difference is a mean over the seeds that both have, in points. Its interval is that of a
+    paired t-test, which assumes that differences are normal over seeds; it needs two seeds.
+
+    Args:
+        settings: the settings of a report.
+        against: name of one setting, as `names` returns it.
+
+    Raises:
+        UserError: no setting has that name.
+    """
+    known = dict(zip(names(settings), settings, strict=True))
+    if against not in known:
+        raise UserError(
+            f"--against={against!r} is no setting of these tables; give one of: {'; '.join(known)}"
+        )
+    base = known.pop(against)
+    shown = ["student", "auroc_student"] if base.values["num_classes"] == "2" else ["student"]
+    lines = [[f"minus {against}", *shown, "seeds"]]
+    for name, setting in known.items():
+        pairs = [_pairs(setting, base, score) for score in shown]
+        lines.append([name, *map(_interval, pairs), str(len(pairs[0]))])
+    return lines
+
+
+def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
+    """Return the differences in points, one for each seed that both have a score for."""
+    others = {run["seed"]: run for run in base.runs}
+    return [
+        100 * (float(run[score]) - float(others[run["seed"]][score]))
+        for run in setting.runs
+        if run.get(score) and others.get(run["seed"], {}).get(score)
+    ]
+
+
+def _interval(values: Sequence[float]) -> str:
+    """Return the mean with its confidence interval; "" without any, the mean alone of one."""
+    from scipy.stats import t
+
+    if not values:
+        return ""
+    mean, count = statistics.fmean(values), len(values)
+    if count == 1:
+        return f"{mean:+.1f}"
+    reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * statistics.stdev(values) / count**0.5
+    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"

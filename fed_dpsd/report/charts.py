@@ -1,0 +1,504 @@
+"""What the charts of pages and papers show: their axes, series and tables of numbers."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.guarantee import review
+from fed_dpsd.report.literature import printed_for, published
+from fed_dpsd.report.numbers import percent, rounded_up, spread, written
+from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
+from fed_dpsd.report.tables import Table
+
+PANEL = ("data", "num_classes", ALPHA)  # columns that names omit: a title or an axis shows them
+MOST_CLIENTS = 6  # with a line of their own
+MOST_SETTINGS = 60  # in one chart of bars
+LARGEST_EPSILON = 100.0  # larger ones mean as little as this one
+CLAIM = "record_add_remove"
+ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
+ACCURACY = "accuracy on the test images, %"
+PUBLISHED = "published at the stated epsilon: not proven"
+ENSEMBLE = "ensemble of the teachers"
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis.
+
+    Args:
+        title: its meaning, with the unit.
+        low: the lowest value shown; None follows the points.
+        high: the highest value shown; None follows the points.
+        logarithmic: whether the scale is logarithmic.
+        most: larger values are drawn together beyond the end of the axis.
+        whole: whether only whole numbers have ticks.
+        bound: whether values are upper bounds, which are never rounded down.
+    """
+
+    title: str
+    low: float | None = None
+    high: float | None = None
+    logarithmic: bool = False
+    most: float = math.inf
+    whole: bool = False
+    bound: bool = False
+
+    def text(self, value: float, decimals: int | None = None) -> str:
+        """Return a value as text; bounds have five digits, rounded up."""
+        if self.bound:
+            return rounded_up(value, 5)
+        return written(value) if decimals is None else f"{value:,.{decimals}f}"
+
+    def beyond(self, value: float) -> bool:
+        """Return whether a value is drawn beyond the end of the axis."""
+        return value > self.most or math.isinf(value)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind, by ascending x.
+
+    Args:
+        name: its name in the legend.
+        points: (x, y) pairs.
+        reach: for each point, one standard deviation, NaN for none; () for none at all.
+        kind: "line"; "band", a line whose deviations are shaded; "level", a grey line at one
+            height; "guide", a grey line; "points", grey circles; "faint", a thin dotted line that
+            only wide figures have.
+        like: for "faint", the name of the series whose colour it has.
+        labels: for each point, a name that only wide figures show; () for none.
+    """
+
+    name: str
+    points: Sequence[Point]
+    reach: Sequence[float] = ()
+    kind: str = "line"
+    like: str = ""
+    labels: Sequence[str] = ()
+
+    @property
+    def coloured(self) -> bool:
+        """Return whether the series has a colour, a dash and a marker of its own."""
+        return self.kind in ("line", "band")
+
+    def deviations(self) -> list[float]:
+        """Return the deviation of each point, 0 for none."""
+        return [0.0 if math.isnan(r) else r for r in self.reach] or [0.0] * len(self.points)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart over two axes.
+
+    Args:
+        name: identifies it in a page.
+        title: what it shows.
+        text: a sentence for readers who cannot see it.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: what is drawn.
+        table: its numbers, if other than the points.
+    """
+
+    name: str
+    title: str
+    text: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    table: Table | None = None
+
+    def numbers(self) -> Table:
+        """Return a row for each x, with a column for each series."""
+        if self.table:
+            return self.table
+        shown = [s for s in self.series if s.points and s.kind not in ("guide", "faint")]
+        known: list[dict[float, str]] = []
+        for series in shown:
+            cells: dict[float, str] = {}
+            for (x, y), deviation in zip(series.points, series.deviations(), strict=True):
+                cell = self.y.text(y, 1) + (f" ± {deviation:,.1f}" if deviation else "")
+                cells[x] = f"{cells[x]}, {cell}" if x in cells else cell
+            known.append(cells)
+        places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
+        rows = []
+        for x in places:
+            cells_at = [
+                next(iter(cells.values())) if series.kind == "level" else cells.get(x, "")
+                for series, cells in zip(shown, known, strict=True)
+            ]
+            rows.append([self.x.text(x), *cells_at])
+        caption = f"{self.title}: {self.y.title} by {self.x.title}"
+        return Table(caption, [self.x.title, *(s.name for s in shown)], rows, wide=True)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each setting, with the number that a paper prints.
+
+    Args:
+        name: identifies it in a page.
+        title: what it shows.
+        rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[tuple[str, float, float, float | None]] = field(default=())
+
+    @property
+    def text(self) -> str:
+        """Return a sentence for readers who cannot see the bars."""
+        return "; ".join(f"{name}: {spread(mean, dev)} %" for name, mean, dev, _ in self.rows)
+
+    def numbers(self) -> Table:
+        """Return a row for each bar."""
+        rows = [
+            [name, spread(mean, deviation), "-" if printed is None else f"{printed:g}"]
+            for name, mean, deviation, printed in self.rows
+        ]
+        return Table(self.title, ["setting", "student, %", "a paper prints, %"], rows)
+
+
+# --- one run ---
+
+ROUND = Axis("round", whole=True)
+
+
+def of_rounds(facts: Facts) -> list[Chart]:
+    """Return the charts of a run over its rounds, without those that have no points."""
+    charts = (_accuracy(facts), _agreement(facts), _spent(facts))
+    return [chart for chart in charts if chart]
+
+
+def _points(facts: Facts, key: str) -> list[Point]:
+    return [(line["round"], 100 * line[key]) for line in facts.rounds if line.get(key) is not None]
+
+
+def _accuracy(facts: Facts) -> Chart | None:
+    points = _points(facts, "student_accuracy")
+    if not points:
+        return None
+    series = [Series("student", points)]
+    ensemble = facts.summary["accuracy"]["ensemble"]
+    if ensemble is not None:
+        name = f"ensemble of all teachers: {percent(ensemble)}"
+        series.append(Series(name, [(0, 100 * ensemble)], kind="level"))
+    (first, start), (last, end) = points[0], points[-1]
+    text = (
+        f"The student's accuracy is {start:.1f} % after round {first:.0f} and {end:.1f} % after "
+        f"round {last:.0f}; chance is {100 / len(facts.classes):.1f} %."
+    )
+    return Chart("accuracy", "Accuracy of the student", text, ROUND, Axis(ACCURACY, 0, 100), series)
+
+
+def _agreement(facts: Facts) -> Chart | None:
+    points = _points(facts, "agreement")
+    if not points:
+        return None
+    text = (
+        f"Before learning from them, the student agreed with {points[0][1]:.1f} % of the answers "
+        f"of the first round and {points[-1][1]:.1f} % of the last."
+    )
+    axis = Axis("images with the same class, %", 0, 100)
+    series = [Series("student before learning, and answers", points)]
+    return Chart("agreement", "Agreement with the answers", text, ROUND, axis, series)
+
+
+def _spent(facts: Facts) -> Chart | None:
+    numbers = [line["round"] for line in facts.rounds]
+    row = facts.row("record", "add_remove")
+    planned, unit = float(row["epsilon"]), f"(record, add_remove{review(row)})"
+    series = []
+    for name, points in _by_client(facts.spent, numbers).items():
+        if finite := [point for point in points if math.isfinite(point[1])]:
+            series.append(Series(name, finite))
+    if not series:
+        return None
+    last = max(s.points[-1][1] for s in series)
+    if math.isfinite(planned):
+        name = f"the whole plan: {rounded_up(planned)}"
+        series.append(Series(name, [(0, planned)], kind="level"))
+    text = (
+        f"The {facts.clients} with the highest cost has spent epsilon {rounded_up(last)} {unit} "
+        f"after round {numbers[-1]}; the plan is {rounded_up(planned)}."
+    )
+    axis = Axis(f"epsilon {unit}", 0, bound=True)
+    title = f"Epsilon spent by each {facts.clients}"
+    return Chart("spent", title, text, ROUND, axis, series)
+
+
+def _by_client(
+    spent: Sequence[Mapping[int, float]], numbers: Sequence[int]
+) -> dict[str, list[Point]]:
+    """Return a line for clients with equal costs, or the most, the median and the least."""
+    known = list(zip(numbers, spent, strict=False))
+    clients = sorted({client for own in spent for client in own})
+    paths: dict[tuple[Point, ...], list[int]] = {}
+    for client in clients:
+        path = tuple((number, own[client]) for number, own in known if client in own)
+        paths.setdefault(path, []).append(client)
+    if len(paths) == 1 and len(clients) > 1:
+        return {f"all {len(clients)} alike": list(*paths)}
+    if len(paths) <= MOST_CLIENTS:
+        return {_listed(group): list(path) for path, group in paths.items()}
+    lines: dict[str, list[Point]] = {"most": [], "median": [], "least": []}
+    for number, own in known:
+        values = [own.get(client, 0.0) for client in clients]
+        for name, pick in (("most", max), ("median", statistics.median), ("least", min)):
+            lines[name].append((number, float(pick(values))))
+    return lines
+
+
+def _listed(clients: Sequence[int]) -> str:
+    listed = ", ".join(map(str, clients[:6])) + (" ..." if len(clients) > 6 else "")
+    return f"{'client' if len(clients) == 1 else 'clients'} {listed}"
+
+
+def response_times(facts: Facts) -> Chart | None:
+    """Return the chart of the seconds from a request to its last response, if there are two."""
+    last = {ask["query_id"]: ask["seconds"] for ask in facts.asks if ask["kind"] == "answers"}
+    if len(last) < 2:
+        return None
+    number, longest = max(last.items(), key=lambda item: item[1])
+    return Chart(
+        "asked",
+        "Time from a request to the last response",
+        f"The longest wait was {longest:.1f} s, in round {number}.",
+        ROUND,
+        Axis("seconds", 0),
+        [Series("seconds until all responded or timed out", sorted(last.items()))],
+    )
+
+
+def calibration(parts: Mapping[str, Any]) -> Chart:
+    """Return the reliability diagram of the student's probabilities."""
+    columns = zip(parts["confidence"], parts["accuracy"], parts["count"], strict=True)
+    shown = [(100 * sure, 100 * right, count) for sure, right, count in columns if count]
+    rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in shown]
+    return Chart(
+        "calibration",
+        "Reliability of the student's probabilities",
+        "How often the student is right, by its confidence: "
+        + "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in shown),
+        Axis("confidence: largest probability, %", 0, 100),
+        Axis("how often right, %", 0, 100),
+        [
+            Series("student", [(sure, right) for sure, right, _ in shown]),
+            Series("perfect", [(0, 0), (100, 100)], kind="guide"),
+        ],
+        Table("Test images by the student's confidence", ["confidence", "right", "images"], rows),
+    )
+
+
+# --- settings of a sweep ---
+
+
+def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
+    """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
+    several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        alpha = setting.values.get(ALPHA, "")
+        title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
+        groups.setdefault(title, []).append(setting)
+    return groups
+
+
+def _accuracy_axis(series: Sequence[Series]) -> Axis:
+    """Return the axis of accuracies; it starts above zero if all are high."""
+    least = min((y for s in series for _, y in s.points), default=0.0)
+    low = 10 * math.floor((least - 5) / 10) if least > 50 else 0
+    return Axis(f"{ACCURACY} (from {low} %)" if low else ACCURACY, low, 100)
+
+
+def _scored(name: str, points: Sequence[tuple[float, Setting]], kind: str = "line") -> Series:
+    """Return the series of students' scores by ascending x, without unknown ones."""
+    scores = sorted((x, *setting.score("student")) for x, setting in points)
+    known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
+    return Series(name, [(x, mean) for x, mean, _ in known], [dev for *_, dev in known], kind)
+
+
+def comparable(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings of methods with a proven epsilon, if there are several epsilons."""
+    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
+    if len({s.epsilon(CLAIM) for s in finite}) < 2:
+        return []
+    methods = {setting.values.get("method") for setting in finite}
+    return [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
+
+
+def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
+    """Return accuracy against the proven epsilon, a chart for each data set and alpha.
+
+    There are none with fewer than two finite epsilons. Methods without any proven epsilon and
+    settings with epsilon 0 are left out.
+    """
+    charts = []
+    for number, (title, group) in enumerate(by_data(comparable(settings), alphas=True).items()):
+        students, series = [], []
+        for name, own in _by_mechanism(group).items():
+            students.append(_scored(name, [(s.epsilon(CLAIM), s) for s in own]))
+            ensembles = [(s.epsilon(CLAIM), s.score("ensemble")[0]) for s in own]
+            known = sorted(point for point in ensembles if not math.isnan(point[1]))
+            series.append(Series(ENSEMBLE, known, kind="faint", like=name))
+        y = _accuracy_axis(students)
+        papers = [p for p in published(group[0].values["data"]) if p.accuracy >= (y.low or 0)]
+        papers.sort(key=lambda paper: (paper.epsilon, paper.accuracy))
+        points = [(paper.epsilon, paper.accuracy) for paper in papers]
+        labels = [paper.method for paper in papers]
+        series.append(Series(PUBLISHED, points, kind="points", labels=labels))
+        if not y.low:
+            chance = 100 / int(group[0].values["num_classes"])
+            series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], kind="level"))
+        ends = "; ".join(
+            f"{s.name}: {s.points[0][1]:.1f} to {s.points[-1][1]:.1f} %"
+            for s in students
+            if s.points
+        )
+        text = (
+            "Means over seeds, with one standard deviation. At the right, epsilon is larger or "
+            f"infinite, and nothing meaningful is proven. {ends}"
+        )
+        x = Axis(
+            "proven epsilon of a run (record, add_remove)",
+            **{"logarithmic": True, "most": LARGEST_EPSILON, "bound": True},
+        )
+        heading = f"Accuracy of students against the proven epsilon: {title}"
+        every = [*students, *series]
+        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every))
+    return charts
+
+
+def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """Group settings by method, mechanism and number of teachers."""
+    several = len({setting.values.get("method", "") for setting in settings}) > 1
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        values = setting.values
+        mechanism, teachers = values["mechanism"], int(values["teachers_per_client"])
+        mechanism = "without privacy" if mechanism == "probabilities" else mechanism
+        method = f"{values.get('method', '')}, " if several else ""
+        name = f"{method}{mechanism}, {teachers} teacher{'s' * (teachers > 1)} per client"
+        groups.setdefault(name, []).append(setting)
+    return groups
+
+
+def bars(settings: Sequence[Setting]) -> list[Bars]:
+    """Return a bar for each setting with a known score, by data set; none for one or for many."""
+    known = [s for s in settings if not math.isnan(s.score("student")[0])]
+    if not 1 < len(known) <= MOST_SETTINGS:
+        return []
+    groups = by_data(known)
+    charts = []
+    for number, (title, group) in enumerate(groups.items()):
+        labels = names(group, PANEL if len(groups) > 1 else ())
+        rows = [
+            (label, *setting.score("student"), _printed(setting))
+            for label, setting in zip(labels, group, strict=True)
+        ]
+        heading = f"Accuracy of students on the test images: {title}"
+        charts.append(Bars(f"settings-{number}", heading, rows))
+    return charts
+
+
+def _printed(setting: Setting) -> float | None:
+    values = setting.values
+    return printed_for(values.get("experiment", ""), values["data"]).get(values.get(GRID, ""))
+
+
+def mean_over_seeds(
+    setting: Setting, rounds: Mapping[str, Sequence[Row]]
+) -> list[tuple[float, float, float, float]]:
+    """Return each round's mean answers, seconds and accuracy, and the accuracy's deviation.
+
+    The deviation is NaN for a single seed.
+    """
+    by_round: dict[float, list[Row]] = {}
+    for run in setting.runs:
+        for row in rounds.get(run["key"], ()):
+            if row["student_accuracy"]:
+                by_round.setdefault(float(row["round"]), []).append(row)
+    points = []
+    for _, rows in sorted(by_round.items()):
+        answers = [float(r["forward_answers"]) + float(r["backward_answers"]) for r in rows]
+        scores = [100 * float(row["student_accuracy"]) for row in rows]
+        seconds = [float(row["seconds"]) for row in rows]
+        deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
+        points.append((*map(statistics.fmean, (answers, seconds, scores)), deviation))
+    return points
+
+
+def over_rounds(
+    settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
+) -> Iterator[tuple[str, list[Chart]]]:
+    """Yield a note and the charts of accuracy against answers and seconds, by data set and alpha.
+
+    Args:
+        settings: the settings; those with fewer than two known rounds have no line.
+        rounds: rows with ROUND_COLUMNS of each run, by the run's key.
+        most: the number of settings in a chart, the best first; None for all.
+    """
+    lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
+    known = [setting for setting in settings if len(lines[id(setting)]) > 1]
+    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    axes = (
+        (0, "answers", Axis("teacher answers so far", logarithmic=True)),
+        (1, "seconds", Axis("seconds of rounds so far", 0)),
+    )
+    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
+        best = _best([(s.score("student")[0], s) for s in group], most)
+        charts = []
+        for column, name, x in axes:
+            series = []
+            for setting in best:
+                points = [p for p in lines[id(setting)] if p[column] or not x.logarithmic]
+                drawn = [(p[column], p[2]) for p in points]
+                series.append(Series(labels[id(setting)], drawn, [p[3] for p in points], "band"))
+            if any(each.points for each in series):
+                heading = f"Accuracy over {x.title}: {title}"
+                charts.append(_against(f"{name}-{number}", heading, x, series))
+        yield _omitted(title, len(best), len(group), "settings"), charts
+
+
+def over_alpha(
+    settings: Sequence[Setting], most: int | None = None
+) -> Iterator[tuple[str, list[Chart]]]:
+    """Yield a note and the chart of accuracy against the Dirichlet alpha, if there are several."""
+    known = [setting for setting in settings if setting.values.get(ALPHA)]
+    if len({float(setting.values[ALPHA]) for setting in known}) < 2:
+        return
+    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
+    for number, (title, group) in enumerate(by_data(known).items()):
+        lines: dict[str, list[tuple[float, Setting]]] = {}
+        for setting in group:
+            point = (float(setting.values[ALPHA]), setting)
+            lines.setdefault(labels[id(setting)], []).append(point)
+        every = [_scored(name, points) for name, points in lines.items()]
+        scores = [(max((y for _, y in s.points), default=math.nan), s) for s in every]
+        series = _best(scores, most)
+        chart = _against(f"alpha-{number}", f"Accuracy against alpha: {title}", x, series)
+        yield _omitted(title, len(series), len(lines), "lines"), [chart]
+
+
+def _best(scored: Sequence[tuple[float, Any]], most: int | None) -> list[Any]:
+    """Return the items with the highest scores, all in their order if there are few."""
+    if most is None or len(scored) <= most:
+        return [item for _, item in scored]
+    ranked = sorted(scored, key=lambda pair: math.inf if math.isnan(pair[0]) else -pair[0])
+    return [item for _, item in ranked[:most]]
+
+
+def _omitted(title: str, shown: int, known: int, noun: str) -> str:
+    return f"{title}: the {shown} best of {known} {noun}." if shown < known else ""
+
+
+def _against(name: str, title: str, x: Axis, series: Sequence[Series]) -> Chart:
+    text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
+    return Chart(name, title, text, x, _accuracy_axis(series), series)

@@ -16,12 +16,12 @@ from fed_dpsd.methods.method import Method, Plan
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+from fed_dpsd.papers.gradient_sum import GradientSum
+from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.gradient_sum import GradientSum
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
 from fed_dpsd.privacy.noisy_max import NoisyMax
-from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -312,7 +312,7 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
 
 def cautions(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
     """Return a sentence where a student is not going to learn from answers under their noise."""
-    asked = sum(s.asks * s.queries for s in plan.stages if s.mechanism == answers)
+    asked = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     if not asked or _clarity(config, answers, asked) > NEAR_CHANCE:
         return []
     field = str(answers.calibrated_by)

@@ -36,12 +36,12 @@ def bench(
     ] = None,
 ) -> None:
     """Measure whole runs side by side, each in a process of its own and from an empty cache."""
-    from fed_dpsd.report import bench as report
+    from fed_dpsd.benchmarks import report
 
     if table:
         print(report.markdown(report.read(table)), end="")
         return
-    from fed_dpsd.bench import rows as benches
+    from fed_dpsd.benchmarks import rows as benches
 
     chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)
     planned = benches.plan(overrides or (), chosen, _numbers(clients))

@@ -1,5 +1,6 @@
 """How teachers are trained: the contract of private trainings, and what they release."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -42,6 +43,10 @@ class CustomTraining(Plain, ABC):
     ) -> None:
         """Train a teacher in place on one shard's (N, ...) inputs and (N,) labels."""
 
+    def published(self, trainings: int, num_classes: int, delta: float) -> float:
+        """Return the epsilon that the paper's formula gives for `trainings` trainings."""
+        return math.inf
+
 
 class TrainingMechanism(ABC):
     """A mechanism that trains teachers privately, on A = `copies` copies of each record's image.
@@ -71,9 +76,9 @@ class TrainingMechanism(ABC):
     def counts_classes(self) -> bool:
         """Return whether noisy class counts may be released too."""
 
-    def releases(self, asks: int, queries: int) -> int:
+    def releases(self, requests: int, queries: int) -> int:
         """Return the number of trainings, however many answers follow."""
-        return asks
+        return requests
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:

@@ -262,7 +262,7 @@ def _listed(clients: Sequence[int]) -> str:
 
 def response_times(facts: Facts) -> Chart | None:
     """Return the chart of the seconds from a request to its last response, if there are two."""
-    last = {ask["query_id"]: ask["seconds"] for ask in facts.asks if ask["kind"] == "answers"}
+    last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
         return None
     number, longest = max(last.items(), key=lambda item: item[1])

@@ -61,7 +61,7 @@ class Facts:
             each client, by its number.
         costs: the same at the end, by the client's number.
         samples: pictures of synthetic images, by round.
-        asks: the lines of asks.jsonl, which Flower servers write.
+        requests: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
         ledgers: the charges of each ledger that may hold other runs, in words, by client: those of
             a rehearsal's hospitals, or of simulated clients that share one.
@@ -84,7 +84,7 @@ class Facts:
     spent: Sequence[Mapping[int, float]] = ()
     costs: Mapping[int, float] = field(default_factory=dict)
     samples: Mapping[int, Path] = field(default_factory=dict)
-    asks: Sequence[Mapping[str, Any]] = ()
+    requests: Sequence[Mapping[str, Any]] = ()
     charges: Mapping[str, Any] = field(default_factory=dict)
     ledgers: Mapping[int, str] = field(default_factory=dict)
     unfinished: Unfinished | None = None

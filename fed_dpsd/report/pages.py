@@ -366,8 +366,8 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
     rows = []
     for number in range(facts.summary["num_clients"]):
         statement = facts.charges.get("clients", {}).get(str(number), {})
-        sent = [a for a in facts.asks if number in a["answered"] or str(number) in a["refused"]]
-        answered = sum(number in ask["answered"] for ask in sent)
+        sent = [r for r in facts.requests if number in r["answered"] or str(number) in r["refused"]]
+        answered = sum(number in request["answered"] for request in sent)
         stated = ", ".join(f"{name} {n:,}" for name, n in statement.get("charged", {}).items())
         spent = facts.costs.get(number)
         remarks = []
@@ -396,9 +396,9 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
         rows,
     )
     seen: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for ask in facts.asks:
-        for number, reason in ask["refused"].items():
-            seen.setdefault((number, reason), []).append(ask)
+    for request in facts.requests:
+        for number, reason in request["refused"].items():
+            seen.setdefault((number, reason), []).append(request)
     faults = [
         [
             *(f"hospital {number}", reason, f"{len(when):,}"),
@@ -414,14 +414,14 @@ def _hospitals(facts: Facts) -> dict[str, Any]:
             ["hospital", "what happened", "times", "first", "last"],
             faults,
         ),
-        "repeated": len(facts.asks) - len({(a["kind"], a["query_id"]) for a in facts.asks}),
+        "repeated": len(facts.requests) - len({(r["kind"], r["query_id"]) for r in facts.requests}),
     }
 
 
-def _when(ask: Mapping[str, Any]) -> str:
-    kind = REQUESTS.get(ask["kind"], ask["kind"])
-    where = f"round {ask['query_id']}" if ask["kind"] in ("answers", "train") else kind
-    return f"{where}, {ask['at'].replace('T', ' ').removesuffix('Z')}"
+def _when(request: Mapping[str, Any]) -> str:
+    kind = REQUESTS.get(request["kind"], request["kind"])
+    where = f"round {request['query_id']}" if request["kind"] in ("answers", "train") else kind
+    return f"{where}, {request['at'].replace('T', ' ').removesuffix('Z')}"
 
 
 def _payload(facts: Facts) -> Table:

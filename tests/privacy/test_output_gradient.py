@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.errors import ConfigError
+from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import noisy_sum
-from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.published import dpdfd_theorem_3
 
 SIGMA, BOUND, RATE = 100.0, 0.001, 0.1
@@ -39,7 +39,7 @@ def network(scale=1.0):
     return model
 
 
-# Worlds that are one record apart: in the first alone, a record has the second pixel.
+# Contexts that are one record apart: in the first alone, a record has the second pixel.
 USED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]])
 UNUSED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.7, 0.0]])
 LABELS = torch.tensor([0, 1, 2])

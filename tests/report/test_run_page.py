@@ -330,8 +330,8 @@ def test_each_fault_is_reported_once_with_when_it_was_seen(tmp_path):
     assert spent["last"] == "-"
     assert "sent again, 1 time:" in shown.text_of("section", id="hospitals")
     assert "The longest wait was 20.0 s, in round 2." in shown.texts("desc")
-    quiet = [ask for ask in facts.asks if not ask["refused"]]
-    text = page(dataclasses.replace(facts, asks=quiet)).text_of("section", id="hospitals")
+    quiet = [each for each in facts.requests if not each["refused"]]
+    text = page(dataclasses.replace(facts, requests=quiet)).text_of("section", id="hospitals")
     assert "None: all 3 requests were answered by all." in text
 
 

@@ -22,8 +22,8 @@ from fed_dpsd.report.tables import (
     summary,
     write_own,
 )
-from fed_dpsd.simulation import sweep as sweeps
-from tests.simulation.test_sweep import TINY, at_once
+from fed_dpsd.sweep import sweep as sweeps
+from tests.sweep.test_sweep import TINY, at_once
 
 
 def lines(page):

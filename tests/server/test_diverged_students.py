@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import below
@@ -12,7 +13,6 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests.server.test_run import complete
 
 PAPER = "method=paper_fed_dpsd", "method.generator_learning_rate=0"
@@ -80,7 +80,7 @@ def test_a_run_is_not_resumed_from_a_student_that_is_not_finite(small, monkeypat
     folder, *_ = complete(small("rounds=1", "seed=1"))
     checkpoint.save(folder / "checkpoint", state)
     asked = []
-    monkeypatch.setattr(LocalFederation, "_deliver", lambda self, ask: asked.append(ask))
+    monkeypatch.setattr(LocalFederation, "_deliver", lambda self, request: asked.append(request))
     *_, error = failed(small("seed=1", "method.polarity=both"), folder)
     assert "after round 1" in error
     assert not asked

@@ -1,0 +1,284 @@
+"""The rows of a bench, in turn, each in a process of its own that this one watches.
+
+This process imports no torch: processes share the pages of its files, which would make a watched
+one look smaller.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fed_dpsd.benchmarks.report import FORMAT, ratios, statistics
+from fed_dpsd.errors import ConfigError, UserError
+from fed_dpsd.storage import write_json
+
+ROWS = ("local", "flower", "fedavg", "dense")
+LOOKS_EVERY = 0.5  # seconds
+MEMORY_PAUSE = 50  # after a look at memory, which is dear, in times of what it took
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a bench.
+
+    Args:
+        row: one of ROWS.
+        name: its name in this bench, which differs from `row` where there are numbers of clients.
+        overrides: Hydra overrides of the run.
+    """
+
+    row: str
+    name: str
+    overrides: tuple[str, ...]
+
+
+def plan(overrides: Sequence[str], rows: Sequence[str], clients: Sequence[int]) -> list[Row]:
+    """Return the rows of a bench; with numbers of clients, each row once for each number.
+
+    Raises:
+        UserError: there is no such row, or a number is below 1.
+    """
+    if unknown := [row for row in rows if row not in ROWS]:
+        raise UserError(f"--rows {','.join(rows)}: {unknown[0]!r} is not one of {', '.join(ROWS)}")
+    if wrong := [number for number in clients if number < 1]:
+        raise UserError(f"--clients {wrong[0]} must be >= 1")
+    if not clients:
+        return [Row(row, row, tuple(overrides)) for row in dict.fromkeys(rows)]
+    return [
+        Row(row, f"{row}@{number}", (*overrides, f"num_clients={number}"))
+        for row, number in itertools.product(dict.fromkeys(rows), sorted(set(clients)))
+    ]
+
+
+def bench(
+    rows: Sequence[Row], repeat: int, command: Sequence[str], out: Path | None, say: Say
+) -> dict[str, Any]:
+    """Measure the rows, one after the other, `repeat` times over; return the content of the JSON.
+
+    Args:
+        rows: those of `plan`.
+        repeat: repetitions of each row, >= 1.
+        command: the words of the command, to be kept.
+        out: the file that the content is written to after every repetition, if any.
+        say: called with a line before each.
+
+    Raises:
+        UserError: a row has a problem, which shows before any row runs, or a run fails.
+    """
+    if repeat < 1:
+        raise UserError(f"--repeat {repeat} must be >= 1")
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "command": " ".join(map(without_folder, command)),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": _machine(),
+    }
+    say("checking the configuration of every row")
+    facts, _ = _in_process({"rows": [vars(row) for row in rows]})
+    counts = facts.pop("clients")
+    content |= {**facts, "rows": [], "ratios": {}}
+    repetitions: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
+    _save(content, out)
+    for number, row in itertools.product(range(1, repeat + 1), rows):
+        say(f"repetition {number} of {repeat}: {row.name}")
+        try:
+            result, samples = _in_process(vars(row))
+        except UserError as error:
+            raise UserError(f"row {row.name}: {error}") from None
+        clients = counts[rows.index(row)]
+        repetitions[row.name].append(_repetition(result, samples, clients))
+        content["rows"] = [
+            {
+                **vars(each),
+                "overrides": [without_folder(override) for override in each.overrides],
+                "clients": count,
+                "statistics": statistics(repetitions[each.name]),
+                "repetitions": repetitions[each.name],
+            }
+            for each, count in zip(rows, counts, strict=True)
+            if repetitions[each.name]
+        ]
+        content["ratios"] = ratios(content)
+        _save(content, out)
+    return content
+
+
+def _save(content: Mapping[str, Any], out: Path | None) -> None:
+    if out:
+        write_json(out, content)
+
+
+def without_folder(word: str) -> str:
+    """Return a word of a command with the last part alone of an absolute path."""
+    key, equals, value = word.rpartition("=")
+    return f"{key}{equals}{Path(value).name}" if value.startswith("/") else word
+
+
+# --- processes ---
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The processes of a row at a moment.
+
+    Args:
+        at: seconds since the epoch.
+        memory: bytes of memory that they hold; pages that they share count once.
+        processor_seconds: user and system time so far, also of those that have ended.
+    """
+
+    at: float
+    memory: int
+    processor_seconds: float
+
+
+def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
+    """Do a task in a process of its own; return its result, and samples of its processes.
+
+    Every task begins with an empty cache: it decodes its data and trains its teachers.
+
+    Raises:
+        UserError: the process has told a problem, or has died.
+    """
+    with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-") as temporary:
+        folder = Path(temporary)
+        places = (f'out="{folder}/runs"', f'cache="{folder}/cache"')  # an override of these wins
+        own = [
+            {**row, "overrides": [*places, *row["overrides"]]} for row in task.get("rows", [task])
+        ]
+        write_json(folder / "task.json", {"rows": own} if "rows" in task else own[0])
+        package = Path(__file__).resolve().parents[2]
+        paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"{__package__}.row", str(folder)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C ends this process, which ends that one, once
+            )
+        try:
+            samples = _watch(process)
+        finally:
+            process.terminate()
+            process.wait()
+        if not (folder / "result.json").exists():
+            last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+            raise UserError(f"its process has died ({process.returncode}): {' '.join(last)}")
+        result = json.loads((folder / "result.json").read_text())
+    if "problems" in result:
+        raise ConfigError(result["problems"])
+    return result, samples
+
+
+def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
+    """Sample a process that has just been started, and its descendants, until it ends."""
+    samples = [Sample(time.time(), 0, 0.0)]
+    root, memory, due = psutil.Process(process.pid), 0, 0.0
+    seconds: dict[psutil.Process, float] = {root: 0.0}
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            seconds = dict.fromkeys(root.children(recursive=True), 0.0) | seconds
+        for each in seconds:
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                seconds[each] = times.user + times.system
+        if time.monotonic() > due:
+            began, memory = time.process_time(), sum(map(_memory, seconds))
+            due = time.monotonic() + MEMORY_PAUSE * (time.process_time() - began)
+        samples.append(Sample(time.time(), memory, sum(seconds.values())))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOKS_EVERY)
+    return samples
+
+
+def _memory(process: psutil.Process) -> int:
+    """Return the bytes of a process and its part of those that it shares; 0 if it is gone."""
+    try:
+        held = process.memory_full_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(held, "pss", held.uss))
+
+
+def _repetition(
+    result: Mapping[str, Any], samples: Sequence[Sample], clients: int
+) -> dict[str, Any]:
+    """Return what one run of a row has cost, from its own result and from samples of it.
+
+    What a process has counted itself is exact. Processes of Flower are only sampled, so the larger
+    number counts, of memory and of processor time.
+    """
+    summary, ended, spawned = result["summary"], result["ended"], samples[0].at
+    total, start = ended - spawned, result["begun"] - spawned
+    teachers, rounds = summary["seconds"]["teachers"], summary["seconds"]["rounds"]
+    during = [sample for sample in samples if sample.at <= ended]
+    seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
+    queries = summary["queries"]
+    answers = queries["answered"] * clients  # 0 with a method that asks nothing
+    return {
+        "seconds": {
+            "total": total,
+            "start": start,
+            "teachers": teachers,
+            "rounds": rounds,
+            "rest": total - start - teachers - rounds,
+        },
+        "stages": result["stages"],
+        "queries": {
+            "answered": queries["answered"],
+            "per_second": queries["answered"] / rounds,
+            "bytes_to_client": queries["bytes_to_clients"] / answers if answers else None,
+            "bytes_to_server": queries["bytes_to_server"] / answers if answers else None,
+            "forward_answers": queries["forward_answers"],
+            "backward_answers": queries["backward_answers"],
+        },
+        "processor": {"seconds": seconds, "share": seconds / total / _cores()},
+        "operations": result["operations"],
+        "peak_memory": max(result["peak_memory"], *(s.memory for s in during)),
+        "device": result["device"],
+        "accuracy": {who: summary["accuracy"][who] for who in ("student", "ensemble")},
+        "student_sha256": summary["student_sha256"],
+    }
+
+
+# --- the machine ---
+
+
+def _machine() -> dict[str, Any]:
+    """Describe the machine, without naming the host, and the load on it now."""
+    return {
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()),
+    }
+
+
+def _processor() -> str:
+    """Return the processor's model."""
+    listed = Path("/proc/cpuinfo")
+    for line in listed.read_text().splitlines() if listed.exists() else ():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    """Return the number of cores that processes may use here."""
+    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1

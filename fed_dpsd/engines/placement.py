@@ -1,0 +1,244 @@
+"""Placement: which GPUs the clients of a simulation share, how many processes, and what each takes.
+
+Everything is computed from a table of devices, so any machine can be planned for.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fed_dpsd.client.device import TEACHER_BYTES, learns_there, named_device
+from fed_dpsd.client.learning import PublicImages
+from fed_dpsd.config import Config
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED, Classifier
+from fed_dpsd.models.devices import Device, gib, require_device
+from fed_dpsd.models.footprint import peak_bytes, weight_bytes
+from fed_dpsd.models.inference import IMAGES_AT_ONCE
+from fed_dpsd.privacy.label_dp import fixed
+
+CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
+ROOM = 1.5  # times the tensors: for an allocator that rounds up, and for kernels' workspaces
+SERVER = 2**30  # bytes for the server's generators, bank and test images, beside its student
+UNITS = 10_000  # Ray counts a GPU in so many parts
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The GPUs that clients share; none where they compute on the processor.
+
+    Args:
+        devices: the GPUs' names.
+        processes: number of processes on all of them together.
+        fraction: part of a GPU that Ray gives to each.
+        share: bytes of a GPU for each process.
+        teachers: number of bytes thereof that a process may fill with teachers.
+        pinned: whether the configuration names the GPU, so that Ray need not choose one.
+    """
+
+    devices: tuple[str, ...] = ()
+    processes: int = 0
+    fraction: float = 0.0
+    share: int = 0
+    teachers: int = 0
+    pinned: bool = False
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """Return the settings of Flower's federation that ask Ray for this; none without a GPU.
+
+        Flower starts as many processes as Ray's resources allow, so Ray is told of as many
+        processors as there shall be processes.
+        """
+        if not self.devices:
+            return ()
+        return (
+            f"client-resources-num-gpus={self.fraction}",
+            f"init-args-num-gpus={len(self.devices)}",
+            f"init-args-num-cpus={self.processes}",
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment variables of Ray's processes."""
+        if not self.devices:
+            return {}
+        # Ray numbers what it was told of from 0, so its number would not be the named GPU's.
+        numbered = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if self.pinned else {}
+        return {TEACHER_BYTES: str(self.teachers), **numbered}
+
+    def __str__(self) -> str:
+        """Return the placement in one line."""
+        if not self.devices:
+            return "clients compute on the processor"
+        number = f"{self.processes} process{'es' if self.processes > 1 else ''}"
+        return (
+            f"{number} on {', '.join(self.devices)}, each {self.fraction:g} of a GPU, "
+            f"{gib(self.share)} GiB, of which {gib(self.teachers)} for teachers"
+        )
+
+
+def place(
+    experiment: Experiment, nodes: int, devices: Sequence[Device], processors: int
+) -> Placement:
+    """Place the clients of a simulation on devices, before anything is read.
+
+    All GPUs that clients share hold the same number of processes, for Ray gives the same part of a
+    GPU to each. So the GPU with the least room decides, and `client_device=cuda:N` leaves it out.
+
+    Args:
+        experiment: the simulation.
+        nodes: Flower's nodes, >= 1; one answers at a time in a process.
+        devices: the GPUs of this machine.
+        processors: its processors, of which each process takes one.
+
+    Raises:
+        UserError: a device that the configuration names is not there, or a teacher does not fit.
+    """
+    config = experiment.config
+    sides = {"client_device": config.client_device, "server_device": config.server_device}
+    if config.client_device == config.server_device:
+        sides = {"device": config.client_device}  # sets both
+    for key, name in sides.items():
+        require_device(key, name, len(devices))
+    examples = _on_gpus(config) if devices else {}
+    if not examples:
+        return Placement()
+    pinned = ":" in config.client_device
+    shared = [device for device in devices if not pinned or device.name == config.client_device]
+    needs = [_need(experiment, client) for client in examples.values()]
+    held, work = max(need.held for need in needs), max(need.work for need in needs)
+    reserved = _server_need(config)
+    room = {d.name: d.free - reserved * (d.name == _server_gpu(config)) for d in shared}
+    tightest = min(shared, key=lambda device: room[device.name])
+    least = room[tightest.name]
+    fit = max(0, least) // (held + work)
+    if not fit:
+        needed = f"a process with the teachers of one client needs {gib(held + work)} GiB"
+        if tightest.name == _server_gpu(config):
+            needed += f", and the server {gib(reserved)} GiB,"
+        elsewhere = ", client_device=cuda:N for another GPU," if len(devices) > 1 else ""
+        raise UserError(
+            f"client_device={config.client_device}: {needed} of {tightest}; use a smaller teacher "
+            f"(model.teacher, model.teacher_width){elsewhere} or client_device=cpu"
+        )
+    processes = min(nodes, processors, fit * len(shared))
+    each = fitting(math.ceil(processes / len(shared)), fit)
+    share = least // each
+    return Placement(
+        devices=tuple(device.name for device in shared),
+        processes=min(processes, each * len(shared)),
+        fraction=fraction(each),
+        share=share,
+        teachers=share - work,
+        pinned=pinned,
+    )
+
+
+def fraction(processes: int) -> float:
+    """Return the largest part of a GPU of which `processes` fit on one, in Ray and in Flower.
+
+    Ray rounds a part to a ten-thousandth. Flower rounds it to 32 bits, which may make it larger,
+    and counts int(GPUs / fraction) processes.
+    """
+    units = UNITS // processes
+    while processes * float(np.float32(units / UNITS)) > 1:
+        units -= 1
+    return units / UNITS
+
+
+def fitting(wanted: int, most: int) -> int:
+    """Return the number of processes on a GPU, <= `wanted`, of whose part Ray fits <= `most`.
+
+    From about a hundred on, Ray's rounding lets more of a part fit than there should be.
+    """
+    while UNITS // round(float(np.float32(fraction(wanted))) * UNITS) > most:
+        wanted -= 1
+    return wanted
+
+
+# --- what is needed ---
+
+
+@dataclass(frozen=True)
+class Need:
+    """The bytes that a client's process needs on a GPU.
+
+    Args:
+        held: its teachers.
+        work: all else: its context, and the tensors while it answers or learns.
+    """
+
+    held: int
+    work: int
+
+
+def _on_gpus(config: Config) -> dict[str, int]:
+    """Return a client of each architecture whose teachers lie on a GPU, if there is one."""
+    clients = range(config.num_clients)
+    return {config.architecture(c): c for c in clients if named_device(config, c) != "cpu"}
+
+
+def _server_gpu(config: Config) -> str:
+    """Return the GPU of the server, where there is one: the first, unless it is named."""
+    return {"cpu": "", "auto": "cuda:0", "cuda": "cuda:0"}.get(
+        config.server_device, config.server_device
+    )
+
+
+def _need(experiment: Experiment, client: int) -> Need:
+    """Measure a client's teachers by their passes on the meta device, which computes nothing."""
+    config = experiment.config
+    teacher = on_meta(config, config.architecture(client), config.model.teacher_width)
+    work = _answering(teacher, config)
+    if learns_there(experiment.training):
+        work = max(work, _learning(teacher, config))
+    return Need(config.teachers_per_client * weight_bytes(teacher), CONTEXT + int(ROOM * work))
+
+
+def _server_need(config: Config) -> int:
+    """Estimate the bytes of the server: its student learning, and an allowance for the rest.
+
+    A linear student of fixed features is small, so the allowance covers it.
+    """
+    model, work = config.model, 0
+    if model.student not in FIXED:
+        work = _learning(on_meta(config, model.student, model.student_width), config)
+    return CONTEXT + SERVER + int(ROOM * work)
+
+
+def on_meta(config: Config, architecture: str, width: int) -> Classifier:
+    """Return a classifier on the meta device, which has sizes and no numbers."""
+    with torch.device("meta"):
+        return CLASSIFIERS[architecture](config.data.shape, config.data.num_classes, width)
+
+
+def _answering(teacher: Classifier, config: Config) -> int:
+    """Return the most bytes of tensors while a batch of images is answered."""
+
+    def answer() -> None:
+        with torch.inference_mode():
+            teacher(torch.empty(IMAGES_AT_ONCE, *config.data.shape, device="meta")).softmax(1)
+
+    return peak_bytes(teacher.eval(), answer)
+
+
+def _learning(classifier: Classifier, config: Config) -> int:
+    """Return the most bytes of tensors while two steps are learnt, after which Adam is there."""
+    size = config.teacher.batch_size
+    images = np.zeros((size, *config.data.shape), np.uint8)
+    settings = dataclasses.replace(config.teacher, epochs=0, min_steps=2)
+    config = dataclasses.replace(config, teacher=settings)
+
+    def learn() -> None:
+        learner = PublicImages(
+            *(classifier, images, config, lambda _: torch.Generator()), torch.device("meta")
+        )
+        learner.fit(np.arange(size), fixed(np.zeros(size, np.int64)))
+
+    return peak_bytes(classifier, learn)

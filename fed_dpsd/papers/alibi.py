@@ -1,0 +1,72 @@
+"""ALIBI: one-hot labels with Laplace noise, and Bayesian inference of the label from them.
+
+Malek, Mironov, Prasad, Shilov, Tramèr: "Antipodes of Label Differential Privacy: PATE and ALIBI",
+arXiv 2106.03408.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.label_dp import LabelPrivate, Learner
+from fed_dpsd.privacy.mechanism import Trust
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.votes import NoisyVotes
+
+
+@dataclass(frozen=True)
+class ALIBI(LabelPrivate):
+    """Training on posteriors of noisy labels, whose prior is the network itself.
+
+    Guarantee: a label's one-hot vector gets Laplace noise of scale 2 / epsilon once. Another label
+    moves two of its numbers by 1 each, an L1 norm of 2. What the training makes of the noisy vector
+    is post-processing. So a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 19).
+
+    Args:
+        num_classes: K, >= 2.
+        epsilon: of the noisy vector and of the whole training, in 1e-6..1e4.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "alibi"
+    trust: ClassVar[Trust] = "nobody"
+    num_classes: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.epsilon <= 1e4:
+            raise ValueError(f"epsilon={self.epsilon} must be between 1e-6 and 1e4")
+
+    @property
+    def votes(self) -> NoisyVotes:
+        """Return the mechanism of one label: a single vote with noise on each class."""
+        return NoisyVotes(self.num_classes, 2 / self.epsilon, "laplace")
+
+    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Draw each label's noisy vector once, and fit the learner to their posteriors.
+
+        Records are fitted in a random order, as those of a folder are numbered by class.
+        """
+        order = np.argsort(rng.random(len(labels)), kind="stable")
+        one_hot = np.eye(self.num_classes)[labels]
+        noisy = torch.from_numpy(self.votes.add_noise(one_hot[None], one_hot, rng))
+        learner.fit(order, lambda chosen, logits: self.posterior(noisy[chosen], logits))
+
+    def posterior(self, noisy: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the (B, K) probabilities of the labels, given their noisy vectors.
+
+        The prior is the softmax of the network's logits. Class c has the likelihood exp(-sum over j
+        of |o_j - [j = c]| / scale), in which classes differ by their own number o_c alone.
+        """
+        likelihood = (noisy.abs() - (noisy - 1).abs()) / self.votes.scale
+        return (logits + likelihood.to(logits)).softmax(1)
+
+    def event(self) -> DpEvent:
+        """Return the event of one label's noisy vector."""
+        return self.votes.event("record", "replace_one")

@@ -1,0 +1,99 @@
+"""PATE for labels: teachers of disjoint labels vote with noise on public images, for a student.
+
+Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, of which
+this is the simple form, without semi-supervised learning.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from dp_accounting import DpEvent, SelfComposedDpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.privacy.calibration import calibrate
+from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed
+from fed_dpsd.privacy.mechanism import Shards, Trust
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.votes import NoisyVotes
+
+
+@dataclass(frozen=True)
+class LabelPATE(LabelPrivate):
+    """Training on the most frequent noisy votes of teachers that share no label.
+
+    Guarantee: a label is seen by one teacher, so another label changes at most that teacher's vote
+    on each of the `queries` images. Each image's counts get Gaussian noise once, and the student
+    learns from the images and from these counts alone. So the training is `queries` Gaussian
+    mechanisms of sensitivity sqrt(2) for a label (docs/privacy.md, Theorem 20). Teachers see true
+    labels, so the place that trains them must be trusted.
+
+    Args:
+        num_classes: K, >= 2.
+        epsilon: of the whole training at `delta`, in 0.01..20; it sets the noise.
+        delta: failure probability, at least 1e-90 and below 1.
+        teachers: n in 1..5,000, of equal parts of the records in a random order.
+        queries: Q in 1..1,000,000, the most records that the teachers label for the student.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "label_pate"
+    trust: ClassVar[Trust] = "server"
+    num_classes: int
+    epsilon: float
+    delta: float
+    teachers: int
+    queries: int
+
+    def __post_init__(self) -> None:
+        if not 0.01 <= self.epsilon <= 20:
+            raise ValueError(f"epsilon={self.epsilon} must be between 0.01 and 20")
+        if not 1e-90 <= self.delta < 1:
+            raise ValueError(f"delta={self.delta} must be at least 1e-90 and below 1")
+        for field, most in (("teachers", 5_000), ("queries", 1_000_000)):
+            if not 1 <= getattr(self, field) <= most:
+                raise ValueError(f"{field}={getattr(self, field)} must be between 1 and {most:,}")
+
+    @property
+    def failure(self) -> float:
+        """Return delta."""
+        return self.delta
+
+    @functools.cached_property
+    def votes(self) -> NoisyVotes:
+        """Return the mechanism of one image's votes, with the least noise that proves epsilon."""
+
+        def spend(noise_multiplier: float) -> float:
+            return epsilon(self._event(self._votes(noise_multiplier)), self.delta).epsilon
+
+        return self._votes(calibrate(spend, self.epsilon, 1e7, 1e-1))
+
+    def _votes(self, noise_multiplier: float) -> NoisyVotes:
+        shards = Shards(self.teachers)
+        return NoisyVotes(self.num_classes, noise_multiplier, "gaussian", shards=shards)
+
+    def _event(self, votes: NoisyVotes) -> DpEvent:
+        return SelfComposedDpEvent(votes.event("record", "replace_one"), self.queries)
+
+    def event(self) -> DpEvent:
+        """Return the event of all images' votes."""
+        return self._event(self.votes)
+
+    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Fit one teacher after the other, add up their votes, and fit the student to them."""
+        order = np.argsort(rng.random(len(labels)), kind="stable")
+        asked = order[: self.queries]
+        counts = np.zeros((len(asked), self.num_classes))
+        for shard in np.array_split(order, self.teachers):
+            if len(shard):
+                learner.fit(shard, fixed(labels))
+                answers = learner.probabilities(asked)
+                counts += self.votes.constrain_sensitivity(answers, answers)
+        noisy = self.votes.add_noise(counts[None], counts, rng)
+        answered = np.zeros(len(labels), np.int64)
+        answered[asked] = noisy.argmax(1)
+        learner.fit(asked, fixed(answered))

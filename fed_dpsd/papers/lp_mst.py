@@ -1,0 +1,126 @@
+"""LP-MST: labels that are randomised in stages, each with the model of the former ones as prior.
+
+Ghazi, Golowich, Kumar, Manurangsi, Zhang: "Deep Learning with Label Differential Privacy",
+arXiv 2102.06062. With two stages it is LP-2ST, with one plain randomised response.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+
+from fed_dpsd.privacy.accounting import pure
+from fed_dpsd.privacy.label_dp import LabelPrivate, Learner, fixed
+from fed_dpsd.privacy.mechanism import Trust, top_k
+from fed_dpsd.privacy.noise import Rng
+from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON, TopKRandomizedResponse
+
+
+@dataclass(frozen=True)
+class LPMST(LabelPrivate):
+    """Multi-stage training (Algorithm 3) on randomised responses with a prior (Algorithm 2).
+
+    Guarantee: each label is randomised once, in the stage of its record, by a response that is
+    epsilon-private whatever the prior is. Priors, and the network, are functions of images and of
+    responses. So a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
+
+    Args:
+        num_classes: K, >= 2.
+        epsilon: of one response and of the whole training, in 1e-6..20.
+        stages: T >= 1, equal parts of the records in a random order.
+        temperature: of priors, above 0: a probability p counts as p^(1 / temperature). Below 1 it
+            leaves fewer candidates (Appendix E).
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "lp_mst"
+    trust: ClassVar[Trust] = "nobody"
+    num_classes: int
+    epsilon: float
+    stages: int
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.epsilon <= LARGEST_EPSILON:
+            raise ValueError(
+                f"epsilon={self.epsilon} must be between 1e-6 and {LARGEST_EPSILON:g} (rarer lies "
+                "are never drawn)"
+            )
+        if self.stages < 1:
+            raise ValueError(f"stages={self.stages} must be >= 1")
+        if not 0.01 <= self.temperature <= 100:
+            raise ValueError(f"temperature={self.temperature} must be between 0.01 and 100")
+
+    def train(self, learner: Learner, labels: NDArray[np.int64], rng: Rng) -> None:
+        """Randomise one stage's labels after the other, and fit the learner to all so far."""
+        order = np.argsort(rng.random(len(labels)), kind="stable")
+        responses = np.zeros(len(labels), np.int64)
+        prior = np.full((len(labels), self.num_classes), 1 / self.num_classes)
+        done = 0
+        for stage in np.array_split(order, self.stages):
+            if done:
+                prior[stage] = self.tempered(learner.probabilities(stage))
+            responses[stage] = self.respond(labels[stage], prior[stage], rng)
+            done += len(stage)
+            learner.fit(order[:done], fixed(responses))
+
+    def tempered(self, prior: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return (n, K) priors at the temperature."""
+        powers = (prior / prior.max(1, keepdims=True)) ** (1 / self.temperature)
+        return np.asarray(powers / powers.sum(1, keepdims=True))
+
+    def respond(
+        self, labels: NDArray[np.int64], prior: NDArray[np.float64], rng: Rng
+    ) -> NDArray[np.int64]:
+        """Draw the (n,) responses to (n,) labels, given (n, K) priors of them."""
+        response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon)
+        drawn = response.add_noise(self.law(labels, prior)[None], prior, rng)
+        return np.asarray(drawn.argmax(1))
+
+    def law(self, labels: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the (n, K) probabilities of the responses: RRTop-k, with the k of `candidates`."""
+        law = top_k(prior, 1).astype(np.float64)  # for k = 1, the same for every label
+        sizes = self.candidates(prior)
+        for size in set(sizes.tolist()) - {1}:
+            rows = sizes == size
+            response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon, size)
+            law[rows] = response.constrain_sensitivity(
+                np.eye(self.num_classes)[labels[rows]], prior[rows]
+            )
+        return law
+
+    def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the (n,) k at which a response is most probably true, from the priors alone.
+
+        A label that is drawn from the prior p is answered truly with probability e^epsilon /
+        (e^epsilon + k - 1) times the sum of the k largest p: Algorithm 2, w_k.
+        """
+        likely = np.cumsum(-np.sort(-prior, axis=1), axis=1)
+        ranks = np.arange(self.num_classes)
+        true = likely / (1 + ranks * np.exp(-self.ideal_epsilon))
+        return np.asarray(1 + true.argmax(1))
+
+    @functools.cached_property
+    def ideal_epsilon(self) -> float:
+        """Return the epsilon of ideal responses: a little is for draws of finite precision."""
+        return 2 * self.epsilon - pure(self._event(self.epsilon)).epsilon
+
+    def event(self) -> DpEvent:
+        """Return the event of one response; one among two candidates dominates any other."""
+        return self._event(self.ideal_epsilon)
+
+    def _event(self, epsilon: float) -> DpEvent:
+        any_size = TopKRandomizedResponse(self.num_classes, epsilon, threshold=0.0)
+        return any_size.event("record", "replace_one")
+
+
+@dataclass(frozen=True)
+class LP2ST(LPMST):
+    """`LPMST` under the name of its file with two stages."""
+
+    name: ClassVar[str] = "lp_2st"

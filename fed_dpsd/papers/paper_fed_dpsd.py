@@ -1,0 +1,271 @@
+"""FedDPSD as printed: the paper's own loop, line by line.
+
+Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
+Synthetic Distillation", arXiv 2601.19090, Algorithm 2 (Appendix D).
+
+One generator lives for the whole run. In each of T rounds, which the paper calls iterations, it
+makes b images, the clients answer them once, the student takes one step on the answers, and the
+generator takes one step against the student. Nothing is kept and asked or learnt again: that, and
+all else that learns better, is fed_dpsd/methods/fed_dpsd.py.
+
+Where the print contradicts itself, its text or its references, a key chooses the reading
+(conf/method/paper_fed_dpsd.yaml, docs/paper_map.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import losses
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.methods.method import (
+    Federation,
+    Plan,
+    PublicContext,
+    ReplayBuffer,
+    Round,
+    Site,
+    State,
+    below,
+    nobody_answers,
+    tensors_below,
+)
+from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.inference import predict, to_bytes, to_unit
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.streams import Streams
+
+OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+@dataclass(frozen=True)
+class PaperFedDPSD:
+    """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
+
+    num_clients: ClassVar[int | None] = None
+    trainings: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
+    latent_size: int
+    latents: Literal["drawn", "kept"]
+    contrast: float
+    brightness: float
+    label_step: float
+    student_learning_rate: float
+    student_learning_rate_falls: bool
+    generator_learning_rate: float
+    optimiser: Literal["adam", "sgd"]
+    distillation: Literal["decoupled", "classic"]
+    balance: float
+    divisor: Literal["target", "own"]
+    label: Literal["step", "gradient"]
+    mean_over: Literal["clients", "batch"]
+    one_hot_weight: float
+    entropy_weight: float
+    activation_weight: float
+    entropy: Literal["mean", "samples"]
+    activation: Literal["minus", "plus"]
+    student_loss_sign: Literal["plus", "minus"]
+
+    def __post_init__(self) -> None:
+        require(self, latent_size=1, balance=0, generator_learning_rate=0)
+        require_positive(self, "contrast", "label_step", "student_learning_rate")
+
+    def plan(self, context: PublicContext) -> Plan:
+        """Return one stage, with an answer for each synthetic image; no class counts."""
+        stage = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (stage,))
+
+    # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
+
+    def server(
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Run Algorithm 2; a comment at a line is the number of the paper's line."""
+        student, generator, latents = self.start(context, streams)
+        student_optimiser, generator_optimiser = self.optimisers(student, generator, latents)
+        learners = {
+            **{"student": student, "generator": generator},
+            **{"student_optimiser": student_optimiser, "generator_optimiser": generator_optimiser},
+        }
+        student_rate = rates_of(self, "student_learning_rate")
+        generator_rate = rates_of(self, "generator_learning_rate")
+        buffer: list[ReplayBuffer] = []
+        if resume is not None:
+            restore(learners, latents, resume)
+            buffer = list(resume.buffer)
+
+        for number in range(len(buffer) + 1, context.rounds + 1):  # 1
+            if self.latents == "drawn":
+                draw = streams.torch("latents", query_id=number)
+                latents = torch.randn(latents.shape, generator=draw).to(context.device)  # 3
+            generator.train()
+            images = to_bytes(generator(latents), generator_rate)  # 4, sent as bytes
+            predictions = predict(student, images, context.device)  # 5
+            request = federation.get_or_store(Request(number, images, predictions))  # 6
+            total = federation.total(request)  # 7 to 12; with noise_at=server, the noise of 14 too
+            if total.count == 0:
+                if not buffer:
+                    raise nobody_answers(total.refused)
+                return
+            labels = self.noisy_labels(context, request.predictions, total).astype(np.float32)  # 14
+            student.train()
+            targets = torch.from_numpy(labels).to(context.device)
+            asked = student(to_unit(request.images, context.device))
+            student_loss = self.student_loss(asked, targets)  # 15
+            for group in student_optimiser.param_groups:
+                group["lr"] = self.rate(number, context.rounds)
+            check_losses([student_loss.detach()], "the student", student_rate, number - 1)
+            step(student_optimiser, student_loss)  # 16
+            metrics = {"student_loss": student_loss.item()}
+            if self.generator_learning_rate > 0:
+                loss = self.generator_loss(student, generator(latents), targets)  # 17
+                either = student_rate | generator_rate  # it is a loss at the student's new weights
+                check_losses([loss.detach()], "the generator", either, number - 1)
+                step(generator_optimiser, loss)  # 18
+                metrics["generator_loss"] = loss.item()
+            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
+            yield Round(
+                State(number, tensors_of(learners, latents), buffer),
+                student,
+                metrics,
+                total.refused,
+                forward_answers=total.count * len(request.images),
+            )  # 19, 20
+
+    def start(
+        self, context: PublicContext, streams: Streams
+    ) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+        """Return student and generator, drawn by Xavier's rule, and normal latent vectors."""
+        student = context.make_student(streams.torch("student"))
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
+        generator.set_levels(self.contrast, self.brightness)
+        shape = context.queries_per_round, self.latent_size
+        latents = torch.randn(shape, generator=streams.torch("latents")).to(context.device)
+        return student, generator, latents.requires_grad_(self.latents == "kept")
+
+    def optimisers(
+        self, student: nn.Module, generator: nn.Module, latents: torch.Tensor
+    ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+        """Return the optimisers of the student, and of the generator and what else it learns."""
+        make = OPTIMISERS[self.optimiser]
+        learnt = [latents] if self.latents == "kept" else []
+        return (
+            make(student.parameters(), self.student_learning_rate),
+            make([*generator.parameters(), *learnt], self.generator_learning_rate),
+        )
+
+    def rate(self, number: int, rounds: int) -> float:
+        """Return the student's learning rate in round `number`, from 1, of so many rounds."""
+        falls = (number - 1) / rounds if self.student_learning_rate_falls else 0
+        return self.student_learning_rate * (1 - falls)
+
+    def noisy_labels(
+        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
+    ) -> NDArray[np.float64]:
+        """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
+
+        For responses and probabilities they are the clients' mean.
+        """
+        mean = total.sum / total.count
+        if not isinstance(context.answers, NormalizedGradient):
+            return np.asarray(mean)
+        if self.mean_over == "batch":  # Eq. 3 has one gradient for all labels of a batch
+            mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
+        if self.label == "gradient":  # line 14 has neither the prediction nor a step
+            return np.asarray(mean)
+        return np.asarray(predictions - self.label_step * mean)
+
+    def student_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return L_s of Eq. 7: the sum of the cross-entropies."""
+        return len(logits) * losses.student_loss(logits, labels)
+
+    def generator_loss(
+        self, student: nn.Module, images: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        """Return L_s + L_g of Eq. 8 for the generator's images, at the student after its step.
+
+        An adversary of the student has minus L_s.
+        """
+        features = student.features(images)
+        logits = student.classifier(features)
+        samples, norms = len(logits), features.norm(dim=1).sum()
+        balance = (
+            samples * losses.entropy_loss(logits)
+            if self.entropy == "mean"
+            else losses.sample_entropy_loss(logits)
+        )
+        student_loss = self.student_loss(logits, labels)
+        return (
+            (student_loss if self.student_loss_sign == "plus" else -student_loss)
+            + self.one_hot_weight * samples * losses.one_hot_loss(logits)
+            + self.entropy_weight * balance
+            + self.activation_weight * (norms if self.activation == "plus" else -norms)
+        )
+
+    # --- the clients: Fed-FlexPer, lines 21 to 35 --------------------------------------------
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Release each teacher's answer to every image by the site's mechanism."""
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        site.pay_for_training()
+        sensitive = site.sensitive_probabilities(request.images)  # 9
+        if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
+            sensitive = self.gradients(sensitive, request.predictions)
+        return site.release(site.answers, sensitive, request)  # 26, 30 to 32, 35
+
+    def gradients(
+        self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
+    ) -> NDArray[np.float64]:
+        """Return each teacher's gradients of Eq. 2, or of classic distillation, (n, B, K)."""
+        if self.distillation == "classic":
+            return losses.kd_gradients(sensitive, predictions)
+        return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)
+
+
+def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Take one step down a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+
+Learner = nn.Module | torch.optim.Optimizer
+
+
+def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return copies of all tensors that a run goes on from, named LEARNER.NAME."""
+    tensors = {"latents": latents.detach().clone()}
+    for name, learner in learners.items():
+        if isinstance(learner, nn.Module):
+            tensors |= tensors_below(name, learner)
+        else:
+            for number, moments in learner.state_dict()["state"].items():
+                tensors |= {f"{name}.{number}.{key}": t.clone() for key, t in moments.items()}
+    return tensors
+
+
+def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -> None:
+    """Load the tensors of `tensors_of` in place."""
+    with torch.no_grad():
+        latents.copy_(state.tensors["latents"])
+    for name, learner in learners.items():
+        own = below(name, state.tensors)
+        if isinstance(learner, nn.Module):
+            learner.load_state_dict(own)
+            continue
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for path, tensor in own.items():
+            number, key = path.split(".")
+            moments.setdefault(int(number), {})[key] = tensor
+        learner.load_state_dict(learner.state_dict() | {"state": moments})

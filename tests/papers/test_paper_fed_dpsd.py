@@ -1,0 +1,287 @@
+"""The papers' loops as printed: an iteration by hand, every reading, one lasting generator."""
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from fed_dpsd.losses import decoupled_kd_gradient, kd_gradients
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.models.inference import predict, to_bytes
+from fed_dpsd.protocol import Aggregate, Request
+from fed_dpsd.streams import Streams
+from tests.conftest import composed
+
+FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
+ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
+
+
+class Answering:
+    """A federation whose clients' sum is a fixed function of the request."""
+
+    def __init__(self, count):
+        self.count, self.requests = count, []
+
+    def get_or_store(self, request):
+        return request
+
+    def total(self, request):
+        self.requests.append(request)
+        rng = np.random.default_rng(request.query_id)
+        return Aggregate(rng.normal(size=request.predictions.shape), self.count, {})
+
+
+def context_of(experiment):
+    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
+
+
+def after(experiment, rounds):
+    """The requests and states of a run over so many rounds."""
+    federation, context = Answering(2), context_of(experiment)
+    states = [r.state for r in experiment.method.server(federation, context, Streams(0), None)]
+    return federation.requests, states[:rounds]
+
+
+def test_one_iteration_by_hand(small):
+    """Alg. 2, lines 3 to 18, with plain gradient steps."""
+    experiment = small(*FED, "method.optimiser=sgd", "rounds=1", "queries_per_round=8")
+    method, context = experiment.method, context_of(experiment)
+    student, generator, _ = method.start(context, Streams(0))
+    draw = Streams(0).torch("latents", query_id=1)
+    latents = torch.randn((8, method.latent_size), generator=draw)
+    twin, twins_generator = copy.deepcopy(student), copy.deepcopy(generator)
+    (request,), (state,) = after(experiment, 1)
+
+    twins_generator.train()
+    images = twins_generator(latents)
+    assert (request.images == to_bytes(images)).all()
+    assert (request.predictions == predict(twin, request.images, context.device)).all()
+    gradient = np.random.default_rng(1).normal(size=(8, 10)) / 2
+    labels = torch.from_numpy((request.predictions - 0.1 * gradient).astype(np.float32))
+    assert torch.equal(torch.from_numpy(state.buffer[0].labels), labels)
+
+    twin.train()
+    asked = torch.from_numpy(request.images).float() / 255
+    loss = -(labels * twin(asked).log_softmax(1)).sum()
+    for parameter, slope in zip(
+        twin.parameters(), torch.autograd.grad(loss, list(twin.parameters())), strict=True
+    ):
+        parameter.data -= 0.1 * slope
+    again = twins_generator(latents)
+    features = twin.features(again)
+    logits = twin.classifier(features)
+    p = logits.softmax(1)
+    loss = (
+        -(labels * p.log()).sum()
+        - p.max(1).values.log().sum()
+        + (p * p.log()).sum()
+        + features.norm(dim=1).sum()
+    )
+    slopes = torch.autograd.grad(loss, list(twins_generator.parameters()))
+    for parameter, slope in zip(twins_generator.parameters(), slopes, strict=True):
+        parameter.data -= 0.01 * slope
+    for name, module in (("student", twin), ("generator", twins_generator)):
+        for key, tensor in module.state_dict().items():
+            found = state.tensors[f"{name}.{key}"]
+            torch.testing.assert_close(found, tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_one_generator_lives_for_the_whole_run(small):
+    """It moves in each round, and so do Algorithm 1's inputs; Algorithm 2 draws new ones."""
+    kept, drawn = "method.latents=kept", "method.latents=drawn"
+    for overrides, learnt in (
+        (FED, False),
+        (ONE, True),
+        ((*FED, kept), True),
+        ((*ONE, drawn), False),
+    ):
+        requests, states = after(small(*overrides, "rounds=3", "queries_per_round=8"), 3)
+        drawn = [state.tensors["latents"] for state in states]
+        assert not torch.equal(drawn[0], drawn[1])
+        near = functional.mse_loss(drawn[0], drawn[1]) < 0.01
+        assert near == learnt
+        weights = [state.tensors["generator.project.weight"] for state in states]
+        assert not torch.equal(weights[0], weights[1])
+        assert (weights[0] - weights[1]).abs().max() < 0.1
+        assert len({request.images.tobytes() for request in requests}) == 3
+
+
+@pytest.mark.parametrize(
+    ("reading", "expected"),
+    [
+        ("label=step mean_over=clients", lambda p, g: p - 0.1 * g),
+        ("label=step mean_over=batch", lambda p, g: p - 0.1 * g.mean(0)),
+        ("label=gradient mean_over=clients", lambda p, g: g),
+        ("label=gradient mean_over=batch", lambda p, g: np.tile(g.mean(0), (len(g), 1))),
+    ],
+)
+def test_readings_of_the_label(small, reading, expected):
+    experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
+    predictions = np.full((4, 10), 0.1, np.float32)
+    total = Aggregate(np.random.default_rng(0).normal(size=(4, 10)), 2)
+    labels = experiment.method.noisy_labels(context_of(experiment), predictions, total)
+    assert labels == pytest.approx(expected(predictions, total.sum / 2))
+
+
+def test_responses_are_labels_as_they_are(small):
+    experiment = small(*FED, "answers=label")
+    votes = np.eye(10)[[1, 2]] * 2
+    labels = experiment.method.noisy_labels(
+        context_of(experiment), np.full((2, 10), 0.1, np.float32), Aggregate(votes, 2)
+    )
+    assert (labels == votes / 2).all()
+
+
+@pytest.mark.parametrize("entropy", ["mean", "samples"])
+@pytest.mark.parametrize("activation", ["minus", "plus"])
+@pytest.mark.parametrize("sign", ["plus", "minus"])
+def test_readings_of_eq_8(small, entropy, activation, sign):
+    readings = f"method.entropy={entropy}", f"method.activation={activation}"
+    weights = 2.0, 3.0, 5.0
+    names = "one_hot_weight", "entropy_weight", "activation_weight"
+    weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
+    experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
+    student, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
+    images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
+    loss = experiment.method.generator_loss(student, images, labels).item()
+    features = student.features(images)
+    p = student.classifier(features).softmax(1).double()
+    balance = len(p) * (p.mean(0) * p.mean(0).log()).sum()
+    if entropy == "samples":
+        balance = sum((row * row.log()).sum() for row in p)
+    norms = sum(row.square().sum().sqrt() for row in features)
+    student_loss = -(labels * p.log()).sum()
+    naive = student_loss if sign == "plus" else -student_loss
+    naive += 2 * -p.max(1).values.log().sum() + 3 * balance
+    naive += 5 * (norms if activation == "plus" else -norms)
+    assert loss == pytest.approx(naive.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "latents", "mean_over"),
+    [("paper_fed_dpsd", "drawn", "clients"), ("paper_dpsd", "kept", "batch")],
+)
+def test_the_defaults_are_the_print(method, latents, mean_over):
+    """Each is the reading that docs/paper_map.md calls printed."""
+    defaults = composed(f"method={method}")["method"]
+    assert (defaults["latents"], defaults["mean_over"]) == (latents, mean_over)
+    words = ("optimiser", "divisor", "label", "entropy", "student_loss_sign", "activation")
+    printed = ["adam", "own", "step", "samples", "plus", "plus"]
+    assert [defaults[word] for word in words] == printed
+    assert not defaults["student_learning_rate_falls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimiser"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
+)
+def test_the_optimisers_are_those_of_the_keys(small, name, optimiser):
+    method = small(*FED, f"method.optimiser={name}").method
+    student, generator, latents = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.zeros(2)
+    for made, rate in zip(method.optimisers(student, generator, latents), (0.1, 0.01), strict=True):
+        assert type(made) is optimiser
+        assert [group["lr"] for group in made.param_groups] == [rate]
+
+
+class Teachers:
+    """A site whose two teachers are sure of class 7 and, second, of class 2."""
+
+    def __init__(self, answers):
+        self.answers, self.released = answers, None
+        self.probabilities = np.full((2, 3, 10), 1e-3)
+        self.probabilities[:, :, 7], self.probabilities[:, :, 2] = 0.8, 0.192
+
+    def pay_for_training(self):
+        pass
+
+    def sensitive_probabilities(self, images):
+        return self.probabilities
+
+    def release(self, mechanism, sensitive, request):
+        self.released = sensitive
+
+
+@pytest.mark.parametrize(("balance", "divisor"), [(8.0, "own"), (8.0, "target"), (2.0, "own")])
+def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor):
+    """Other values of either key give other gradients, so that neither is ignored."""
+    keys = f"method.balance={balance}", f"method.divisor={divisor}"
+    experiment = small(*FED, *keys)
+    predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
+    request, site = (
+        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
+        Teachers(experiment.answers),
+    )
+    experiment.method.client(request, site)
+    for own, teacher in zip(site.released, site.probabilities, strict=True):
+        expected = decoupled_kd_gradient(teacher, predictions, balance, divisor)
+        assert own == pytest.approx(expected)
+        for others in ((3.0, divisor), (balance, {"own": "target", "target": "own"}[divisor])):
+            assert own != pytest.approx(decoupled_kd_gradient(teacher, predictions, *others))
+
+
+@pytest.mark.parametrize("method", ["method=fed_dpsd", "method=paper_fed_dpsd"])
+def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(small, method):
+    experiment = small(method, *FED[1:], "method.distillation=classic")
+    predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
+    request, site = (
+        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
+        Teachers(experiment.answers),
+    )
+    experiment.method.client(request, site)
+    assert site.released == pytest.approx(kd_gradients(site.probabilities, predictions))
+    decoupled = small(method, *FED[1:])
+    decoupled.method.client(request, site)
+    assert site.released != pytest.approx(kd_gradients(site.probabilities, predictions))
+
+
+def test_a_bad_reading_is_one_clear_error(small):
+    with pytest.raises(Exception, match="method.optimiser=rmsprop must be adam or sgd"):
+        small(*FED, "method.optimiser=rmsprop")
+
+
+def test_the_untrained_generator_has_the_levels_of_its_keys(small):
+    """With another draw of the levels a run's luck would decide whether it learns."""
+    for contrast, brightness in ((2.0, 1.0), (5.0, -3.0)):
+        levels = f"method.contrast={contrast}", f"method.brightness={brightness}"
+        experiment = small(*FED, *levels)
+        _, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
+        before = torch.logit(generator(latents).double(), eps=1e-12)
+        assert before.mean().item() == pytest.approx(brightness, abs=0.05)
+        assert before.std().item() == pytest.approx(contrast, rel=0.05)
+
+
+def test_the_students_rate_falls_if_asked_to(small):
+    falling = small(*FED, "method.student_learning_rate_falls=true").method
+    constant = small(*FED).method
+    assert [falling.rate(number, 4) for number in (1, 2, 3, 4)] == pytest.approx(
+        [0.1, 0.075, 0.05, 0.025]
+    )
+    assert {constant.rate(number, 4) for number in (1, 2, 3, 4)} == {0.1}
+
+
+def test_a_rate_that_falls_moves_the_student_less(small):
+    """Both runs take the same first step; the last of two is half as long."""
+
+    def steps(falls):
+        experiment = small(
+            *FED, "method.optimiser=sgd", "rounds=2",
+            "queries_per_round=8", f"method.student_learning_rate_falls={falls}",
+        )  # fmt: skip
+        start, _, _ = experiment.method.start(context_of(experiment), Streams(0))
+        _, states = after(experiment, 2)
+        weights = [start.classifier.bias, *(s.tensors["student.classifier.bias"] for s in states)]
+        return [later - sooner for sooner, later in itertools.pairwise(weights)]
+
+    (first, last), (same, half) = steps("false"), steps("true")
+    assert torch.equal(first, same)
+    torch.testing.assert_close(half, last / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_rate_the_generator_stays_as_it_was_drawn(small):
+    """Its normalisation counts batches; its images, which the clients see, depend on none of it."""
+    for rate, stays in (("0", True), ("0.01", False)):
+        _, states = after(small(*FED, f"method.generator_learning_rate={rate}", "rounds=3"), 3)
+        weights = [state.tensors["generator.project.weight"] for state in states]
+        assert torch.equal(weights[0], weights[2]) == stays

@@ -2,8 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fed_dpsd.report.facts import Facts
@@ -11,7 +11,6 @@ from fed_dpsd.report.guarantee import review
 from fed_dpsd.report.literature import printed_for, published
 from fed_dpsd.report.numbers import percent, rounded_up, spread, written
 from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
-from fed_dpsd.report.tables import Table
 
 PANEL = ("data", "num_classes", ALPHA)  # columns that names omit: a title or an axis shows them
 MOST_CLIENTS = 6  # with a line of their own
@@ -24,6 +23,7 @@ PUBLISHED = "published at the stated epsilon: not proven"
 ENSEMBLE = "ensemble of the teachers"
 
 Point = tuple[float, float]
+Numbers = tuple[list[str], list[list[str]]]  # header and rows
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ class Chart:
         x: the horizontal axis.
         y: the vertical axis.
         series: what is drawn.
-        table: its numbers, if other than the points.
+        table: the header and rows of its numbers, if other than the points.
+        note: a sentence on what is left out; "" for none.
     """
 
     name: str
@@ -111,30 +112,30 @@ class Chart:
     x: Axis
     y: Axis
     series: Sequence[Series]
-    table: Table | None = None
+    table: Numbers | None = None
+    note: str = ""
 
-    def numbers(self) -> Table:
-        """Return a row for each x, with a column for each series."""
+    @property
+    def caption(self) -> str:
+        """Return the caption of the numbers."""
+        return f"{self.title}: {self.y.title} by {self.x.title}"
+
+    def numbers(self) -> Numbers:
+        """Return a header, and a row for each x with a column for each series."""
         if self.table:
             return self.table
         shown = [s for s in self.series if s.points and s.kind not in ("guide", "faint")]
-        known: list[dict[float, str]] = []
+        places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
+        rows = {place: [self.x.text(place)] for place in places}
         for series in shown:
-            cells: dict[float, str] = {}
+            cells: dict[float, list[str]] = {}
             for (x, y), deviation in zip(series.points, series.deviations(), strict=True):
                 cell = self.y.text(y, 1) + (f" ± {deviation:,.1f}" if deviation else "")
-                cells[x] = f"{cells[x]}, {cell}" if x in cells else cell
-            known.append(cells)
-        places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
-        rows = []
-        for x in places:
-            cells_at = [
-                next(iter(cells.values())) if series.kind == "level" else cells.get(x, "")
-                for series, cells in zip(shown, known, strict=True)
-            ]
-            rows.append([self.x.text(x), *cells_at])
-        caption = f"{self.title}: {self.y.title} by {self.x.title}"
-        return Table(caption, [self.x.title, *(s.name for s in shown)], rows, wide=True)
+                for place in places if series.kind == "level" else [x]:
+                    cells.setdefault(place, []).append(cell)
+            for place in places:
+                rows[place].append(", ".join(cells.get(place, ())))
+        return [self.x.title, *(s.name for s in shown)], list(rows.values())
 
 
 @dataclass(frozen=True)
@@ -149,20 +150,26 @@ class Bars:
 
     name: str
     title: str
-    rows: Sequence[tuple[str, float, float, float | None]] = field(default=())
+    rows: Sequence[tuple[str, float, float, float | None]]
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Return the caption of the numbers."""
+        return self.title
 
     @property
     def text(self) -> str:
         """Return a sentence for readers who cannot see the bars."""
         return "; ".join(f"{name}: {spread(mean, dev)} %" for name, mean, dev, _ in self.rows)
 
-    def numbers(self) -> Table:
-        """Return a row for each bar."""
+    def numbers(self) -> Numbers:
+        """Return a header, and a row for each bar."""
         rows = [
             [name, spread(mean, deviation), "-" if printed is None else f"{printed:g}"]
             for name, mean, deviation, printed in self.rows
         ]
-        return Table(self.title, ["setting", "student, %", "a paper prints, %"], rows)
+        return ["setting", "student, %", "a paper prints, %"], rows
 
 
 # --- one run ---
@@ -260,40 +267,47 @@ def _listed(clients: Sequence[int]) -> str:
     return f"{'client' if len(clients) == 1 else 'clients'} {listed}"
 
 
-def response_times(facts: Facts) -> Chart | None:
+def response_times(facts: Facts) -> list[Chart]:
     """Return the chart of the seconds from a request to its last response, if there are two."""
     last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
     if len(last) < 2:
-        return None
+        return []
     number, longest = max(last.items(), key=lambda item: item[1])
-    return Chart(
-        "asked",
-        "Time from a request to the last response",
-        f"The longest wait was {longest:.1f} s, in round {number}.",
-        ROUND,
-        Axis("seconds", 0),
-        [Series("seconds until all responded or timed out", sorted(last.items()))],
-    )
+    text = f"The longest wait was {longest:.1f} s, in round {number}."
+    series = [Series("seconds until all responded or timed out", sorted(last.items()))]
+    title = "Time from a request to the last response"
+    return [Chart("asked", title, text, ROUND, Axis("seconds", 0), series)]
 
 
-def calibration(parts: Mapping[str, Any]) -> Chart:
-    """Return the reliability diagram of the student's probabilities."""
+def _bins(parts: Mapping[str, Any]) -> list[tuple[float, float, int]]:
     columns = zip(parts["confidence"], parts["accuracy"], parts["count"], strict=True)
-    shown = [(100 * sure, 100 * right, count) for sure, right, count in columns if count]
-    rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in shown]
-    return Chart(
-        "calibration",
-        "Reliability of the student's probabilities",
-        "How often the student is right, by its confidence: "
-        + "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in shown),
-        Axis("confidence: largest probability, %", 0, 100),
-        Axis("how often right, %", 0, 100),
-        [
-            Series("student", [(sure, right) for sure, right, _ in shown]),
-            Series("perfect", [(0, 0), (100, 100)], kind="guide"),
-        ],
-        Table("Test images by the student's confidence", ["confidence", "right", "images"], rows),
-    )
+    return [(100 * sure, 100 * right, count) for sure, right, count in columns if count]
+
+
+def overconfidence(parts: Mapping[str, Any]) -> float:
+    """Return the sum of confidence minus accuracy over all images, in percent."""
+    return sum((sure - right) * count for sure, right, count in _bins(parts))
+
+
+def calibration(parts: Mapping[str, Any]) -> list[Chart]:
+    """Return the reliability diagram of the student's probabilities."""
+    bins = _bins(parts)
+    said = "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in bins)
+    rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in bins]
+    return [
+        Chart(
+            "calibration",
+            "Reliability of the student's probabilities",
+            f"How often the student is right, by its confidence: {said}",
+            Axis("confidence: largest probability, %", 0, 100),
+            Axis("how often right, %", 0, 100),
+            [
+                Series("student", [(sure, right) for sure, right, _ in bins]),
+                Series("perfect", [(0, 0), (100, 100)], kind="guide"),
+            ],
+            (["confidence", "right", "images"], rows),
+        )
+    ]
 
 
 # --- settings of a sweep ---
@@ -436,8 +450,8 @@ def mean_over_seeds(
 
 def over_rounds(
     settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
-) -> Iterator[tuple[str, list[Chart]]]:
-    """Yield a note and the charts of accuracy against answers and seconds, by data set and alpha.
+) -> list[Chart]:
+    """Return accuracy against answers and against seconds, for each data set and alpha.
 
     Args:
         settings: the settings; those with fewer than two known rounds have no line.
@@ -447,14 +461,13 @@ def over_rounds(
     lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
     labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
-    axes = (
-        (0, "answers", Axis("teacher answers so far", logarithmic=True)),
-        (1, "seconds", Axis("seconds of rounds so far", 0)),
-    )
+    charts = []
     for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
-        best = _best([(s.score("student")[0], s) for s in group], most)
-        charts = []
-        for column, name, x in axes:
+        best, note = _best(title, [(s.score("student")[0], s) for s in group], most, "settings")
+        for column, name, x in (
+            (0, "answers", Axis("teacher answers so far", logarithmic=True)),
+            (1, "seconds", Axis("seconds of rounds so far", 0)),
+        ):
             series = []
             for setting in best:
                 points = [p for p in lines[id(setting)] if p[column] or not x.logarithmic]
@@ -462,19 +475,19 @@ def over_rounds(
                 series.append(Series(labels[id(setting)], drawn, [p[3] for p in points], "band"))
             if any(each.points for each in series):
                 heading = f"Accuracy over {x.title}: {title}"
-                charts.append(_against(f"{name}-{number}", heading, x, series))
-        yield _omitted(title, len(best), len(group), "settings"), charts
+                charts.append(_against(f"{name}-{number}", heading, x, series, note))
+                note = ""
+    return charts
 
 
-def over_alpha(
-    settings: Sequence[Setting], most: int | None = None
-) -> Iterator[tuple[str, list[Chart]]]:
-    """Yield a note and the chart of accuracy against the Dirichlet alpha, if there are several."""
+def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
+    """Return accuracy against the Dirichlet alpha for each data set, if there are several."""
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
-        return
+        return []
     labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
     x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
+    charts = []
     for number, (title, group) in enumerate(by_data(known).items()):
         lines: dict[str, list[tuple[float, Setting]]] = {}
         for setting in group:
@@ -482,23 +495,23 @@ def over_alpha(
             lines.setdefault(labels[id(setting)], []).append(point)
         every = [_scored(name, points) for name, points in lines.items()]
         scores = [(max((y for _, y in s.points), default=math.nan), s) for s in every]
-        series = _best(scores, most)
-        chart = _against(f"alpha-{number}", f"Accuracy against alpha: {title}", x, series)
-        yield _omitted(title, len(series), len(lines), "lines"), [chart]
+        series, note = _best(title, scores, most, "lines")
+        heading = f"Accuracy against alpha: {title}"
+        charts.append(_against(f"alpha-{number}", heading, x, series, note))
+    return charts
 
 
-def _best(scored: Sequence[tuple[float, Any]], most: int | None) -> list[Any]:
-    """Return the items with the highest scores, all in their order if there are few."""
+def _best(
+    title: str, scored: Sequence[tuple[float, Any]], most: int | None, noun: str
+) -> tuple[list[Any], str]:
+    """Return the items with the highest scores, and a note if there are more."""
     if most is None or len(scored) <= most:
-        return [item for _, item in scored]
+        return [item for _, item in scored], ""
     ranked = sorted(scored, key=lambda pair: math.inf if math.isnan(pair[0]) else -pair[0])
-    return [item for _, item in ranked[:most]]
+    note = f"{title}: the {most} best of {len(scored)} {noun}."
+    return [item for _, item in ranked[:most]], note
 
 
-def _omitted(title: str, shown: int, known: int, noun: str) -> str:
-    return f"{title}: the {shown} best of {known} {noun}." if shown < known else ""
-
-
-def _against(name: str, title: str, x: Axis, series: Sequence[Series]) -> Chart:
+def _against(name: str, title: str, x: Axis, series: Sequence[Series], note: str) -> Chart:
     text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-    return Chart(name, title, text, x, _accuracy_axis(series), series)
+    return Chart(name, title, text, x, _accuracy_axis(series), series, note=note)

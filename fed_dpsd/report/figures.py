@@ -71,13 +71,15 @@ def look(number: int) -> dict[str, object]:
     }
 
 
-def draw(charts: Sequence[Chart], across: int = 0) -> Figure:
-    """Draw charts over two axes.
+def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
+    """Draw charts over two axes; None without any.
 
     Args:
         charts: one chart, or several for a paper.
         across: charts in a row of a wide figure with titles; 0 for one narrow chart of a page.
     """
+    if not charts:
+        return None
     named = (s.name for chart in charts for s in chart.series if s.coloured)
     numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
     legend: dict[str, Artist] = {}
@@ -261,8 +263,10 @@ def _arrange(
         )
 
 
-def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure:
-    """Draw a labelled bar for each setting, in a panel for each data set."""
+def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
+    """Draw a labelled bar for each setting, in a panel for each data set; None without any."""
+    if not groups:
+        return None
     with matplotlib.rc_context(STYLE):
         wrapped = [
             [textwrap.fill(name, 80 if wide else 44) for name, *_ in group.rows] for group in groups

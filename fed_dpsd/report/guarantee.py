@@ -1,13 +1,11 @@
 """The words for proven epsilons: what each one means, whom it bounds, and what it leaves out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from fed_dpsd.report.facts import Facts
 from fed_dpsd.report.numbers import rounded_up
 from fed_dpsd.report.settings import NOT_REVIEWED
-from fed_dpsd.report.tables import Table
 
 MEANINGFUL = 10.0  # a larger epsilon of a record says nothing: docs/privacy.md
 MEANINGFUL_DELTA = 0.01  # nor does any epsilon with a larger delta
@@ -79,51 +77,23 @@ def found_at_most(row: Mapping[str, Any]) -> float:
     return min(math.exp(float(row["epsilon"])) * FALSE_ALARMS + float(row["delta"]), 1.0)
 
 
-def spent(facts: Facts) -> str:
-    """Return what an unfinished run has cost so far, in a sentence with its whole meaning."""
-    row = facts.row("record", "add_remove")
-    if facts.simulated:
-        said, value = "So far it has cost a client at most", float(row.get("spent", "inf"))
-        nothing, late = "So far no client has been charged", ""
-    else:
-        said = "So far the hospitals have stated charges of at most"
-        value = max(facts.costs.values(), default=0.0)
-        nothing = "So far no hospital has stated a charge"
-        late = "; a ledger may hold one more request, whose response was lost"
-    if not value:
-        return f"{nothing}{late}."
-    if math.isinf(value):
-        said = "So far nothing is proven about what it has released: epsilon inf"
-        return f"{said} (record, add_remove{review(row)})."
-    seeded = ", if its noise were secret" * facts.seeded
-    return f"{said} {short({**row, 'epsilon': value})}{seeded}{late}."
-
-
-def claims(card: Mapping[str, Any]) -> tuple[Table | None, list[str]]:
-    """Return the table of the finite epsilons, if any, and the changes without a finite one."""
-    finite = [row for row in card["proven"] if math.isfinite(float(row["epsilon"]))]
-    spent = all("spent" in row for row in finite)
-    rows = []
-    for row in finite:
+def claims(
+    card: Mapping[str, Any],
+) -> tuple[list[tuple[Mapping[str, Any], str, str]], list[str]]:
+    """Return each finite epsilon's row, what changes and its proofs, and all other changes."""
+    finite, infinite = [], []
+    for row in card["proven"]:
+        change = CHANGES[row["unit"], row["relation"]]
+        if math.isinf(float(row["epsilon"])):
+            infinite.append(change)
+            continue
         proof = f"{row['accountant']}, by {BY[row['basis']]}"
         for other in row["beside"]:
             if math.isfinite(float(other["epsilon"])):
                 number = rounded_up(float(other["epsilon"]), 5)
                 proof += f"; by {BY[other['basis']]} {number}, trust {other['trust']}"
-        number = rounded_up(float(row["epsilon"]), 5) + review(row)
-        used = [rounded_up(float(row["spent"]), 5)] if spent else []
-        trust, change = TRUST[row["trust"]], CHANGES[row["unit"], row["relation"]]
-        rows.append([change, number, *used, trust, f"{row['delta']:g}", proof])
-    infinite = [
-        CHANGES[row["unit"], row["relation"]] for row in card["proven"] if row not in finite
-    ]
-    if not rows:
-        return None, infinite
-    caption = "Bounds of this run. They cover what the plan may charge the client with the most "
-    caption += "requests." + " Spent: the most that the run has charged a client." * spent
-    header = ["what changes at a client", "epsilon of the whole plan", *(["spent"] * spent)]
-    header += ["who must be trusted", "delta", "proof"]
-    return Table(f"{caption} A record is an image with its label.", header, rows), infinite
+        finite.append((row, change, proof))
+    return finite, infinite
 
 
 def notes(card: Mapping[str, Any]) -> list[str]:
@@ -131,19 +101,3 @@ def notes(card: Mapping[str, Any]) -> list[str]:
     rows = [*card["proven"], *([card["label"]] if card["label"] else [])]
     rows = [row for row in rows if math.isfinite(float(row["epsilon"]))] or rows
     return list(dict.fromkeys(note for row in rows for note in row["notes"]))
-
-
-def not_covered(facts: Facts) -> Sequence[str]:
-    """Return what the epsilons leave out, a sentence each."""
-    left_out = []
-    if facts.card["reason"]:
-        left_out.append(f"Why an epsilon is inf: {facts.card['reason']}.")
-    for note in notes(facts.card):
-        if not note.startswith(NOT_REVIEWED):
-            left_out.append(NOTES.get(note, f"{note[:1].upper()}{note[1:]}."))
-    if math.isinf(float(facts.row("client", "add_remove")["epsilon"])):
-        left_out.append(
-            "Nothing is proven about a whole client: that it takes part, and facts about all of "
-            "its data."
-        )
-    return left_out

@@ -6,7 +6,6 @@ import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +38,6 @@ DIFFERENCES = (
     "Differences between students, in points: the mean over the seeds that both settings have, and "
     f"the {CONFIDENCE:.0%} interval of a paired t-test."
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table whose first column names the row.
-
-    Args:
-        caption: what it shows.
-        header: the columns' titles.
-        rows: cells, as many as there are titles.
-        wide: whether its rows make sense only below each other, as those of a matrix.
-    """
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    wide: bool = False
 
 
 def rows(settings: Sequence[Setting]) -> list[list[str]]:
@@ -191,14 +173,14 @@ def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
     """Return the epsilons of labels alone, by title; none if labels alone are private nowhere."""
-    known = [[float(run[LABEL]) for run in s.runs if run.get(LABEL)] for s in settings]
+    known = [setting.label_epsilon for setting in settings]
     if not any(known):
         return {}
-    titles = {
-        "epsilon of labels alone, replace_one": [rounded_up(max(e), 5) if e else "" for e in known]
-    }
+    title = "epsilon of labels alone, replace_one"
     legend = zip(("its delta", "its trust"), LABEL_LEGEND, strict=True)
-    return titles | {title: [s.all_of(column) for s in settings] for title, column in legend}
+    return {title: ["" if e is None else rounded_up(e, 5) for e in known]} | {
+        title: [s.all_of(column) for s in settings] for title, column in legend
+    }
 
 
 def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:

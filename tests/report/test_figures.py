@@ -85,20 +85,20 @@ def test_large_values_stand_together_beyond_the_axis_and_keep_their_numbers():
     first, second = apart.get_xdata()
     assert first == second > 10
     assert "> 100" in [text.get_text() for text in axes.get_xticklabels()]
-    assert [row[0] for row in far.numbers().rows] == ["1", "10", "51,200", "inf"]
+    assert [row[0] for row in far.numbers()[1]] == ["1", "10", "51,200", "inf"]
 
 
 def test_the_table_of_a_chart_has_every_number_and_rounds_no_bound_down():
     bound = Axis("epsilon", bound=True)
     shown = chart(Series("s", [(2.987952144403, 5.632237)]), x=bound, y=bound).numbers()
-    assert (shown.header, shown.rows) == (["epsilon", "s"], [["2.988", "5.6323"]])
+    assert shown == (["epsilon", "s"], [["2.988", "5.6323"]])
     several = chart(
         Series("s", [(1, 50), (1, 60), (2, 70)], [10, math.nan, math.nan]),
         Series("chance", [(0, 10)], kind="level"),
         Series("perfect", [(0, 0), (100, 100)], kind="guide"),
     ).numbers()
-    assert several.header == ["round", "s", "chance"]
-    assert several.rows == [["1", "50.0 ± 10.0, 60.0", "10.0"], ["2", "70.0", "10.0"]]
+    rows = [["1", "50.0 ± 10.0, 60.0", "10.0"], ["2", "70.0", "10.0"]]
+    assert several == (["round", "s", "chance"], rows)
 
 
 def test_an_error_bar_reaches_one_deviation():
@@ -223,8 +223,8 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
         *[("curve.csv3", 1, 1, 0, 0, 0.2), ("curve.csv3", 2, 2, 0, 0, 0.2)],
         ("a run of another table", 1, 9, 64, 0, 0.5),
     )
-    ((note, (answers, seconds)),) = charts.over_rounds(read([table(*rows)]), known)
-    assert note == ""
+    answers, seconds = charts.over_rounds(read([table(*rows)]), known)
+    assert answers.note == ""
     dpsd = by_name(answers)["dpsd"]
     assert np.array(dpsd.points) == pytest.approx(np.array([[150, 30], [300, 70]]))
     assert dpsd.deviations() == pytest.approx([10 * math.sqrt(2), 0])
@@ -247,8 +247,8 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
 def test_of_many_settings_a_page_has_the_best(table, rounds):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
-    ((note, (chart, _)),) = charts.over_rounds(read([table(*rows)]), known, 2)
-    assert note == "mnist: the 2 best of 5 settings."
+    chart, _ = charts.over_rounds(read([table(*rows)]), known, 2)
+    assert chart.note == "mnist: the 2 best of 5 settings."
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
 
@@ -256,10 +256,10 @@ def test_a_data_set_and_an_alpha_have_charts_of_their_own(table, rounds):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
     cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
-    found = [each for _, each in charts.over_rounds(read([table(*cells)]), known)]
+    found = charts.over_rounds(read([table(*cells)]), known)
     titles = [f"{data}, alpha {alpha}" for data, alpha in places]
-    assert [first.title.partition(": ")[2] for first, _ in found] == titles
-    assert all([s.name for s in chart.series] == ["a", "b"] for both in found for chart in both)
+    assert [chart.title.partition(": ")[2] for chart in found[::2]] == titles
+    assert all([s.name for s in chart.series] == ["a", "b"] for chart in found)
 
 
 def test_without_two_known_rounds_there_is_no_line(table, rounds):
@@ -269,7 +269,7 @@ def test_without_two_known_rounds_there_is_no_line(table, rounds):
         rounds(("curve.csv0", 1, 1, 5, 0, 0.5)),
         rounds(("curve.csv0", 1, 1, 5, 0, "")),
     ):
-        assert list(charts.over_rounds(settings, known)) == []
+        assert charts.over_rounds(settings, known) == []
 
 
 def test_settings_that_differ_in_alpha_alone_are_a_line(table):
@@ -279,13 +279,13 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
         {"partition.alpha": 0.1, "student": 0.2, "method": "dense"},
         {"partition": "iid", "student": 0.9, "method": "dense"},
     ]
-    ((_, (chart,)),) = charts.over_alpha(read([table(*rows)]))
+    (chart,) = charts.over_alpha(read([table(*rows)]))
     found = by_name(chart)
     assert np.array(found["dpsd"].points) == pytest.approx(np.array([[0.1, 30], [0.5, 50]]))
     assert [x for x, _ in found["dense"].points] == [0.1]
     assert chart.x.logarithmic
     one = read([table({"partition.alpha": 0.5}, {"partition": "iid"})])
-    assert list(charts.over_alpha(one)) == []
+    assert charts.over_alpha(one) == []
 
 
 def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
@@ -299,7 +299,7 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
     (bars,) = charts.bars(read([path]))
     assert [row[0] for row in bars.rows] == ["labels, all", "labels, without IE"]
     assert bars.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
-    assert bars.numbers().rows[1] == ["labels, without IE", "90.0", "94.32"]
+    assert bars.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
     (axes,) = figures.draw_bars([bars]).axes
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([60, 90])
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"] == [
@@ -309,6 +309,7 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
     many = [{"grid": f"{number}"} for number in range(charts.MOST_SETTINGS + 1)]
     assert charts.bars(read([table(*many)])) == []
     assert charts.bars(read([table({})])) == []
+    assert figures.draw([]) is figures.draw_bars([]) is None
 
 
 # --- confusions, clients, attacks ---

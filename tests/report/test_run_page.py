@@ -212,7 +212,7 @@ def test_hostile_names_are_text(tmp_path):
 def test_calibration_is_in_words_and_numbers(shown, tmp_path):
     (said,) = [text for text in shown.texts("p") if "calibration error" in text]
     assert "12.5 % (0 is perfect; ten equal parts). On average the student is more conf" in said
-    first, second = shown.rows("Test images by the student's confidence")
+    first, second = shown.rows("Reliability of the student's probabilities")
     assert list(first.values()) == ["55.0 %", "40.0 %", "10"]
     assert second["images"] == "30"
     old = run(tmp_path, summary=copy.deepcopy(SUMMARY) | {"calibration": None})

@@ -125,9 +125,7 @@ def attack(
     nothing.
     """
     from fed_dpsd.audits import inversion, membership
-    from fed_dpsd.report import attack as attacks
-    from fed_dpsd.report import figures
-    from fed_dpsd.report.tables import csv_text, pipes
+    from fed_dpsd.report import figures, plots, tables
     from fed_dpsd.storage import encoded, write_atomically
 
     sweep, contradicted = path.absolute(), []
@@ -137,7 +135,9 @@ def attack(
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
-        write_atomically(table, encoded(csv_text(rows)))  # as they come: an attack takes minutes
+        write_atomically(
+            table, encoded(tables.csv_text(rows))
+        )  # as they come: an attack takes minutes
 
     with shown(console):
         if kind == "membership":
@@ -147,16 +147,16 @@ def attack(
                 contradicted += [row] if outcome.contradicts else []
                 if outcome.attack == "lira":
                     curves.append((outcome.victim, row["setting"], outcome.curve))
-            lines, figure = attacks.membership_table(rows), figures.draw_roc(curves)
+            lines, figure = tables.membership_table(rows), plots.draw_roc(curves)
         else:
             pictures = []
             for drawn in inversion.attack(sweep, say):
                 add(drawn.to_row())
                 words = (drawn.setting, drawn.victim, drawn.attack)
                 pictures.append((", ".join(filter(None, words)), drawn.pictures))
-            lines, figure = attacks.inversion_table(rows), figures.draw_pictures(pictures)
+            lines, figure = tables.inversion_table(rows), plots.draw_pictures(pictures)
     print(table)
-    write_atomically(page := table.with_suffix(".md"), encoded(f"{pipes(lines)}\n"))
+    write_atomically(page := table.with_suffix(".md"), encoded(f"{tables.pipes(lines)}\n"))
     print(page)
     print(figures.save(figure, table.with_suffix(".png")))
     for row in contradicted:

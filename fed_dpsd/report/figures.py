@@ -19,12 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
-from fed_dpsd.errors import UserError
 from fed_dpsd.report.charts import ENSEMBLE, Axis, Bars, Chart, Series
 from fed_dpsd.report.numbers import spread, written
-from fed_dpsd.report.settings import Row, Setting, names
 from fed_dpsd.storage import replacing
 
 # The light colours of templates/style.css, by variable. Those of lines are close to the ones of
@@ -51,9 +48,8 @@ STYLE = {
     },
 }
 NARROW, WIDE = 5.0, 9.0  # inches: one column of a page, and a paper's figure
+BELOW = 0.55  # inches below a panel, for the ticks and the title of x
 MOST_MARKERS = 30  # of one line
-MOST_LEGEND = 20  # classes that a legend can name
-PAIR_COLUMNS = ("truth", "predicted", "count")
 
 
 def look(number: int) -> dict[str, object]:
@@ -91,7 +87,7 @@ def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
             f"{chart.title}\n{chart.y.title}" if across else chart.y.title for chart in charts
         ]
         height = 3.2 if across else 2.0
-        _arrange(figure, titles, [height] * len(charts), legend, across or 1)
+        arrange(figure, titles, [height] * len(charts), legend, across or 1)
     return figure
 
 
@@ -216,7 +212,7 @@ def _name_points(axes: Axes, points: Sequence[tuple[float, float]], labels: Sequ
         )
 
 
-def _arrange(
+def arrange(
     figure: Figure,
     titles: Sequence[str],
     heights: Sequence[float],
@@ -234,27 +230,25 @@ def _arrange(
         across: panels in a row.
         left: room for the labels of y, in inches.
     """
-    width, line = figure.get_figwidth() / across, 1.25 * matplotlib.rcParams["font.size"] / 72
-    letters = int(width / 0.085)
-    wrapped = ["\n".join(textwrap.fill(row, letters) for row in t.split("\n")) for t in titles]
-    labels = [textwrap.fill(name, int(figure.get_figwidth() / 0.104)) for name in entries]
-    short = bool(labels) and max(map(len, labels)) < 7 * figure.get_figwidth() - 8
-    columns = 2 if short else 1
+    whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
+    width = whole / across
+    wrapped = [
+        "\n".join(textwrap.fill(row, int(width / 0.085)) for row in title.split("\n"))
+        for title in titles
+    ]
+    labels = [textwrap.fill(name, int(whole / 0.104)) for name in entries]
+    columns = 2 if max(map(len, labels), default=0) < 7 * whole - 8 else 1
     legend = line * (sum(name.count("\n") + 1.1 for name in labels) / columns + bool(labels))
-    rows = [range(n, min(n + across, len(heights))) for n in range(0, len(heights), across)]
-    tops = [line * (max(wrapped[n].count("\n") + 1 for n in row) + 0.5) for row in rows]
-    total = sum(tops) + sum(max(heights[n] for n in row) + 0.55 for row in rows) + legend
+    top = line * (max(title.count("\n") for title in wrapped) + 1.5)
+    total = sum(top + height + BELOW for height in heights[::across]) + legend
     figure.set_figheight(total)
-    bottom = total
-    for row, top in zip(rows, tops, strict=True):
-        bottom -= top + heights[row[0]]
-        for column, n in enumerate(row):
-            axes, inside = figure.axes[n], width - left - 0.15
-            place = (column * width + left, bottom, inside, heights[n])
-            size = (figure.get_figwidth(), total) * 2
-            axes.set_position([length / whole for length, whole in zip(place, size, strict=True)])
-            axes.set_title(wrapped[n], loc="left", x=-left / inside)
-        bottom -= 0.55
+    bottom = total + BELOW
+    for n, axes in enumerate(figure.axes):
+        if n % across == 0:
+            bottom -= BELOW + top + heights[n]
+        x, inside = n % across * width + left, width - left - 0.15
+        axes.set_position([x / whole, bottom / total, inside / whole, heights[n] / total])
+        axes.set_title(wrapped[n], loc="left", x=-left / inside)
     if labels:
         figure.legend(
             *(list(entries.values()), labels),
@@ -296,151 +290,7 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
             axes.set(xlim=(0, 120), ylim=(at, 0), yticks=[], xticks=range(0, 101, 20))
             axes.set_xlabel("accuracy on the test images, %")
             heights.append(0.21 * at)
-        _arrange(figure, [g.title * wide for g in groups], heights, legend, left=0.05)
-    return figure
-
-
-def draw_confusions(
-    settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
-) -> Figure | None:
-    """Draw a matrix of confusions for each setting, summed over seeds; None if none is known.
-
-    Args:
-        settings: the settings to draw.
-        pairs: rows with PAIR_COLUMNS of each run, by the run's key.
-
-    Raises:
-        UserError: a class does not exist in the data set.
-    """
-    known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
-    if not known:
-        return None
-    across = min(3, len(known))
-    down = math.ceil(len(known) / across)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1 + down * WIDE / across), layout="constrained")
-        panels = figure.subplots(down, across, squeeze=False).ravel()
-        for axes, setting, name in zip(panels, known, names(known), strict=False):
-            counts = confusions(setting, pairs)
-            totals = counts.sum(1, keepdims=True)
-            rates = np.divide(counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
-            axes.imshow(rates, cmap="Blues", vmin=0, vmax=1)
-            classes = range(len(counts))
-            right = [
-                f"{k}" if math.isnan(rate) else f"{k}: {100 * rate:.0f} %"
-                for k, rate in enumerate(rates.diagonal())
-            ]
-            axes.set_xticks(classes, [str(k) for k in classes], fontsize=7)
-            axes.set_yticks(classes, right, fontsize=7)
-            axes.set_title(textwrap.fill(name, 120 // across), fontsize=8)
-            axes.set_xlabel("predicted", fontsize=7)
-            axes.set_ylabel("true", fontsize=7)
-        for axes in panels[len(known) :]:
-            axes.remove()
-        figure.supxlabel(
-            "predictions for each true class (white: never, dark: always), with the class's "
-            "accuracy; all seeds together",
-            fontsize=9,
-        )
-    return figure
-
-
-def confusions(setting: Setting, pairs: Mapping[str, Sequence[Row]]) -> NDArray[np.float64]:
-    """Return (K, K) counts over all seeds, true classes by predicted classes.
-
-    Raises:
-        UserError: a class does not exist in the data set.
-    """
-    num_classes = int(setting.values["num_classes"])
-    counts = np.zeros((num_classes, num_classes))
-    for run in setting.runs:
-        for row in pairs.get(run["key"], ()):
-            for column in ("truth", "predicted"):
-                if float(row[column]) not in range(num_classes):
-                    raise UserError(
-                        f"{column}={row[column]} of {run['key']} in a confusion file is none of "
-                        f"{num_classes} classes, 0 to {num_classes - 1}; run the sweep again"
-                    )
-            counts[int(float(row["truth"])), int(float(row["predicted"]))] += float(row["count"])
-    return counts
-
-
-def draw_partition(counts: NDArray[np.int64], classes: Sequence[str]) -> Figure:
-    """Draw a bar for each client, with a part for each class.
-
-    Args:
-        counts: (clients, K) numbers of records.
-        classes: the names of the K classes.
-    """
-    clients = np.arange(len(counts))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1))
-        axes = figure.add_subplot()
-        ends, legend = counts.cumsum(1), {}
-        for number, name in enumerate(classes):
-            hatch = ("", "//", "..", "xx")[number // len(COLOURS) % 4]  # where colours repeat
-            legend[name] = axes.barh(
-                *(clients, counts[:, number]),
-                **{"left": ends[:, number] - counts[:, number], "hatch": hatch},
-                color=look(number)["color"],
-            )
-        axes.set_xlabel("records")
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.invert_yaxis()
-        height = 0.4 + min(0.25 * len(clients), 12)
-        _arrange(figure, ["client"], [height], legend if len(classes) <= MOST_LEGEND else {})
-    return figure
-
-
-def draw_roc(
-    curves: Sequence[tuple[str, str, Sequence[NDArray[np.float64]]]],
-) -> Figure:
-    """Draw the ROC curves of attacks on logarithmic axes, with what a proof allows as dots.
-
-    Args:
-        curves: panel, name, and rates: false positives, true positives, and the highest rate of
-            true positives that a proof allows, 1 without a proof.
-    """
-    panels = list(dict.fromkeys(panel for panel, *_ in curves))
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(name for _, name, _ in curves))}
-    legend: dict[str, Artist] = {}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 1))
-        for title in panels:
-            axes = figure.add_subplot()
-            for panel, name, (fpr, tpr, cap) in curves:
-                if panel != title:
-                    continue
-                style = {**look(numbers[name]), "marker": ""}
-                (legend[name],) = axes.plot(fpr, np.maximum(tpr, 1e-6), **style)
-                if cap.min() < 0.999:
-                    style["linestyle"] = ":"
-                    (legend["what a proof allows"],) = axes.plot(fpr, cap, **style)
-            (line,) = axes.plot([1e-4, 1], [1e-4, 1], color=SOFT, linewidth=0.7)
-            legend["guessing"] = line
-            axes.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.1))
-            axes.set_xlabel("rate of false positives")
-            for axis in (axes.xaxis, axes.yaxis):
-                axis.set_major_formatter("{x:g}")
-                axis.set_minor_locator(NullLocator())
-            axes.grid()
-        titles = [f"{panel}\nrate of true positives" for panel in panels]
-        _arrange(figure, titles, [3.2] * len(panels), legend, len(panels), left=0.65)
-    return figure
-
-
-def draw_pictures(rows: Sequence[tuple[str, NDArray[np.uint8]]]) -> Figure:
-    """Draw a labelled line of pictures for each row, of (K, C, H, W) bytes."""
-    classes = max(len(pictures) for _, pictures in rows)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure((WIDE, 0.52 * len(rows)), layout="constrained")
-        every = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
-        for axes, (label, pictures) in zip(every, rows, strict=True):
-            line = np.concatenate(list(pictures.transpose(0, 2, 3, 1)), axis=1)
-            width = line.shape[1] * classes // len(pictures)
-            axes.imshow(line, cmap="gray", vmin=0, vmax=255, extent=(0, width, 0, line.shape[0]))
-            axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=7)
-            axes.set(xticks=[], yticks=[])
+        arrange(figure, [g.title * wide for g in groups], heights, legend, left=0.05)
     return figure
 
 

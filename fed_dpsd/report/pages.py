@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from fed_dpsd.report import charts, figures, guarantee, numbers, tables
+from fed_dpsd.report import charts, figures, guarantee, numbers, plots, sweep_charts, tables
 from fed_dpsd.report.charts import Bars, Chart
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
@@ -80,16 +80,16 @@ def write(
     """
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
-    rounds = beside(paths, "rounds", charts.ROUND_COLUMNS)
-    pairs = beside(paths, "confusion", figures.PAIR_COLUMNS)
+    rounds = beside(paths, "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = beside(paths, "confusion", plots.PAIR_COLUMNS)
     drawn = {
-        stem: figures.draw(charts.over_epsilon(settings), across=1),
+        stem: figures.draw(sweep_charts.over_epsilon(settings), across=1),
         f"{stem}_settings": figures.draw_bars(
-            charts.bars([s for s in settings if GRID in s.values]), wide=True
+            sweep_charts.bars([s for s in settings if GRID in s.values]), wide=True
         ),
-        f"{stem}_progress": figures.draw(charts.over_rounds(settings, rounds), across=2),
-        f"{stem}_alpha": figures.draw(charts.over_alpha(settings), across=1),
-        f"{stem}_confusion": figures.draw_confusions(settings, pairs),
+        f"{stem}_progress": figures.draw(sweep_charts.over_rounds(settings, rounds), across=2),
+        f"{stem}_alpha": figures.draw(sweep_charts.over_alpha(settings), across=1),
+        f"{stem}_confusion": plots.draw_confusions(settings, pairs),
     }
     yield write_own(folder / f"{stem}.md", tables.markdown(settings, differences))
     yield write_own(folder / f"{stem}_summary.csv", tables.summary(settings), SUMMARY_START)
@@ -329,9 +329,9 @@ def sweep_page(
         costs_of=tables.costs_of,
         differences=differences,
         differences_note=tables.DIFFERENCES,
-        main=charts.over_epsilon(settings) or charts.bars(settings),
-        over_rounds=charts.over_rounds(settings, rounds, MOST_LINES),
-        over_alpha=charts.over_alpha(settings, MOST_LINES),
+        main=sweep_charts.over_epsilon(settings) or sweep_charts.bars(settings),
+        over_rounds=sweep_charts.over_rounds(settings, rounds, MOST_LINES),
+        over_alpha=sweep_charts.over_alpha(settings, MOST_LINES),
         by_class=_by_class(settings, pairs),
         preface=tables.preface(settings),
         origin_of=tables.origin(settings),
@@ -349,10 +349,10 @@ def _by_class(
     """Return title, header and rows of each class's accuracy for each data set, over all seeds."""
     known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
     found = []
-    for title, group in charts.by_data(known).items():
+    for title, group in sweep_charts.by_data(known).items():
         rows = []
         for setting, name in zip(group, names(group), strict=True):
-            counts = figures.confusions(setting, pairs)
+            counts = plots.confusions(setting, pairs)
             right = zip(counts.diagonal(), counts.sum(1), strict=True)
             rows.append([name, *(f"{100 * n / total:.0f}" if total else "-" for n, total in right)])
         header = ["setting", *map(str, range(int(group[0].values["num_classes"])))]

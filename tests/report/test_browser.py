@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.report import charts, figures, pages
+from fed_dpsd.report import pages, plots, sweep_charts
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.settings import beside, read
 from tests.report.runs import SUMMARY, deployment, run
@@ -62,8 +62,8 @@ def files(tmp_path_factory):
         command="fed-dpsd run " + "method.a_long_key=" * 20,
     )
     table = RESULTS / "table5_cifar10.csv"
-    rounds = beside([table], "rounds", charts.ROUND_COLUMNS)
-    pairs = beside([table], "confusion", figures.PAIR_COLUMNS)
+    rounds = beside([table], "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = beside([table], "confusion", plots.PAIR_COLUMNS)
     texts = (
         *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
         pages.run_page(deployment(folder, unfinished=STOPPED)),

@@ -10,7 +10,7 @@ from matplotlib.collections import PathCollection
 from PIL import Image
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import charts, figures, pages
+from fed_dpsd.report import figures, pages, plots, sweep_charts
 from fed_dpsd.report.charts import Axis, Chart, Series
 from fed_dpsd.report.literature import published
 from fed_dpsd.report.settings import beside, read
@@ -26,8 +26,8 @@ def rounds(tmp_path):
     """Writes curve_rounds.csv: key, round, seconds, answers (forward, backward) and accuracy."""
 
     def write_rounds(*rows):
-        write(tmp_path / "curve_rounds.csv", ("key", *charts.ROUND_COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "rounds", charts.ROUND_COLUMNS)
+        write(tmp_path / "curve_rounds.csv", ("key", *sweep_charts.ROUND_COLUMNS), rows)
+        return beside([tmp_path / "curve.csv"], "rounds", sweep_charts.ROUND_COLUMNS)
 
     return write_rounds
 
@@ -37,8 +37,8 @@ def pairs(tmp_path):
     """Writes curve_confusion.csv: key, truth, predicted, count."""
 
     def write_pairs(*rows):
-        write(tmp_path / "curve_confusion.csv", ("key", *figures.PAIR_COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "confusion", figures.PAIR_COLUMNS)
+        write(tmp_path / "curve_confusion.csv", ("key", *plots.PAIR_COLUMNS), rows)
+        return beside([tmp_path / "curve.csv"], "confusion", plots.PAIR_COLUMNS)
 
     return write_pairs
 
@@ -162,7 +162,7 @@ def over_epsilon(table):
         dp | {"ensemble": ""},
         {"mechanism": "probabilities", "record_add_remove": "inf", "student": 0.97},
     ]
-    (found,) = charts.over_epsilon(read([table(*rows)]))
+    (found,) = sweep_charts.over_epsilon(read([table(*rows)]))
     return found
 
 
@@ -193,21 +193,21 @@ def test_published_points_are_hollow_named_and_never_drawn_as_proven(over_epsilo
     assert named == sorted(point.method for point in published("mnist"))
     proven = {(x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
     assert not proven & set(drawn)
-    assert "not proven" in charts.PUBLISHED
+    assert "not proven" in sweep_charts.PUBLISHED
     narrow = figures.draw([over_epsilon])
     assert not narrow.axes[0].texts  # a page has the names in its table
     legend = [text.get_text() for text in narrow.legends[0].get_texts()]
-    assert legend.count(charts.PUBLISHED) == 1
+    assert legend.count(sweep_charts.PUBLISHED) == 1
 
 
 def test_another_data_set_is_another_chart_and_one_epsilon_makes_none(table):
     other = {"data": "medmnist", "num_classes": 2, "seed": 0, "record_add_remove": 1}
-    first, second = charts.over_epsilon(read([table({"data": "digits"}, other)]))
+    first, second = sweep_charts.over_epsilon(read([table({"data": "digits"}, other)]))
     assert (first.title[-6:], second.title[-8:]) == ("digits", "medmnist")
     assert by_name(second)["chance: 50 %"]
     assert not any(s.points for c in (first, second) for s in c.series if s.kind == "points")
     one = read([table({}, {"mechanism": "x", "record_add_remove": "inf"})])
-    assert charts.over_epsilon(one) == []
+    assert sweep_charts.over_epsilon(one) == []
 
 
 # --- rounds, alphas, settings ---
@@ -223,7 +223,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
         *[("curve.csv3", 1, 1, 0, 0, 0.2), ("curve.csv3", 2, 2, 0, 0, 0.2)],
         ("a run of another table", 1, 9, 64, 0, 0.5),
     )
-    answers, seconds = charts.over_rounds(read([table(*rows)]), known)
+    answers, seconds = sweep_charts.over_rounds(read([table(*rows)]), known)
     assert answers.note == ""
     dpsd = by_name(answers)["dpsd"]
     assert np.array(dpsd.points) == pytest.approx(np.array([[150, 30], [300, 70]]))
@@ -247,7 +247,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
 def test_of_many_settings_a_page_has_the_best(table, rounds):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
-    chart, _ = charts.over_rounds(read([table(*rows)]), known, 2)
+    chart, _ = sweep_charts.over_rounds(read([table(*rows)]), known, 2)
     assert chart.note == "mnist: the 2 best of 5 settings."
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
@@ -256,7 +256,7 @@ def test_a_data_set_and_an_alpha_have_charts_of_their_own(table, rounds):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
     cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
-    found = charts.over_rounds(read([table(*cells)]), known)
+    found = sweep_charts.over_rounds(read([table(*cells)]), known)
     titles = [f"{data}, alpha {alpha}" for data, alpha in places]
     assert [chart.title.partition(": ")[2] for chart in found[::2]] == titles
     assert all([s.name for s in chart.series] == ["a", "b"] for chart in found)
@@ -269,7 +269,7 @@ def test_without_two_known_rounds_there_is_no_line(table, rounds):
         rounds(("curve.csv0", 1, 1, 5, 0, 0.5)),
         rounds(("curve.csv0", 1, 1, 5, 0, "")),
     ):
-        assert charts.over_rounds(settings, known) == []
+        assert sweep_charts.over_rounds(settings, known) == []
 
 
 def test_settings_that_differ_in_alpha_alone_are_a_line(table):
@@ -279,13 +279,13 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
         {"partition.alpha": 0.1, "student": 0.2, "method": "dense"},
         {"partition": "iid", "student": 0.9, "method": "dense"},
     ]
-    (chart,) = charts.over_alpha(read([table(*rows)]))
+    (chart,) = sweep_charts.over_alpha(read([table(*rows)]))
     found = by_name(chart)
     assert np.array(found["dpsd"].points) == pytest.approx(np.array([[0.1, 30], [0.5, 50]]))
     assert [x for x, _ in found["dense"].points] == [0.1]
     assert chart.x.logarithmic
     one = read([table({"partition.alpha": 0.5}, {"partition": "iid"})])
-    assert charts.over_alpha(one) == []
+    assert sweep_charts.over_alpha(one) == []
 
 
 def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
@@ -296,7 +296,7 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
         *(first | {"seed": 0, "student": 0.5}, first | {"seed": 1, "student": 0.7}),
         second | {"seed": 0, "student": 0.9},
     )
-    (bars,) = charts.bars(read([path]))
+    (bars,) = sweep_charts.bars(read([path]))
     assert [row[0] for row in bars.rows] == ["labels, all", "labels, without IE"]
     assert bars.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
     assert bars.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
@@ -306,9 +306,9 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
         *([98.19], [94.32])
     ]
     assert {"60.0 ± 14.1 %", "90.0 %"} < {text.get_text() for text in axes.texts}
-    many = [{"grid": f"{number}"} for number in range(charts.MOST_SETTINGS + 1)]
-    assert charts.bars(read([table(*many)])) == []
-    assert charts.bars(read([table({})])) == []
+    many = [{"grid": f"{number}"} for number in range(sweep_charts.MOST_SETTINGS + 1)]
+    assert sweep_charts.bars(read([table(*many)])) == []
+    assert sweep_charts.bars(read([table({})])) == []
     assert figures.draw([]) is figures.draw_bars([]) is None
 
 
@@ -319,13 +319,13 @@ def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table, pairs
     two = {"num_classes": 2}
     rows = [two | {"method": method} for method in ("dpsd", "dpsd", "dense", "local")]
     settings = read([table(*rows)])
-    assert figures.draw_confusions(settings, {}) is None
+    assert plots.draw_confusions(settings, {}) is None
     known = pairs(
         *[("curve.csv0", 0, 0, 3), ("curve.csv0", 0, 1, 1), ("curve.csv1", 0, 0, 4)],
         ("curve.csv2", 1, 0, 2),
     )
-    first, second = figures.draw_confusions(settings, known).axes
-    assert figures.confusions(settings[0], known).tolist() == [[7, 1], [0, 0]]
+    first, second = plots.draw_confusions(settings, known).axes
+    assert plots.confusions(settings[0], known).tolist() == [[7, 1], [0, 0]]
     shown = np.ma.filled(first.images[0].get_array(), np.nan)
     assert shown[0].tolist() == [7 / 8, 1 / 8]
     assert np.isnan(shown[1]).all()
@@ -336,16 +336,16 @@ def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table, pairs
         row = {"truth": 0, "predicted": 0} | {column: value}
         known = pairs(("curve.csv0", *row.values(), 3))
         with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*none of 10"):
-            figures.confusions(read([table({})])[0], known)
+            plots.confusions(read([table({})])[0], known)
 
 
 def test_a_client_has_a_bar_with_a_part_for_each_class():
     counts = np.array([[3, 0, 2], [1, 4, 0]])
-    figure = figures.draw_partition(counts, ["a", "b", "c"])
+    figure = plots.draw_partition(counts, ["a", "b", "c"])
     widths = [bar.get_width() for bar in figure.axes[0].patches]
     assert widths == [3, 1, 0, 4, 2, 0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
-    assert not figures.draw_partition(np.ones((2, 30), int), [str(k) for k in range(30)]).legends
+    assert not plots.draw_partition(np.ones((2, 30), int), [str(k) for k in range(30)]).legends
 
 
 def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(tmp_path):
@@ -355,13 +355,13 @@ def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(
         ("student", "without privacy", (rates, rates**0.5, np.ones(50))),
         ("teachers", "without privacy", (rates, rates**0.5, np.ones(50))),
     ]
-    figure = figures.draw_roc(curves)
+    figure = plots.draw_roc(curves)
     titles = [axes.get_title(loc="left").partition("\n")[0] for axes in figure.axes]
     assert titles == ["student", "teachers"]
     assert [len(axes.lines) for axes in figure.axes] == [4, 2]  # with the line of guessing
     assert figures.save(figure, tmp_path / "curves.png").stat().st_size > 1_000
     grey, colour = np.zeros((10, 1, 8, 8), np.uint8), np.zeros((10, 3, 8, 8), np.uint8)
-    pictures = figures.draw_pictures([("digits", grey), ("photographs", colour)])
+    pictures = plots.draw_pictures([("digits", grey), ("photographs", colour)])
     assert [axes.get_ylabel() for axes in pictures.axes] == ["digits", "photographs"]
 
 

@@ -10,8 +10,9 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import attack, charts
+from fed_dpsd.report import tables
 from fed_dpsd.report.settings import NEEDED, RESULTS, beside, names, read
+from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import (
     FIRST_LINE,
     SUMMARY_START,
@@ -156,7 +157,7 @@ def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_pat
 
 
 def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_counts(tmp_path):
-    columns = charts.ROUND_COLUMNS
+    columns = ROUND_COLUMNS
     header = ",".join(("key", *columns))
     cases = {
         "key,round\n": "curve_rounds.csv has no column 'seconds'",
@@ -253,14 +254,14 @@ MEMBERS = {
 
 
 def test_a_line_on_members_has_rates_with_intervals_and_both_caps():
-    head, line = attack.membership_table([MEMBERS])
+    head, line = tables.membership_table([MEMBERS])
     assert line[3:9] == [
         *("75.0 ± 2.0", "0.512 ± 0.004", "1.23 (0.90-1.60)", "3.10; 2.70"),
         *("0.10 (0.00-0.30), not resolved", "none"),
     ]
     assert line[9:] == ["-", "0.99993", "inf"]
     assert head[10] == "proven (record, add_remove)"
-    _, line = attack.membership_table([MEMBERS | {"review": "not reviewed: of a plug-in"}])
+    _, line = tables.membership_table([MEMBERS | {"review": "not reviewed: of a plug-in"}])
     assert line[10] == "0.99993 (not reviewed)"
 
 
@@ -269,7 +270,7 @@ def test_a_line_on_pictures_leaves_out_what_a_control_has_not():
     row = score | {f"{name}_deviation": 0.1 for name in score}
     row |= {"setting": "random pixels", "victim": "", "attack": ""}
     row |= {"reached": np.nan, "reached_deviation": np.nan}
-    _, line = attack.inversion_table([row])
+    _, line = tables.inversion_table([row])
     scores = ["5.00 ± 0.10", "50.0 ± 10.0", "52.0 ± 10.0"]
     assert line == ["random pixels", "-", "-", *scores, "-", "-", "-"]
 

@@ -15,6 +15,7 @@ def answer(message: Message, context: Context) -> Message:
     return client.answer(message, context, Path(__file__))
 
 
-# An ask; exact diagnostics of a simulation; which client a hospital's node is; a secure sum's step.
+# A request; exact diagnostics of a simulation; which client a hospital's node is; a secure sum's
+# step.
 for kind in ("answer", "diagnose", "hello", "step"):
     app.query(kind)(answer)

@@ -312,7 +312,7 @@ def unread(training: Training, overrides: Sequence[str]) -> list[str]:
 
 def cautions(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
     """Return a sentence where a student is not going to learn from answers under their noise."""
-    asked = sum(s.asks * s.queries for s in plan.stages if s.mechanism == answers)
+    asked = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
     if not asked or _clarity(config, answers, asked) > NEAR_CHANCE:
         return []
     field = str(answers.calibrated_by)

@@ -21,7 +21,7 @@ from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT, is_place, with_classes
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.methods.method import Method, World
+from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
 from fed_dpsd.overrides import Composition, read
@@ -64,7 +64,7 @@ class Experiment:
     @property
     def cautions(self) -> list[str]:
         """What to say before a run whose student is not going to learn, a sentence each."""
-        plan = self.method.plan(World.of(self.config, self.training, self.answers))
+        plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
         return cautions(self.config, self.training, self.answers, plan)
 
     def to_json(self) -> str:
@@ -214,7 +214,7 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
 
     def spend(value: float, together: bool = False) -> float:
         trial = with_value(value)
-        plan = method.plan(World.of(config, trial.training, trial.answers))
+        plan = method.plan(PublicContext.of(config, trial.training, trial.answers))
         return cost(plan, settings.delta, unit, together)
 
     contracted = functools.partial(spend, together=True)

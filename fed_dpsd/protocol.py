@@ -1,6 +1,6 @@
 """The protocol between server and clients: frozen dataclasses over NumPy arrays, no Flower.
 
-B is the number of queries in an ask, K the number of classes, (C, H, W) the image shape.
+B is the number of queries in a request, K the number of classes, (C, H, W) the image shape.
 """
 
 import hashlib
@@ -91,11 +91,11 @@ def _short(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
     """A round's question to every client: synthetic images and the student's predictions.
 
     Args:
-        query_id: round number, >= 0; with the content it identifies the ask.
+        query_id: round number, >= 0; with the content it identifies the request.
         images: (B, C, H, W) uint8, so both sides see the same pixels.
         predictions: (B, K) float32 probabilities of the student on `images`.
         kind: "answers"; "counts" for class counts; "weights" for the teachers' parameters,
@@ -126,51 +126,53 @@ class Ask:
         num_classes: int,
         query_id: int = 0,
         weights: NDArray[np.float32] = NOTHING,
-    ) -> "Ask":
-        """Return an ask of any kind except answers to images."""
+    ) -> "Request":
+        """Return a request of any kind except answers to images."""
         empty = np.empty((0, *image_shape), np.uint8), np.empty((0, num_classes), np.float32)
         return cls(query_id, *empty, kind, weights)
 
     def __post_init__(self) -> None:
         if self.images.dtype != np.uint8 or self.images.ndim != 4:
             raise ProtocolError(
-                f"ask {self.query_id}: images are {self.images.dtype} of shape "
+                f"request {self.query_id}: images are {self.images.dtype} of shape "
                 f"{self.images.shape}; they must be uint8 of shape (B, C, H, W)"
             )
         if self.predictions.dtype != np.float32 or self.predictions.ndim != 2:
             raise ProtocolError(
-                f"ask {self.query_id}: predictions are {self.predictions.dtype} of shape "
+                f"request {self.query_id}: predictions are {self.predictions.dtype} of shape "
                 f"{self.predictions.shape}; they must be float32 of shape (B, K)"
             )
         if self.kind not in get_args(Kind):
-            raise ProtocolError(f"ask {self.query_id}: kind={self.kind!r} is unknown")
+            raise ProtocolError(f"request {self.query_id}: kind={self.kind!r} is unknown")
         if (self.kind == "answers") != bool(len(self.images)):
             raise ProtocolError(
-                f"ask {self.query_id}: {self.kind} with {len(self.images)} images; 'answers' needs "
+                f"request {self.query_id}: {self.kind} with {len(self.images)} images; "
+                "'answers' needs "
                 "them, and nothing else has any"
             )
         if len(self.images) != len(self.predictions):
             raise ProtocolError(
-                f"ask {self.query_id}: {len(self.images)} images but {len(self.predictions)} "
+                f"request {self.query_id}: {len(self.images)} images but {len(self.predictions)} "
                 "predictions; there must be one prediction per image"
             )
         if self.weights.dtype != np.float32 or self.weights.ndim != 1:
             raise ProtocolError(
-                f"ask {self.query_id}: weights are {self.weights.dtype} of shape "
+                f"request {self.query_id}: weights are {self.weights.dtype} of shape "
                 f"{self.weights.shape}; they must be float32 of shape (P,)"
             )
         if (self.kind == "train") != bool(len(self.weights)):
             raise ProtocolError(
-                f"ask {self.query_id}: {self.kind} with {len(self.weights)} weights; 'train' needs "
+                f"request {self.query_id}: {self.kind} with {len(self.weights)} weights; "
+                "'train' needs "
                 "them, and nothing else has any"
             )
         if not np.isfinite(self.weights).all():
-            raise ProtocolError(f"ask {self.query_id}: weights hold NaN or infinity")
+            raise ProtocolError(f"request {self.query_id}: weights hold NaN or infinity")
         if not np.isfinite(self.predictions).all():
-            raise ProtocolError(f"ask {self.query_id}: predictions hold NaN or infinity")
-        check_releases(f"ask {self.query_id}: acknowledged", self.acknowledged)
+            raise ProtocolError(f"request {self.query_id}: predictions hold NaN or infinity")
+        check_releases(f"request {self.query_id}: acknowledged", self.acknowledged)
         for client, releases in self.heard.items():
-            check_releases(f"ask {self.query_id}: heard of client {client}", releases)
+            check_releases(f"request {self.query_id}: heard of client {client}", releases)
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +185,7 @@ class Ask:
         return 1 if self.kind in OF_WEIGHTS else len(self.images)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the whole ask: the idempotency key.
+        """Return the SHA-256 of the whole request: the idempotency key.
 
         Asks of the same id with other content have other keys.
         """
@@ -205,9 +207,9 @@ class Statement:
         charged: releases by mechanism that this run has cost the client so far. A charge of an
             earlier run counts where this run reuses it.
         forgotten: those of them that its ledger has lost, because its state was rolled back. The
-            client learns of them from the field `heard` of the ask.
+            client learns of them from the field `heard` of the request.
         changed: how many times the client's records have changed since it joined the run.
-        wanted: the releases that the coordinator must acknowledge before an ask that was refused
+        wanted: the releases that the coordinator must acknowledge before a request that was refused
             as unplanned is answered; empty otherwise.
     """
 
@@ -224,11 +226,11 @@ class Statement:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A client's released answer.
 
     Args:
-        query_id: the ask's id.
+        query_id: the request's id.
         values: (B, K), summable over clients: noisy gradients or votes (float64), counts of votes
             (uint8, uint16) or probabilities (float32); (1, K) counts or (P, 1) weights, float32.
         teachers: number of local teachers summed in `values`, a public constant >= 1.
@@ -254,13 +256,13 @@ class SumStep:
     """The second or, with `proofs`, the third message of a secure sum to a client.
 
     Args:
-        ask: digest of the ask whose answers are summed.
+        request: digest of the request whose answers are summed.
         named: clients whose masked answers arrived.
         proofs: for each client, its proof to this one of the names that it has confirmed.
         sealed: for each client, the secret shares that it sealed for this one.
     """
 
-    ask: str
+    request: str
     named: tuple[int, ...]
     proofs: Mapping[int, bytes] = field(default_factory=dict)
     sealed: Mapping[int, bytes] = field(default_factory=dict)
@@ -268,7 +270,7 @@ class SumStep:
     @property
     def nbytes(self) -> int:
         """Payload in bytes."""
-        return len(self.ask) + sum(map(len, [*self.proofs.values(), *self.sealed.values()]))
+        return len(self.request) + sum(map(len, [*self.proofs.values(), *self.sealed.values()]))
 
 
 @dataclass(frozen=True)
@@ -284,8 +286,8 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Total:
-    """The sum of the answers to one ask.
+class Aggregate:
+    """The sum of the answers to one request.
 
     Args:
         sum: (B, K) float64.
@@ -298,17 +300,22 @@ class Total:
     refused: dict[int, str] = field(default_factory=dict)
 
 
-def misfit(ask: Ask, answer: Answer) -> str:
-    """Say in one line why `answer` does not fit `ask` in id, shape or type; "" if it fits."""
+def misfit(request: Request, response: Response) -> str:
+    """Say in one line why `response` does not fit `request` in id, shape or type; "" if it fits."""
     problem = ""
-    if answer.query_id != ask.query_id:
-        problem = f"query_id={answer.query_id}, asked {ask.query_id}"
-    elif ask.kind == "answers" and answer.values.shape != ask.predictions.shape:
-        problem = f"values of shape {answer.values.shape}, asked {ask.predictions.shape}"
-    elif ask.kind == "counts" and answer.values.shape != (1, ask.predictions.shape[1]):
-        problem = f"values of shape {answer.values.shape}, asked (1, {ask.predictions.shape[1]})"
-    elif ask.kind in OF_WEIGHTS and (answer.values.ndim, *answer.values.shape[1:]) != (2, 1):
-        problem = f"values of shape {answer.values.shape}, asked (P, 1)"
-    elif answer.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
-        problem = f"values of type {answer.values.dtype}"
+    if response.query_id != request.query_id:
+        problem = f"query_id={response.query_id}, asked {request.query_id}"
+    elif request.kind == "answers" and response.values.shape != request.predictions.shape:
+        problem = f"values of shape {response.values.shape}, asked {request.predictions.shape}"
+    elif request.kind == "counts" and response.values.shape != (1, request.predictions.shape[1]):
+        problem = (
+            f"values of shape {response.values.shape}, asked (1, {request.predictions.shape[1]})"
+        )
+    elif request.kind in OF_WEIGHTS and (response.values.ndim, *response.values.shape[1:]) != (
+        2,
+        1,
+    ):
+        problem = f"values of shape {response.values.shape}, asked (P, 1)"
+    elif response.values.dtype not in (np.float64, np.float32, np.uint16, np.uint8):
+        problem = f"values of type {response.values.dtype}"
     return problem

@@ -20,7 +20,7 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.privacy.secure_sum import public_key
-from fed_dpsd.protocol import Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request
 from fed_dpsd.server.run_folder import new_run_folder
 
 CLIENT_APP = Path(client_app.__file__)
@@ -114,7 +114,7 @@ def federate(experiment, grid):
 
 
 def answer(hospital, text, question, run="run"):
-    """What leaves a hospital for an ask."""
+    """What leaves a hospital for a request."""
     try:
         experiment = hospital.experiment(text, len(question.images))
         return sites.answer(experiment.method, question, hospital.open(experiment, run))
@@ -122,10 +122,10 @@ def answer(hospital, text, question, run="run"):
         return Refusal(0, str(error))
 
 
-def ask(query_id=1, count=16):
+def request(query_id=1, count=16):
     rng = np.random.Generator(np.random.PCG64(query_id))
     images = rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
-    return Ask(query_id, images, rng.dirichlet(np.ones(10), count).astype(np.float32))
+    return Request(query_id, images, rng.dirichlet(np.ones(10), count).astype(np.float32))
 
 
 def summing(tmp_path, clients=3, **changes):

@@ -11,7 +11,7 @@ from fed_dpsd.errors import ConfigError
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.methods.class_counts import among
 from fed_dpsd.privacy.accounting import prove
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -72,11 +72,11 @@ def test_a_client_that_is_asked_more_often_than_the_schedule_says_refuses(small)
     """The plan of a client is what its schedule says, whatever a coordinator sends."""
     experiment = small(*SOME, "rounds=6", "training=plain", "answers=gradient")
     federation = LocalFederation(experiment, new_run_folder(experiment))
-    federation._asked = lambda ask: [0]
+    federation._asked = lambda request: [0]
     images = np.zeros((64, 1, 8, 8), np.uint8)
     predictions = np.full((64, 10), 0.1, np.float32)
-    replies = [federation._deliver(Ask(n, images, predictions))[0] for n in range(1, 7)]
-    answered = [isinstance(reply, Answer) for reply in replies]
+    replies = [federation._deliver(Request(n, images, predictions))[0] for n in range(1, 7)]
+    answered = [isinstance(reply, Response) for reply in replies]
     most = most_asked(experiment.config)
     assert answered == [True] * most + [False] * (6 - most)
 

@@ -121,9 +121,10 @@ def audited():
         claim = prove([Stage(mechanism, 1, 1)], 1e-5, "record", "replace_one")
         rng = np.random.default_rng(0)
 
-        def client(asks, row, mechanism=mechanism, rng=rng):
+        def client(requests, row, mechanism=mechanism, rng=rng):
             return [
-                mechanism.noise(mechanism.encode(values[0], row)[None], row, rng) for values in asks
+                mechanism.add_noise(mechanism.constrain_sensitivity(values[0], row)[None], row, rng)
+                for values in requests
             ]
 
         found = audit(mechanism, client, 1, 40_000, 1e-5, 1e-6)

@@ -21,7 +21,7 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.simulation.sweep_grid import one_run
-from tests.client.test_site import ask, make, records  # noqa: F401
+from tests.client.test_site import make, records, request  # noqa: F401
 from tests.hospitals import CLIENT_APP, Hospitals, site_file
 from tests.ledgers import entries_of
 from tests.plugin import installed, write_installed
@@ -193,10 +193,10 @@ def test_every_epsilon_of_a_run_with_a_plugin_says_that_it_is_not_reviewed(
 def test_a_ledger_marks_what_is_not_reviewed(example, small, records):  # noqa: F811
     """The control: a charge of our own mechanism in the same ledger has no such mark."""
     site, reply = make(small("training=plain", "answers=label"), records)
-    assert not isinstance(reply(ask()), Refusal)
+    assert not isinstance(reply(request()), Refusal)
     ours = account(entries_of(site.ledger), 1e-5, "record", "add_remove")
     _, reply = make(small(*MECHANISM), records, site.ledger)
-    assert not isinstance(reply(ask(2)), Refusal)
+    assert not isinstance(reply(request(2)), Refusal)
     first, second = entries_of(site.ledger)
     assert "not reviewed" not in first.mechanism
     assert second.mechanism.endswith(" (not reviewed)")

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.protocol import Answer, Ask, misfit
+from fed_dpsd.protocol import Request, Response, misfit
 
 
-def ask(query_id=1, count=3, seed=0):
+def request(query_id=1, count=3, seed=0):
     rng = np.random.Generator(np.random.PCG64(seed))
     images = rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
-    return Ask(query_id, images, rng.random((count, 10), dtype=np.float32))
+    return Request(query_id, images, rng.random((count, 10), dtype=np.float32))
 
 
 def test_the_digest_covers_all_of_an_ask():
-    first = ask()
-    assert first.digest() == ask().digest()
+    first = request()
+    assert first.digest() == request().digest()
     pixel = first.images.copy()
     pixel[0, 0, 0, 0] ^= 1
     prediction = first.predictions.copy()
@@ -46,19 +46,19 @@ def test_the_digest_covers_all_of_an_ask():
 )
 def test_malformed_asks_are_refused(change, expected):
     with pytest.raises(ProtocolError, match=expected):
-        dataclasses.replace(ask(), **change)
+        dataclasses.replace(request(), **change)
 
 
 @pytest.mark.parametrize(
-    ("answer", "expected"),
+    ("response", "expected"),
     [
-        (Answer(2, np.zeros((3, 10))), "query_id=2, asked 1"),
-        (Answer(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
-        (Answer(1, np.zeros((3, 10), np.int64)), "type int64"),
+        (Response(2, np.zeros((3, 10))), "query_id=2, asked 1"),
+        (Response(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
+        (Response(1, np.zeros((3, 10), np.int64)), "type int64"),
     ],
 )
-def test_answers_that_do_not_fit_are_told(answer, expected):
-    assert re.search(expected, misfit(ask(), answer))
+def test_answers_that_do_not_fit_are_told(response, expected):
+    assert re.search(expected, misfit(request(), response))
 
 
 @pytest.mark.parametrize(
@@ -69,19 +69,19 @@ def test_answers_that_do_not_fit_are_told(answer, expected):
     ],
 )
 def test_counts_and_weights_have_shapes_of_their_own(kind, fitting, misfits):
-    question = Ask.without_images(kind, (1, 8, 8), 10)
+    question = Request.without_images(kind, (1, 8, 8), 10)
     assert (question.kind, question.nbytes, len(question.images)) == (kind, 0, 0)
-    assert misfit(question, Answer(0, np.zeros(fitting, np.float32))) == ""
+    assert misfit(question, Response(0, np.zeros(fitting, np.float32))) == ""
     for shape in misfits:
-        assert f"values of shape {shape}" in misfit(question, Answer(0, np.zeros(shape)))
-    assert "type int64" in misfit(question, Answer(0, np.zeros(fitting, np.int64)))
-    assert "query_id=1, asked 0" in misfit(question, Answer(1, np.zeros(fitting)))
+        assert f"values of shape {shape}" in misfit(question, Response(0, np.zeros(shape)))
+    assert "type int64" in misfit(question, Response(0, np.zeros(fitting, np.int64)))
+    assert "query_id=1, asked 0" in misfit(question, Response(1, np.zeros(fitting)))
 
 
 def test_asks_of_other_kinds_are_other_asks():
-    kinds = [Ask.without_images(kind, (1, 8, 8), 10) for kind in ("counts", "weights")]
+    kinds = [Request.without_images(kind, (1, 8, 8), 10) for kind in ("counts", "weights")]
     assert len({question.digest() for question in kinds}) == 2
 
 
 def test_a_fitting_answer_passes():
-    assert misfit(ask(), Answer(1, np.zeros((3, 10), np.uint8))) == ""
+    assert misfit(request(), Response(1, np.zeros((3, 10), np.uint8))) == ""

@@ -11,15 +11,15 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
+from fed_dpsd.accounts.charge_log import OTHER
 from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
-from fed_dpsd.accounts.tally import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, smallest_budget, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
-from fed_dpsd.protocol import Ask, Releases, Statement
+from fed_dpsd.protocol import Releases, Request, Statement
 
 WhenRecordsChange = Literal["refuse", "retrain"]
 logger = logging.getLogger("fed_dpsd")
@@ -102,16 +102,16 @@ class Account:
             for marked in (False, True)  # a charge of another run that is used again
         }
 
-    def hear(self, ask: Ask, client: int) -> None:
-        """Begin to answer an ask, and compare the ledger with the coordinator's record in it.
+    def hear(self, request: Request, client: int) -> None:
+        """Begin to answer a request, and compare the ledger with the coordinator's record in it.
 
         If the record holds more than the ledger does for the run, an older state of the ledger was
         restored. The forgotten releases count as charged from now on. So a charge that would be
         made for a second time is unplanned.
         """
-        self._acknowledged = ask.acknowledged
+        self._acknowledged = request.acknowledged
         with self.ledger.transaction():
-            if lost := Counter(ask.heard.get(client, {})) - self._charged():
+            if lost := Counter(request.heard.get(client, {})) - self._charged():
                 logger.warning("the ledger lacks charges of run %s: an older state?", self.run)
                 joined = self._joined()
                 self._keep(replace(joined, forgotten=dict(Counter(joined.forgotten) + lost)))
@@ -144,7 +144,7 @@ class Account:
         mechanism: Charged,
         digest: str,
         kind: EntryKind,
-        ask: Ask | None = None,
+        request: Request | None = None,
         training: str = "",
     ) -> None:
         """Charge the run for a digest, unless it has paid; reuse the charge of another run.
@@ -155,7 +155,7 @@ class Account:
         """
         if training and not self.is_paid(training):
             raise ValueError(f"the training {training} is not paid for")
-        due = self.due(mechanism, digest, kind, ask, training)
+        due = self.due(mechanism, digest, kind, request, training)
         if due is None:
             return
         if due.run == self.run:
@@ -169,7 +169,7 @@ class Account:
         mechanism: Charged,
         digest: str,
         kind: EntryKind,
-        ask: Ask | None = None,
+        request: Request | None = None,
         training: str = "",
         reserved: int = 0,
     ) -> Entry | None:
@@ -179,9 +179,9 @@ class Account:
             mechanism: the mechanism that releases the values.
             digest: idempotency key of the charge.
             kind: the kind of content that leaves.
-            ask: the ask that leads to the charge; None where no ask does.
+            request: the request that leads to the charge; None where no request does.
             training: digest of the private training that covers it; "" if there is none.
-            reserved: number of queries that must still fit besides those of the ask.
+            reserved: number of queries that must still fit besides those of the request.
 
         Raises:
             BudgetSpent: the charge would exceed the budget, the client's number of queries, or
@@ -190,7 +190,7 @@ class Account:
         earlier = self.ledger.charges().find(digest)
         if earlier and (earlier.run == self.run or digest in self._joined().reused):
             return None
-        due = earlier or self._affordable(mechanism, digest, kind, ask, training, reserved)
+        due = earlier or self._affordable(mechanism, digest, kind, request, training, reserved)
         name = mechanism.name
         most = max(self._plan.releases[name], self._acknowledged.get(name, 0))
         total = self._charged()[name] + due.releases
@@ -215,11 +215,11 @@ class Account:
                 training, and class counts.
         """
         unpaid = [
-            replace(stage, asks=stage.asks - (stage.mechanism.name in paid))
+            replace(stage, requests=stage.requests - (stage.mechanism.name in paid))
             for stage in self._plan.charged
         ]
         queries = self.ledger.charges().queries
-        queries += sum(stage.asks * max(stage.queries, 1) for stage in unpaid)
+        queries += sum(stage.requests * max(stage.queries, 1) for stage in unpaid)
         if queries > self._most_queries:
             return "queries"
         names = {stage.mechanism.name for stage in self._plan.paid}
@@ -248,22 +248,22 @@ class Account:
         mechanism: Charged,
         digest: str,
         kind: EntryKind,
-        ask: Ask | None,
+        request: Request | None,
         training: str,
         reserved: int,
     ) -> Entry:
         """Make a new charge that fits the budget and the client's number of queries."""
-        queries = ask.queries if ask and kind != "training" else 0
+        queries = request.queries if request and kind != "training" else 0
         entry = Entry.now(
             digest=digest,
             kind=kind,
-            query_id=ask.query_id if ask else 0,
+            query_id=request.query_id if request else 0,
             queries=queries,
             releases=mechanism.releases(1, queries),
             mechanism=described(mechanism, self._plugins),
             trust=trust_of(mechanism.noise_at),
             costs={pair: mechanism.event(*pair) for pair in UNITS_AND_RELATIONS},
-            ask=ask.digest() if ask else "",
+            request=request.digest() if request else "",
             run=self.run,
             training=training,
         )
@@ -323,7 +323,7 @@ def shortfall(settings: PrivacyConfig, plan: Plan) -> str:
         f"privacy.budget={settings.budget:g} is less than this run needs, {_rounded_up(needed)} "
         f"({_bounded_text(settings)})"
     )
-    first = [replace(stage, asks=1) for stage in plan.paid[:1]]
+    first = [replace(stage, requests=1) for stage in plan.paid[:1]]
     if all(
         within_budget(_costs(first, relation), settings.budget, settings.delta)
         for relation in _bounded(settings)

@@ -18,7 +18,7 @@ from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
 from fed_dpsd.config import Config, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan, World
+from fed_dpsd.methods.method import Plan, PublicContext
 from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
@@ -147,7 +147,7 @@ def mechanism_of(card: Mapping[str, Any]) -> str:
 def plan_of(experiment: Experiment) -> Plan:
     """Return what a client will be charged in this experiment."""
     return experiment.method.plan(
-        World.of(experiment.config, experiment.training, experiment.answers)
+        PublicContext.of(experiment.config, experiment.training, experiment.answers)
     )
 
 
@@ -213,7 +213,7 @@ def privacy_card(
     elif any(row["epsilon"] == "inf" for row in rows):
         reason = "; ".join(dict.fromkeys(reasons)) or TOO_LITTLE_NOISE
     asked = [stage for stage in plan.stages if stage.mechanism == answers]
-    counted = sum(stage.asks * stage.queries for stage in asked)
+    counted = sum(stage.requests * stage.queries for stage in asked)
     num_classes = experiment.config.data.num_classes
     published = math.inf
     if plan.stages:

@@ -47,17 +47,17 @@ class Entry:
     """A charge.
 
     Args:
-        digest: idempotency key, a digest of the whole ask, the mechanism and the teachers.
+        digest: idempotency key, a digest of the whole request, the mechanism and the teachers.
         kind: the kind of content that left.
-        query_id: the id of the ask.
+        query_id: the id of the request.
         queries: number of synthetic queries answered; 0 for a training.
         releases: how many times each event of `costs` counts.
         mechanism: text that describes the mechanism to people.
         trust: the parties that must be honest.
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
         at: time of the charge, an ISO 8601 second in UTC.
-        ask: digest of the ask, by which its sender knows it; "" where no ask led to the charge.
-        run: the coordinator's name of the run that was charged; "" outside a run.
+        request: digest of the request, by which its sender knows it; "" where no request led to the
+        charge. run: the coordinator's name of the run that was charged; "" outside a run.
         training: digest of the private training whose teachers gave what left; "" where there is
             none, or where it does not pass through them, as class counts.
 
@@ -74,7 +74,7 @@ class Entry:
     trust: Trust
     costs: Mapping[tuple[Unit, Relation], DpEvent]
     at: str
-    ask: str = ""
+    request: str = ""
     run: str = ""
     training: str = ""
 

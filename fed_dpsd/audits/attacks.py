@@ -29,7 +29,7 @@ from fed_dpsd.privacy.training import TrainingMechanism
 
 TITLE = "the run's settings"
 CLOSE_QUERIES, CLOSE_RUNS = 4, 100_000
-ALONE_RUNS = 2_000  # fewer, where each release needs an ask of its own
+ALONE_RUNS = 2_000  # fewer, where each release needs a request of its own
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
 
 
@@ -47,8 +47,8 @@ def answer_attacks(
     alone = mechanism.releases(1, 2) != 2
     plan = plan_of(experiment)
     stages = [stage for stage in plan.stages if stage.mechanism == mechanism]
-    asked = sum(stage.asks * stage.queries for stage in stages)
-    queries = sum(stage.asks for stage in stages) if alone else asked
+    asked = sum(stage.requests * stage.queries for stage in stages)
+    queries = sum(stage.requests for stage in stages) if alone else asked
     secrets, delta = secrets_of(config, "answers"), config.privacy.delta
 
     close = close_to(

@@ -23,15 +23,15 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported
 
 # A client of the audited mechanism, with noise of its own at every call. It takes (n, B, K) values
-# of its teachers for each of some asks, and the student's (B, K) predictions for the first ask; a
-# later ask that is smaller has the first of these rows. It returns the (B, K) values of each ask
-# that the adversary sees.
+# of its teachers for each of some asks, and the student's (B, K) predictions for the first request;
+# a later ask that is smaller has the first of these rows. It returns the (B, K) values of each
+# request that the adversary sees.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 Audited = Additive | TopKRandomizedResponse | NoisyMax  # mechanisms that randomise an answer
 
 PREMISE = "one changed record may change its teacher, and so all its answers, arbitrarily"
-VALUES_AT_ONCE = 2**18  # of an ask: 2 MiB, which stay in the cache
-RUNS_AT_ONCE = 1_000  # of an ask, and the most runs that a repeated draw may reach
+VALUES_AT_ONCE = 2**18  # of a request: 2 MiB, which stay in the cache
+RUNS_AT_ONCE = 1_000  # of a request, and the most runs that a repeated draw may reach
 PILOT = (200, 25_000)  # fewest and most runs that choose a threshold; between, a quarter of all
 KINDS = 8  # of public predictions
 ROUNDING = 1e-9  # most of an enumerated ratio
@@ -149,13 +149,13 @@ def audit(
     `Stage(mechanism, queries, 1)`.
 
     A run of two queries and more is spread over two asks and more. The worlds change places from
-    row to row of an ask, and from ask to ask: noise that rows or asks share cancels in the sum,
+    row to row of a request, and from ask to ask: noise that rows or asks share cancels in the sum,
     which then tells the worlds apart. The classes of the worst case are rolled, for each run by
     another shift, and so is the kind of the student's prediction (`public_rows`).
 
-    Runs share asks, unless the rows of an ask are not releases of their own. The failure
-    probability assumes that the rows of an ask are independent draws. Independence is part of the
-    claim: the audit is to find code that breaks it.
+    Runs share asks, unless the rows of a request are not releases of their own. The failure
+    probability assumes that the rows of a request are independent draws. Independence is part of
+    the claim: the audit is to find code that breaks it.
 
     Args:
         mechanism: the claim: the worlds and the likelihoods are its own.
@@ -222,7 +222,9 @@ def enumerate_response(mechanism: TopKRandomizedResponse) -> float:
     teachers = np.vstack([np.eye(num_classes), np.full(num_classes, math.nan)])
     worst = 0.0
     for predictions in np.tri(num_classes, dtype=np.float32):
-        laws = mechanism.encode(teachers, np.broadcast_to(predictions, teachers.shape))
+        laws = mechanism.constrain_sensitivity(
+            teachers, np.broadcast_to(predictions, teachers.shape)
+        )
         possible = laws[:, laws.max(axis=0) > 0]
         with np.errstate(divide="ignore"):
             ratios = np.log(possible.max(axis=0) / possible.min(axis=0))
@@ -311,28 +313,28 @@ def _shifted(values: Values) -> Values:
 def _ratios(mechanism: Audited, client: Client, queries: int, runs: int) -> NDArray[np.float64]:
     """Simulate runs in both worlds; (2, runs) log-likelihood ratios, up to constants.
 
-    A row of an ask belongs to a slot and a run; the rows of one slot are together.
+    A row of a request belongs to a slot and a run; the rows of one slot are together.
     """
     num_classes, worlds = mechanism.num_classes, _worlds(mechanism)
     public, statistic = _public(num_classes), _statistic(mechanism)
-    alone = mechanism.releases(1, 2) != 2  # the rows of an ask are not releases of their own
-    most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of an ask
+    alone = mechanism.releases(1, 2) != 2  # the rows of a request are not releases of their own
+    most = 1 if alone else max(1, VALUES_AT_ONCE // num_classes)  # rows of a request
     half = math.ceil(queries / 2)
-    piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in an ask
+    piece = min(half + half % 2 if queries > 2 else half, most)  # of a run, in a request
     sizes = [min(piece, queries - done) for done in range(0, queries, piece)]
-    together = min(most // piece, RUNS_AT_ONCE)  # runs that share an ask
+    together = min(most // piece, RUNS_AT_ONCE)  # runs that share a request
     ratios = np.zeros((2, runs))
     parts = [(world, first) for world in (0, 1) for first in range(0, runs, together)]
     for world, first in reported("parts of the runs", parts):
         part = ratios[world, first : first + together]
         places = np.tile((first + np.arange(len(part))) % len(public), piece)
         swaps = np.arange(piece).repeat(len(part))
-        asks = [
+        requests = [
             worlds[(world + swaps[:rows] + number) % 2, places[:rows]].swapaxes(0, 1)
             for number, size in enumerate(sizes)
             for rows in [len(part) * size]
         ]
-        for number, answers in enumerate(client(asks, public[places])):
+        for number, answers in enumerate(client(requests, public[places])):
             row_ratios = statistic(answers, places[: len(answers)])
             row_ratios = row_ratios * (-1.0) ** (swaps[: len(answers)] + number)
             part += row_ratios.reshape(-1, len(part)).sum(axis=0)
@@ -376,7 +378,10 @@ def _statistic(
 def _encoded(mechanism: Audited, teachers: Values, row: NDArray[np.float32]) -> Values:
     """Encode each of (n, K) values by itself, given a (K,) prediction; most teachers are alike."""
     distinct = {each.tobytes(): each for each in teachers}
-    known = {key: mechanism.encode(each[None], row[None])[0] for key, each in distinct.items()}
+    known = {
+        key: mechanism.constrain_sensitivity(each[None], row[None])[0]
+        for key, each in distinct.items()
+    }
     return np.stack([known[each.tobytes()] for each in teachers])
 
 

@@ -32,7 +32,7 @@ from fed_dpsd.privacy.noise import Rng, SecretStreams
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
-from fed_dpsd.protocol import Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request
 
 QUERIES, RECORDS, ASKS = 64, 4, 10**6
 TINY_BUDGET = 1e-4
@@ -101,12 +101,12 @@ class _Case:
             secret=self.secret,
         )
 
-    def ask(self, number: int = 1, pixel: int = 0, row: int = 0) -> Ask:
+    def request(self, number: int = 1, pixel: int = 0, row: int = 0) -> Request:
         """Return a request of QUERIES images; number, a pixel and the prediction may differ."""
         shape, num_classes = self.experiment.config.data.shape, self.num_classes
         images = np.zeros((QUERIES, *shape), np.uint8)
         images[0, 0, 0, 0] = pixel
-        return Ask(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
+        return Request(number, images, np.tile(public_rows(num_classes)[[row]], (QUERIES, 1)))
 
     def values(self, world: int = 0) -> Values:
         """Return the teachers' values in one of two worlds, for each query."""
@@ -121,14 +121,14 @@ class _Case:
 
     @property
     def cost(self) -> DpEvent:
-        """Return what an answer to `ask` costs a record."""
+        """Return what an answer to `request` costs a record."""
         event = self.mechanism.event("record", "add_remove")
         return SelfComposedDpEvent(event, self.mechanism.releases(1, QUERIES))
 
-    def answers(self, ask: Ask, site: Site) -> bool:
+    def answers(self, request: Request, site: Site) -> bool:
         """Return whether a site answers a request, and does not refuse it in one way or another."""
         try:
-            return not isinstance(answer(self.experiment.method, ask, site), Refusal)
+            return not isinstance(answer(self.experiment.method, request, site), Refusal)
         except ProtocolError:
             return False
 
@@ -184,7 +184,7 @@ def _charges_releases(case: _Case) -> Iterator[str]:
     site = case.site(Plain())
     for number in (1, 2, 3):
         before = _entries(site)
-        site.release(case.mechanism, case.values(), case.ask(number))
+        site.release(case.mechanism, case.values(), case.request(number))
         yield from _undercharged(f"answer {number}", case, before, _entries(site), case.cost)
 
 
@@ -197,8 +197,10 @@ def _charges_training(case: _Case) -> Iterator[str]:
     cost = steps.event(training.unit, "add_remove")
     yield from _undercharged("the training", case, [], _entries(site), cost, training.unit)
     if plan_of(case.experiment).counts:
-        ask = Ask.without_images("counts", site.config.data.shape, site.config.data.num_classes)
-        if not case.answers(ask, site):
+        request = Request.without_images(
+            "counts", site.config.data.shape, site.config.data.num_classes
+        )
+        if not case.answers(request, site):
             yield "class counts were refused"
         cost = training.event(training.unit, "add_remove")
         what = "the training with its class counts"
@@ -208,7 +210,7 @@ def _charges_training(case: _Case) -> Iterator[str]:
         again.pay_for_training()
     if len(_entries(site)) != len(before):
         yield "the same training was charged again"
-    site.release(case.mechanism, case.values(), case.ask())
+    site.release(case.mechanism, case.values(), case.request())
     if len(_entries(site)) <= len(before):
         yield "an answer of a private teacher left no entry"
 
@@ -216,14 +218,14 @@ def _charges_training(case: _Case) -> Iterator[str]:
 def _repeats(case: _Case) -> Iterator[str]:
     """A repeated request gets the stored answer and no second charge, whatever the records are."""
     site = case.site(Plain())
-    first = site.release(case.mechanism, case.values(), case.ask()).values
+    first = site.release(case.mechanism, case.values(), case.request()).values
     before = len(_entries(site))
     for what, again, world in (
         ("the same site", site, 0),
         ("a site that was started again", case.site(Plain()), 0),
         ("a site whose records changed", case.site(Plain()), 1),
     ):
-        values = again.release(case.mechanism, case.values(world), case.ask()).values
+        values = again.release(case.mechanism, case.values(world), case.request()).values
         if not np.array_equal(values, first):
             yield f"{what} gives another answer to the same request"
         if len(_entries(again)) != before:
@@ -234,15 +236,15 @@ def _changes(case: _Case) -> Iterator[str]:
     """A changed request of the same number gets other noise and a charge of its own."""
     site = case.site(Plain())
     mechanism, values = case.mechanism, case.values()
-    seen = [site.release(mechanism, values, case.ask()).values]
+    seen = [site.release(mechanism, values, case.request()).values]
     noisy = not isinstance(mechanism.event("record", "add_remove"), NonPrivateDpEvent)
-    for what, ask in (
-        ("another pixel", case.ask(pixel=1)),
-        ("another prediction", case.ask(row=5)),
-        ("another number", case.ask(number=2)),
+    for what, request in (
+        ("another pixel", case.request(pixel=1)),
+        ("another prediction", case.request(row=5)),
+        ("another number", case.request(number=2)),
     ):
         before = _entries(site)
-        seen.append(site.release(mechanism, values, ask).values)
+        seen.append(site.release(mechanism, values, request).values)
         if noisy and any(np.array_equal(seen[-1], other) for other in seen[:-1]):
             yield f"{what}: the same noise"
         yield from _undercharged(what, case, before, _entries(site), case.cost)
@@ -251,19 +253,19 @@ def _changes(case: _Case) -> Iterator[str]:
 def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
     """An answer beyond the budget is refused, and nothing is drawn, stored or charged."""
     generous = case.site(Plain())
-    generous.release(case.mechanism, case.values(), case.ask(2))
+    generous.release(case.mechanism, case.values(), case.request(2))
     used, before = set(case.secret.purposes), len(_entries(generous))  # type: ignore[attr-defined]
     site = case.site(Plain(), budget=TINY_BUDGET)
     case.secret.purposes.clear()  # type: ignore[attr-defined]
     try:
-        site.release(case.mechanism, case.values(), case.ask())
+        site.release(case.mechanism, case.values(), case.request())
         yield "an answer left"
     except BudgetSpent:
         pass
     yield from _unchanged(site, before)
     if drawn := used & set(case.secret.purposes):  # type: ignore[attr-defined]
         yield f"noise was drawn for {', '.join(sorted(drawn))}"
-    if case.answers(case.ask(), site):
+    if case.answers(case.request(), site):
         yield "the request was answered"
     yield from _unchanged(site, before)
 
@@ -276,7 +278,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
         yield "the training was admitted"
     except BudgetSpent:
         pass
-    if case.answers(case.ask(), site):
+    if case.answers(case.request(), site):
         yield "the teacher answered"
     yield from _unchanged(site, 0)
     if drawn := {"private training", "answer"} & set(case.secret.purposes):  # type: ignore[attr-defined]
@@ -286,10 +288,10 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
 def _refuses_unknown(case: _Case) -> Iterator[str]:
     """Requests of unknown kinds or wrong shapes are refused, and nothing is charged."""
     site = case.site()
-    good, (channels, *size) = case.ask(), case.experiment.config.data.shape
+    good, (channels, *size) = case.request(), case.experiment.config.data.shape
     larger = np.zeros((QUERIES, channels, *(side + 1 for side in size)), np.uint8)
     classes = np.full((QUERIES, case.num_classes + 1), 0.1, np.float32)
-    requests: dict[str, Callable[[], Ask]] = {
+    requests: dict[str, Callable[[], Request]] = {
         "an unknown kind": lambda: dataclasses.replace(good, kind="records"),  # type: ignore[arg-type]
         "an unknown kind that no constructor has seen": lambda: _forged(good, kind="records"),
         "larger images": lambda: dataclasses.replace(good, images=larger),
@@ -375,9 +377,9 @@ def _unchanged(site: Site, before: int) -> Iterator[str]:
         yield "the ledger was charged"
 
 
-def _forged(ask: Ask, **fields: object) -> Ask:
+def _forged(request: Request, **fields: object) -> Request:
     """Return a copy of a request with fields that its constructor would refuse."""
-    forged = copy.copy(ask)
+    forged = copy.copy(request)
     for name, value in fields.items():
         object.__setattr__(forged, name, value)
     return forged

@@ -34,7 +34,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
-AT_ONCE = 2**18  # numbers of an ask
+AT_ONCE = 2**18  # numbers of a request
 ALONE = 250  # asks, where each has one noisy row
 # Not at whole scales, where cut noise piles up.
 TAILS: dict[Law, tuple[float, ...]] = {
@@ -170,9 +170,9 @@ def _noise(
     masked = getattr(claimed, "k", None) and getattr(claimed, "mask", "") == "public"
     kept = top_k(row, claimed.k)[0] if masked else np.ones(num_classes, bool)
     rows = max(1, AT_ONCE // num_classes // teachers)
-    asks = math.ceil(DRAWS / 2 / num_classes / rows)
-    if claimed.releases(1, 2) > 2:  # sums: each ask has one noisy row
-        rows, asks = 1, ALONE
+    requests = math.ceil(DRAWS / 2 / num_classes / rows)
+    if claimed.releases(1, 2) > 2:  # sums: each request has one noisy row
+        rows, requests = 1, ALONE
     predictions = np.tile(row, (rows, 1))
 
     def values() -> Values:
@@ -182,13 +182,13 @@ def _noise(
             return rng.normal(size=(teachers, rows, num_classes))
         return np.eye(num_classes)[rng.integers(num_classes, size=(teachers, rows))]
 
-    asked = [values() for _ in range(asks)]
+    asked = [values() for _ in range(requests)]
     client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
     noise, sums = [], []
-    for answer, each in zip(client(asked, predictions), asked, strict=True):
-        bounded = np.stack([claimed.encode(own, predictions) for own in each])
+    for response, each in zip(client(asked, predictions), asked, strict=True):
+        bounded = np.stack([claimed.constrain_sensitivity(own, predictions) for own in each])
         total = (np.trunc(bounded / spacing) * spacing).sum(axis=0)
-        noise.append((answer - total)[:, kept])
+        noise.append((response - total)[:, kept])
         sums.append(total[:, kept])
     return np.concatenate(noise), np.concatenate(sums)
 
@@ -281,7 +281,7 @@ def _classes(
     """Release answers to rows of every shift; (R, K) votes by place after a row's first class."""
     worst, num_classes = attacked.worst_case()[0], attacked.num_classes
     rows = max(1, AT_ONCE // num_classes // len(worst))
-    asks = math.ceil(draws / rows)
+    requests = math.ceil(draws / rows)
     order = (np.arange(num_classes) + np.arange(rows)[:, None]) % num_classes  # places to classes
     falling = np.linspace(1, 0, num_classes)
     if getattr(attacked, "threshold", None) is not None:
@@ -290,8 +290,8 @@ def _classes(
     np.put_along_axis(public, order, np.tile(falling / falling.sum(), (rows, 1)), axis=1)
     np.put_along_axis(values, np.tile(order, (len(worst), 1, 1)), np.tile(worst, (1, rows, 1)), 2)
     client = victims.hospital(experiment.config, attacked, iter([secret]), seeded=False)
-    answers = np.concatenate(list(client([values] * asks, public.astype(np.float32))))
-    return np.take_along_axis(answers, np.tile(order, (asks, 1)), axis=1).astype(np.int64)
+    answers = np.concatenate(list(client([values] * requests, public.astype(np.float32))))
+    return np.take_along_axis(answers, np.tile(order, (requests, 1)), axis=1).astype(np.int64)
 
 
 # --- trainings --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 
 Broken = Literal["half", "none"]
 
@@ -77,7 +77,7 @@ def hospital(
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
     config = _unlimited(dataclasses.replace(config, data=tiny))
 
-    def client(asks: Sequence[Values], public: Values) -> Iterator[Values]:
+    def client(requests: Sequence[Values], public: Values) -> Iterator[Values]:
         secret = next(secrets)
         seed = int(secret.identity[:15], 16)
         sites = [
@@ -94,17 +94,20 @@ def hospital(
             )
             for number in range(honest)
         ]
-        for number, values in enumerate(asks, start=1):
+        for number, values in enumerate(requests, start=1):
             queries = values.shape[1]
             predictions = public[:queries]
-            ask = Ask(number, np.zeros((queries, *tiny.shape), np.uint8), predictions)
+            request = Request(number, np.zeros((queries, *tiny.shape), np.uint8), predictions)
             nothing = np.broadcast_to(np.nan, values.shape)
             answers = [
-                site.release(mechanism, nothing if site.client else values, ask) for site in sites
+                site.release(mechanism, nothing if site.client else values, request)
+                for site in sites
             ]
-            arrived = np.stack(_sent([answer.values for answer in answers]))
+            arrived = np.stack(_sent([response.values for response in answers]))
             if mechanism.noise_at == "server":
-                yield mechanism.noise(arrived, predictions, secret.numpy("server noise", 0, number))
+                yield mechanism.add_noise(
+                    arrived, predictions, secret.numpy("server noise", 0, number)
+                )
             else:
                 yield arrived.sum(axis=0)
 
@@ -171,10 +174,10 @@ def _ask_about(
             secret=secret,
         )
         num_classes = config.data.num_classes
-        ask = Ask(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
+        request = Request(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
         site.pay_for_training()
-        answer = site.release(site.answers, site.sensitive_probabilities(images), ask)
-    (values,) = _sent([answer.values])
+        response = site.release(site.answers, site.sensitive_probabilities(images), request)
+    (values,) = _sent([response.values])
     logs = np.log(np.maximum(values.astype(np.float64), 1e-30))
     own = logs[np.arange(CANARIES), labels]
     return included, (own - logs.mean(axis=1)) * num_classes / (num_classes - 1)
@@ -206,7 +209,7 @@ def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStr
 
 def _account(config: Config, training: Training, answers: Mechanism) -> Account:
     """Open a new account that pays for as many answers as an audit asks for."""
-    plan = Plan(training, (Stage(answers, asks=10**12, queries=1),))
+    plan = Plan(training, (Stage(answers, requests=10**12, queries=1),))
     return Account(MemoryLedger(), config.privacy, plan, run="audit")
 
 

@@ -200,8 +200,10 @@ def _ours(overrides: list[str], folder: Path, engine: Engine) -> Finished:
     job.run(lambda line: None)
     summary = read_summary(job.folder)
     summary["queries"]["answered"] = _lines(job.folder / "rounds.jsonl")[-1]["answered_queries"]
-    asks = job.folder / "asks.jsonl"  # only a Flower server writes it
-    stages = {"asks": sum(line["seconds"] for line in _lines(asks))} if asks.exists() else {}
+    requests = job.folder / "asks.jsonl"  # only a Flower server writes it
+    stages = (
+        {"asks": sum(line["seconds"] for line in _lines(requests))} if requests.exists() else {}
+    )
     begun = (job.folder / "config.yaml").stat().st_mtime
     return Finished(job.experiment, summary, begun, stages)
 

@@ -22,8 +22,8 @@ from fed_dpsd.methods.white_box import Distilling
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.models.inference import Images
 from fed_dpsd.server import checkpoint, run
-from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.federation import HostedFederation
+from fed_dpsd.server.sent_requests import SentRequests
 
 PASSES = "teachers' answers"
 # A stage, and where its functions are looked up.
@@ -33,7 +33,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     ("partition", partition, "load_or_split"),
     ("teachers", Teachers, "_load_or_train"),
     ("diagnostics", run, "diagnose"),
-    ("asks", Asks, "settle"),
+    ("asks", SentRequests, "get_or_store"),
     ("asks", HostedFederation, "each"),
     ("charges", Account, "pay"),
     (PASSES, Teachers, "sensitive_probabilities"),
@@ -117,8 +117,8 @@ class Passes:
         for size, (teachers, shape) in self._teachers.items():
             images = Images(np.zeros((SAMPLE, *shape), np.uint8))
             teachers.sensitive_probabilities(images)  # from here on their features are remembered
-            answer = functools.partial(teachers.sensitive_probabilities, images)
-            total += self._images[size] * _operations(answer) / SAMPLE
+            response = functools.partial(teachers.sensitive_probabilities, images)
+            total += self._images[size] * _operations(response) / SAMPLE
         for kind, features in self._features.items():
             sample = torch.zeros(SAMPLE, *features.shape)
             compute = functools.partial(features._features, sample)

@@ -222,10 +222,10 @@ def _print_charges(
 
     out.print(str(file), markup=False, soft_wrap=True)
     for number, entry in enumerate(entries, start=1):
-        ask = f" to ask {entry.query_id}" if entry.ask else ""
+        request = f" to request {entry.query_id}" if entry.request else ""
         so_far = _text(account(entries[:number], delta, "record", "add_remove"))
         out.print(
-            f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{ask}, "
+            f"{entry.at} {entry.run or 'unnamed run'}: {entry.kind}{request}, "
             f"{entry.queries:,} queries, {entry.digest[:12]}: so far {so_far}",
             markup=False,
             soft_wrap=True,

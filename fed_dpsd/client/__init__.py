@@ -10,9 +10,10 @@ Input, and the file that checks it:
 - The client's records: records.py reads a hospital's files; a simulation passes partitions.
 - The hospital's own file: hospital.py takes the budget, delta, trust, limits and all places from
   it, never from a message. Noise that a hospital draws follows its own secret, never a seed.
-- A message: `protocol.Ask` has images, the student's predictions, weights to train from, a query
+- A message: `protocol.Request` has images, the student's predictions, weights to train from, a
+query
   id, and what the coordinator has heard of charges. It checks its own types and shapes, and
-  `Site.check` compares them with the client's. An ask holds no epsilon and no import path.
+  `Site.check` compares them with the client's. A request holds no epsilon and no import path.
 - The coordinator's configuration, which comes with a message: `Hospital.experiment` checks it
   before any class is looked up. Its method and mechanism must be classes that the hospital's file
   allows by name. The mechanism's noise is the coordinator's choice, so the budget bounds its cost.

@@ -26,7 +26,7 @@ from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.overrides import quoted
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request
 
 REHEARSED = 16  # images
 HELD_OUT = 5  # every fifth image or patient is held out from training
@@ -153,7 +153,7 @@ def _train(
 
 
 def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
-    """Answer an ask about random images, charged to a temporary ledger; describe the outcome."""
+    """Answer a request about random images, charged to a temporary ledger; describe the outcome."""
     secret = hospital.folder / "secret"
     secret_of(secret)  # draws the secret if there is none yet
     shutil.copy(secret, folder / "secret")
@@ -164,11 +164,11 @@ def _rehearse(hospital: Hospital, experiment: Experiment, folder: Path) -> str:
     images = rng.integers(0, 256, (REHEARSED, *hospital.shape), np.uint8)
     uniform = np.full((REHEARSED, hospital.num_classes), 1 / hospital.num_classes, np.float32)
     site = rehearsed.open(experiment, "rehearsal")
-    ask = Ask(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
-    answer = sites.answer(experiment.method, ask, site)
-    if isinstance(answer, Refusal):
-        raise UserError(f"an ask about {REHEARSED} images would be refused: {answer.reason}")
+    request = Request(1, images, uniform, acknowledged={experiment.answers.name: 10 * REHEARSED})
+    response = sites.answer(experiment.method, request, site)
+    if isinstance(response, Refusal):
+        raise UserError(f"a request about {REHEARSED} images would be refused: {response.reason}")
     with site.ledger.transaction():
         entries = site.ledger.entries()
     cost = next(iter(cards.account(entries, hospital.delta, "record", "add_remove").values()))
-    return f"{REHEARSED} images, {answer.nbytes:,} bytes, which would cost {cost}"
+    return f"{REHEARSED} images, {response.nbytes:,} bytes, which would cost {cost}"

@@ -89,7 +89,7 @@ class Hospital(Terms):
         config, trust = experiment.config, trust_of(experiment.answers.noise_at)
         if images > config.queries_per_round:
             raise NotAllowed(
-                f"{images} images in one ask; queries_per_round={config.queries_per_round}"
+                f"{images} images in one request; queries_per_round={config.queries_per_round}"
             )
         if trust not in self.trust:
             raise NotAllowed(f"this site does not trust the {trust}")

@@ -15,7 +15,7 @@ from fed_dpsd.accounts.ledger import Ledger
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.privacy.mechanism import Shared
 from fed_dpsd.privacy.secure_sum import Masked, Party
-from fed_dpsd.protocol import Answer, Ask, SumStep
+from fed_dpsd.protocol import Request, Response, SumStep
 
 
 class Summing:
@@ -31,22 +31,22 @@ class Summing:
     def __init__(self, party: Party, mechanism: Shared, ledger: Ledger, run: str) -> None:
         self._party, self._mechanism, self._ledger, self._run = party, mechanism, ledger, run
 
-    def masked(self, answer: Answer, ask: Ask) -> Answer:
+    def masked(self, response: Response, request: Request) -> Response:
         """Mask a released answer, which holds a noise share, so that it may leave.
 
-        An ask of a run has the same mask for ever: an ask that is repeated gets the bytes that left
-        before.
+        A request of a run has the same mask for ever: a request that is repeated gets the bytes
+        that left before.
         """
-        tag = self.tag(ask.digest())
+        tag = self.tag(request.digest())
         with self._ledger.transaction():
             kept = self._ledger.noted(f"{tag}-masked")
             if kept is None:
-                units = answer.values.astype(np.float64) / self._mechanism.lattice
+                units = response.values.astype(np.float64) / self._mechanism.lattice
                 masked = self._party.mask(np.rint(units).astype(np.int64), tag.encode())
                 kept = masked.to_bytes()
                 self._ledger.note(f"{tag}-masked", kept)
         masked = Masked.from_bytes(kept)
-        return replace(answer, values=masked.values, sealed=masked.sealed)
+        return replace(response, values=masked.values, sealed=masked.sealed)
 
     def step(self, step: SumStep) -> dict[str, bytes]:
         """Return the client's second or third message: proofs, or opened secret shares.
@@ -58,7 +58,7 @@ class Summing:
             ProtocolError: the client has no part in the sum, or has confirmed other names.
             SumError: see `Party`; nothing was opened.
         """
-        tag, names = self.tag(step.ask), json.dumps(sorted(set(step.named))).encode()
+        tag, names = self.tag(step.request), json.dumps(sorted(set(step.named))).encode()
         with self._ledger.transaction():
             if self._ledger.noted(f"{tag}-masked") is None:
                 raise ProtocolError("this client has no part in that sum")
@@ -71,8 +71,8 @@ class Summing:
                 return {str(other): proof for other, proof in proofs.items()}
         return self._party.unmask(tag.encode(), step.named, step.proofs, step.sealed).to_named()
 
-    def tag(self, ask: str) -> str:
-        """Return the tag of the sum of the answers to an ask; all that take part derive the same.
+    def tag(self, request: str) -> str:
+        """Return the tag of the sum of the answers to a request, the same at every client.
 
         It leaves out whether shards go by record or by patient, so the answers of clients that
         differ in this may be summed.
@@ -80,5 +80,5 @@ class Summing:
         shards = replace(self._mechanism.shards, by="record")
         mechanism = replace(self._mechanism, shards=shards)  # type: ignore[type-var]
         keys = [key.hex() for _, key in sorted(self._party.public_keys.items())]
-        content = [self._run, ask, str(mechanism), keys]
+        content = [self._run, request, str(mechanism), keys]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -29,7 +29,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.noise import Noise, SecretStreams, cut_off
 from fed_dpsd.privacy.secure_sum import SumError
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
+from fed_dpsd.protocol import Refusal, Request, Response, SumStep
 from fed_dpsd.streams import Streams
 
 logger = logging.getLogger("fed_dpsd")
@@ -118,45 +118,46 @@ class Site:
             paid = [name for name, digest in digests.items() if self.account.is_paid(digest)]
             return self.account.lacking(paid)
 
-    def check(self, ask: Ask) -> None:
-        """Check an ask before anything private is read, so an error depends on public facts only.
+    def check(self, request: Request) -> None:
+        """Check a request before anything private is read: errors depend on public facts.
 
         Raises:
             ProtocolError: images or predictions are not of this client's shape.
         """
         shape, num_classes = self.config.data.shape, self.config.data.num_classes
-        if ask.images.shape[1:] != shape:
+        if request.images.shape[1:] != shape:
             raise ProtocolError(
-                f"images have shape {list(ask.images.shape[1:])}; "
+                f"images have shape {list(request.images.shape[1:])}; "
                 f"this client's teachers take {list(shape)}"
             )
-        if ask.predictions.shape[1] != num_classes:
+        if request.predictions.shape[1] != num_classes:
             raise ProtocolError(
-                f"predictions have {ask.predictions.shape[1]} classes; this client's teachers "
+                f"predictions have {request.predictions.shape[1]} classes; this client's teachers "
                 f"know {num_classes}"
             )
 
-    def admit(self, ask: Ask) -> None:
-        """Refuse an ask that `release` would refuse, before teachers are trained for it in vain.
+    def admit(self, request: Request) -> None:
+        """Refuse a request that `release` would refuse, before teachers are trained for it in vain.
 
         Raises:
-            BudgetSpent: the ask was not charged before, and would exceed the budget or the plan.
+            BudgetSpent: the request was not charged before, and would exceed the budget or the
+            plan.
         """
-        if self._teachers.ready or ask.kind == "baseline":  # this is paid before it is trained
+        if self._teachers.ready or request.kind == "baseline":  # this is paid before it is trained
             return
         mechanism: Mechanism = self.answers
-        if ask.kind in ("weights", "train"):
+        if request.kind in ("weights", "train"):
             mechanism = Weights()
-        elif ask.kind == "counts":
+        elif request.kind == "counts":
             private = isinstance(self.training, TrainingMechanism)
             mechanism = ClassCounts(self.training) if private else ExactCounts()
-        training = self._covering(mechanism, ask)
-        digest = self._digest(mechanism, ask)
+        training = self._covering(mechanism, request)
+        digest = self._digest(mechanism, request)
         # Noisy counts pass through no teacher, yet they are paid for after the training.
         first = self._teachers.identity if isinstance(mechanism, ClassCounts) else training
         with self.ledger.transaction():
             unpaid = bool(first) and not self.account.is_paid(first)
-            self.account.due(mechanism, digest, ask.kind, ask, training, reserved=unpaid)
+            self.account.due(mechanism, digest, request.kind, request, training, reserved=unpaid)
 
     def sensitive_probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
         """Return the teachers' (n, B, K) probabilities; private until released."""
@@ -167,7 +168,9 @@ class Site:
         """Return the teachers' parameters, (1, n * P, 1); private until released."""
         return self._paid_teachers().sensitive_weights()
 
-    def sensitive_baseline(self, mechanism: BaselineWeights, ask: Ask) -> NDArray[np.float32]:
+    def sensitive_baseline(
+        self, mechanism: BaselineWeights, request: Request
+    ) -> NDArray[np.float32]:
         """Charge the release, then train a classifier of all records; return (1, P, 1) weights.
 
         They are private until `release`, which finds its charge paid.
@@ -179,12 +182,12 @@ class Site:
         """
         if not self.config.federation.simulation:
             raise ProtocolError("a classifier of all records is trained in a simulation only")
-        digest = self._digest(mechanism, ask)
+        digest = self._digest(mechanism, request)
         with self.ledger.transaction():
-            self.account.pay(mechanism, digest, ask.kind, ask)
+            self.account.pay(mechanism, digest, request.kind, request)
         return self._baseline(mechanism.training).sensitive_weights()
 
-    def class_counts(self, ask: Ask) -> NDArray[np.float64]:
+    def class_counts(self, request: Request) -> NDArray[np.float64]:
         """Charge and draw noisy class counts, (n, 1, K), for `release`; the same at every call.
 
         Raises:
@@ -194,17 +197,17 @@ class Site:
         if not (isinstance(self.training, TrainingMechanism) and self.training.counts_classes):
             raise ProtocolError("this client's mechanism releases no class counts")
         with self.ledger.transaction():
-            self._pay(ClassCounts(self.training), ask)
+            self._pay(ClassCounts(self.training), request)
         return self._teachers.class_counts
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts of all records, (1, 1, K); private until released."""
         return self._teachers.sensitive_class_counts()
 
-    def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
-        """Train the teachers from the ask's weights; a private training is charged first, anew.
+    def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
+        """Train the teachers from the request's weights; a private training is charged first, anew.
 
-        A method with a `proximal_weight` (FedProx) has them pulled back to the ask's weights.
+        A method with a `proximal_weight` (FedProx) has them pulled back to the request's weights.
 
         Returns:
             The teachers' (1, n * P, 1) weights, private until released.
@@ -214,25 +217,27 @@ class Site:
             ProtocolError: the weights are of another architecture; nothing was charged.
         """
         try:
-            self._teachers.check_weights(ask.weights)
+            self._teachers.check_weights(request.weights)
         except ValueError as error:
             raise ProtocolError(f"this client was sent {error}") from None
-        digest = self._retraining(ask)
+        digest = self._retraining(request)
         if isinstance(self.training, TrainingMechanism):
             with self.ledger.transaction():
-                self.account.pay(self.training, digest, "training", ask)
-        return self._teachers.sensitive_retrained(ask.weights, digest, epochs, self._pull)
+                self.account.pay(self.training, digest, "training", request)
+        return self._teachers.sensitive_retrained(request.weights, digest, epochs, self._pull)
 
-    def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
+    def release(
+        self, mechanism: Mechanism, sensitive_value: NDArray[Any], request: Request
+    ) -> Response:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
-        A repeated ask returns the stored answer and charges nothing, whatever the records are now.
-        Otherwise the two answers would tell whether the records changed. Over budget nothing is
-        drawn.
+        A repeated request returns the stored answer and charges nothing, whatever the records are
+        now. Otherwise the two answers would tell whether the records changed. Over budget nothing
+        is drawn.
 
-        The noise follows the whole ask and every setting, so the same id with other content gets
-        other noise and its own charge. Where answers are summed, the noise follows the sum's tag
-        too. Otherwise two sums of the same answers, over different sets of clients, would show
+        The noise follows the whole request and every setting, so the same id with other content
+        gets other noise and its own charge. Where answers are summed, the noise follows the sum's
+        tag too. Otherwise two sums of the same answers, over different sets of clients, would show
         what they differ by.
 
         Raises:
@@ -240,11 +245,13 @@ class Site:
             LedgerError: the ledger cannot be read or written; nothing was drawn.
             ValueError: the teachers' private training is not paid for; nothing was drawn.
         """
-        self.check(ask)
-        digest = self._digest(mechanism, ask)
-        bounded = np.stack([mechanism.encode(v, ask.predictions) for v in sensitive_value])
+        self.check(request)
+        digest = self._digest(mechanism, request)
+        bounded = np.stack(
+            [mechanism.constrain_sensitivity(v, request.predictions) for v in sensitive_value]
+        )
         with self.ledger.transaction():
-            self._pay(mechanism, ask)
+            self._pay(mechanism, request)
             values = self.ledger.stored(digest)
             if values is None:
                 if isinstance(mechanism, Shared) and mechanism.noise_at == "server":
@@ -253,21 +260,21 @@ class Site:
                     # The noise follows the values too: it must never meet others.
                     noised = hashlib.sha256(digest.encode() + bounded.tobytes()).hexdigest()
                     rng = self._noise.numpy("answer", self.client, int(noised, 16))
-                    values = mechanism.noise(bounded, ask.predictions, rng)
+                    values = mechanism.add_noise(bounded, request.predictions, rng)
                 self.ledger.store(digest, values)
-        return Answer(ask.query_id, values, self.config.teachers_per_client)
+        return Response(request.query_id, values, self.config.teachers_per_client)
 
-    def _pay(self, mechanism: Mechanism, ask: Ask) -> None:
+    def _pay(self, mechanism: Mechanism, request: Request) -> None:
         """Charge a release, unless it is paid.
 
         Raises:
             BudgetSpent: the charge would exceed the budget or the plan; nothing was charged.
             ValueError: the training that covers it, or that its budget comes from, is not paid for.
         """
-        digest, covering = self._digest(mechanism, ask), self._covering(mechanism, ask)
+        digest, covering = self._digest(mechanism, request), self._covering(mechanism, request)
         if isinstance(mechanism, ClassCounts) and not self.account.is_paid(self._teachers.identity):
             raise ValueError("the training whose budget holds the class counts is not paid for")
-        self.account.pay(mechanism, digest, ask.kind, ask, covering)
+        self.account.pay(mechanism, digest, request.kind, request, covering)
 
     def diagnose(self) -> NDArray[np.float32]:
         """Return the teachers' exact (n, N, K) probabilities on the test split; NaN over budget.
@@ -293,29 +300,29 @@ class Site:
         self.pay_for_training()
         return self._teachers
 
-    def _covering(self, mechanism: Mechanism, ask: Ask) -> str:
+    def _covering(self, mechanism: Mechanism, request: Request) -> str:
         """Return the digest of the private training that covers an answer; "" if there is none."""
         private = isinstance(self.training, TrainingMechanism)
         if not private or not passes_through_teachers(mechanism):
             return ""
-        return self._retraining(ask) if ask.kind == "train" else self._teachers.identity
+        return self._retraining(request) if request.kind == "train" else self._teachers.identity
 
     @property
     def _counts(self) -> str:
         """Return the key of the noisy class counts: they are drawn once, whatever asks for them."""
         return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
 
-    def _digest(self, mechanism: Mechanism, ask: Ask) -> str:
+    def _digest(self, mechanism: Mechanism, request: Request) -> str:
         """Return the key under which an answer is stored and charged; it also seeds the noise."""
         if isinstance(mechanism, ClassCounts):
             return self._counts
         method = method_text(self.config.method)
-        content = f"{ask.digest()} {mechanism} {self._teachers.settings} {method}"
-        content += f" {covering}" if (covering := self._covering(mechanism, ask)) else ""
+        content = f"{request.digest()} {mechanism} {self._teachers.settings} {method}"
+        content += f" {covering}" if (covering := self._covering(mechanism, request)) else ""
         # Another device rounds otherwise, and the same noise must not meet another value.
         content += f" {device}" if (device := self._teachers.answers_on) else ""
         if self.summing:
-            content += f" {self.summing.tag(ask.digest())}"
+            content += f" {self.summing.tag(request.digest())}"
         elif mechanism.noise_at == "server":  # the server draws other noise in another run
             content += f" {self.account.run}"
         # A run's name may be no UTF-8; names that differ stay so.
@@ -323,47 +330,47 @@ class Site:
 
     @property
     def _pull(self) -> float:
-        """Return the weight of the pull back to an ask's weights, from the method's own keys."""
+        """Return the weight of the pull back to a request's weights, from the method's own keys."""
         return float(self.config.method.get("proximal_weight", 0.0))
 
-    def _retraining(self, ask: Ask) -> str:
-        """Return the key under which a training that starts at the ask's weights is charged."""
-        content = f"{self._teachers.input_digest} {ask.digest()}"
+    def _retraining(self, request: Request) -> str:
+        """Return the key under which a training that starts at the request's weights is charged."""
+        content = f"{self._teachers.input_digest} {request.digest()}"
         content += f" {self._pull}" if self._pull else ""  # another pull has noise of its own
         return hashlib.sha256(content.encode()).hexdigest()
 
 
-def answer(method: Method, ask: Ask, site: Site) -> Answer | Refusal:
-    """Answer an ask; refuse if the budget is spent, or if the ledger cannot be read or written.
+def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
+    """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
 
     Of the ledger's content, a refusal tells only what the run has cost. The cause of a ledger's
     failure goes to the client's own log.
 
     Raises:
-        ProtocolError: the ask does not fit this client or its mechanism.
+        ProtocolError: the request does not fit this client or its mechanism.
     """
     try:
         try:
-            site.check(ask)
-            site.account.hear(ask, site.client)
-            site.admit(ask)
+            site.check(request)
+            site.account.hear(request, site.client)
+            site.admit(request)
             site.join()
-            reply = method.client(ask, site)
-            masks = ask.kind == "answers" and site.answers.noise_at == "distributed"
-            if masks and isinstance(reply, Answer):
-                reply = _masked(reply, ask, site)
+            reply = method.client(request, site)
+            masks = request.kind == "answers" and site.answers.noise_at == "distributed"
+            if masks and isinstance(reply, Response):
+                reply = _masked(reply, request, site)
             return replace(reply, statement=site.account.state())
         except Unplanned as unplanned:
             statement = site.account.state(unplanned.wanted)
-            return Refusal(ask.query_id, str(unplanned), statement)
+            return Refusal(request.query_id, str(unplanned), statement)
         except (BudgetSpent, RecordsChanged) as refused:
-            return Refusal(ask.query_id, str(refused), site.account.state())
+            return Refusal(request.query_id, str(refused), site.account.state())
     except LedgerError as error:
         logger.error("client %d: %s", site.client, error)
-        return Refusal(ask.query_id, "the client's ledger cannot be read or written")
+        return Refusal(request.query_id, "the client's ledger cannot be read or written")
 
 
-def _masked(released: Answer, ask: Ask, site: Site) -> Answer:
+def _masked(released: Response, request: Request, site: Site) -> Response:
     """Mask a released answer for a secure sum.
 
     Raises:
@@ -371,7 +378,7 @@ def _masked(released: Answer, ask: Ask, site: Site) -> Answer:
     """
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")
-    return site.summing.masked(released, ask)
+    return site.summing.masked(released, request)
 
 
 def take_step(site: Site, step: SumStep) -> dict[str, bytes]:

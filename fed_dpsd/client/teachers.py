@@ -269,7 +269,8 @@ class Teachers:
 
         Args:
             weights: (P,) weights that each starts from (see `to_vector` and `check_weights`).
-            digest: hexadecimal digest of the teachers and the whole ask; all randomness follows it.
+            digest: hexadecimal digest of the teachers and the whole request; all randomness follows
+                it.
             epochs: passes over a shard, unless a training mechanism sets how it trains.
             proximal_weight: of the pull back to `weights`, >= 0 (see `pulled_back`).
         """

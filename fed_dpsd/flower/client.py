@@ -30,7 +30,7 @@ from fed_dpsd.flower.codec import (
     unpack_step,
 )
 from fed_dpsd.models import torch_threads
-from fed_dpsd.protocol import Ask, Refusal, SumStep
+from fed_dpsd.protocol import Refusal, Request, SumStep
 from fed_dpsd.simulation.clients import open_site
 from fed_dpsd.storage import print_any_text
 
@@ -90,7 +90,7 @@ def answer(message: Message, context: Context, client_app: Path) -> Message:
     return Message(content, reply_to=message)
 
 
-def _requests(message: Message, clients: Iterable[int]) -> dict[int, Ask | SumStep | None]:
+def _requests(message: Message, clients: Iterable[int]) -> dict[int, Request | SumStep | None]:
     """Return a message's request to each of some clients; None stands for exact diagnostics."""
     kind, content = message.metadata.message_type, message.content
     if kind == STEP:
@@ -98,17 +98,19 @@ def _requests(message: Message, clients: Iterable[int]) -> dict[int, Ask | SumSt
     return dict.fromkeys(clients, None if kind == DIAGNOSE else unpack_ask(content))
 
 
-def _answer(request: Ask | SumStep | None, experiment: Experiment, site: Site) -> Reply | Refusal:
+def _answer(
+    request: Request | SumStep | None, experiment: Experiment, site: Site
+) -> Reply | Refusal:
     """Return the reply of a client that may answer the request."""
     if request is None:
         return Reply(site.diagnose())
     if isinstance(request, SumStep):
         return Reply(boxes=sites.take_step(site, request))
-    answer = sites.answer(experiment.method, request, site)
-    if isinstance(answer, Refusal):
-        return answer
-    boxes = {str(other): box for other, box in answer.sealed.items()}
-    return Reply(answer.values, boxes, answer.statement)
+    response = sites.answer(experiment.method, request, site)
+    if isinstance(response, Refusal):
+        return response
+    boxes = {str(other): box for other, box in response.sealed.items()}
+    return Reply(response.values, boxes, response.statement)
 
 
 def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply | Refusal:
@@ -128,7 +130,7 @@ def _answer_hospital(message: Message, hospital: Hospital, code: str) -> Reply |
             if not run or not run.isprintable() or len(run) > LONGEST_RUN:
                 raise NotAllowed("the run's name is empty, too long, or cannot be printed")
             request = _requests(message, [hospital.client])[hospital.client]
-        images = len(request.images) if isinstance(request, Ask) else 0
+        images = len(request.images) if isinstance(request, Request) else 0
         experiment = hospital.experiment(text, images)
         with torch_threads(experiment.config.threads_client):
             return _answer(request, experiment, hospital.open(experiment, run))

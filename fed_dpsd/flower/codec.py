@@ -16,7 +16,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.protocol import NOTHING, Ask, Refusal, Statement, SumStep
+from fed_dpsd.protocol import NOTHING, Refusal, Request, Statement, SumStep
 
 ANSWER, DIAGNOSE, HELLO, STEP = "query.answer", "query.diagnose", "query.hello", "query.step"
 LONGEST_REASON, NO_REASON = 200, "no reason given"
@@ -54,21 +54,25 @@ class Reply:
     statement: Statement | None = None
 
 
-def pack_ask(ask: Ask) -> RecordDict:
-    """Pack an ask for any client."""
-    arrays = {"images": ask.images, "predictions": ask.predictions, "weights": ask.weights}
+def pack_ask(request: Request) -> RecordDict:
+    """Pack a request for any client."""
+    arrays = {
+        "images": request.images,
+        "predictions": request.predictions,
+        "weights": request.weights,
+    }
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
-    about = {"query_id": ask.query_id, "kind": ask.kind}
-    about |= {"acknowledged": json.dumps(ask.acknowledged), "heard": json.dumps(ask.heard)}
+    about = {"query_id": request.query_id, "kind": request.kind}
+    about |= {"acknowledged": json.dumps(request.acknowledged), "heard": json.dumps(request.heard)}
     return RecordDict({"arrays": record, "ask": ConfigRecord(about)})
 
 
 @reading()
-def unpack_ask(content: RecordDict) -> Ask:
-    """Unpack an ask that `pack_ask` made.
+def unpack_ask(content: RecordDict) -> Request:
+    """Unpack a request that `pack_ask` made.
 
     Raises:
-        ProtocolError: the content holds no ask, or one that is not well-formed.
+        ProtocolError: the content holds no request, or one that is not well-formed.
     """
     arrays, about = content.array_records["arrays"], content.config_records["ask"]
     images, predictions, weights = (
@@ -79,14 +83,14 @@ def unpack_ask(content: RecordDict) -> Ask:
         raise TypeError(f"query_id={query_id!r}, kind={kind!r}")
     acknowledged = json.loads(str(about["acknowledged"]))
     heard = {int(client): count for client, count in json.loads(str(about["heard"])).items()}
-    return Ask(query_id, images, predictions, kind, weights, acknowledged, heard)  # type: ignore[arg-type]
+    return Request(query_id, images, predictions, kind, weights, acknowledged, heard)  # type: ignore[arg-type]
 
 
 def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
     """Pack steps of a secure sum, one for each client."""
     content = RecordDict()
     for client, step in steps.items():
-        about = {"ask": step.ask, "named": list(step.named)}
+        about = {"ask": step.request, "named": list(step.named)}
         content[f"step {client}"] = ConfigRecord(about)
         content[f"proofs {client}"] = _boxes(step.proofs)
         content[f"sealed {client}"] = _boxes(step.sealed)

@@ -36,7 +36,7 @@ from fed_dpsd.flower.codec import (
     unpack_replies,
 )
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep, compare_classes
+from fed_dpsd.protocol import Refusal, Request, Response, SumStep, compare_classes
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.storage import append_line
 
@@ -53,10 +53,10 @@ DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
 
-def _for_clients(ask: Ask, clients: Collection[int]) -> Ask:
-    """Return the ask with the statements heard from these clients, and from no others."""
-    heard = {client: releases for client, releases in ask.heard.items() if client in clients}
-    return replace(ask, heard=heard)
+def _for_clients(request: Request, clients: Collection[int]) -> Request:
+    """Return the request with the statements heard from these clients, and from no others."""
+    heard = {client: releases for client, releases in request.heard.items() if client in clients}
+    return replace(request, heard=heard)
 
 
 class Absent(Refusal):
@@ -68,7 +68,8 @@ class GridFederation(HostedFederation):
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
     hospital, which names its own client. A round goes on without clients that do not answer, as
-    long as federation.min_clients do. The outcome of each ask is a line of the run's asks.jsonl.
+    long as federation.min_clients do. The outcome of each request is a line of the run's
+    asks.jsonl.
 
     Raises:
         UserError: too few nodes connect within federation.node_timeout_seconds.
@@ -94,7 +95,7 @@ class GridFederation(HostedFederation):
         self._hosts: dict[int, list[int]] = {}
         self._refused: dict[int, tuple[int, str]] = {}  # nodes with other classes: client, reason
         self._took: dict[int, float] = {}
-        self._away: set[int] = set()  # nodes that did not answer the last ask
+        self._away: set[int] = set()  # nodes that did not answer the last request
         deadline = time.monotonic() + self._settings.node_timeout_seconds
         while not self._discover_nodes() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -163,8 +164,8 @@ class GridFederation(HostedFederation):
             return str(error)
         return ""
 
-    def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Bring an ask to every client; a client that does not answer in time counts as absent.
+    def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
+        """Bring a request to every client; a client that does not answer in time counts as absent.
 
         Raises:
             UserError: fewer clients answered than the federation needs.
@@ -173,30 +174,30 @@ class GridFederation(HostedFederation):
         if not self._settings.simulation:
             self._refused.clear()  # a hospital may have corrected its file
             self._discover_nodes()
-        asked = self._asked(ask)
+        asked = self._asked(request)
         hosts = self._hosts_of(set(asked))
-        packed = {node: pack_ask(_for_clients(ask, clients)) for node, clients in hosts.items()}
-        replies = self._exchange(ANSWER, ask.query_id, packed, hosts)
+        packed = {node: pack_ask(_for_clients(request, clients)) for node, clients in hosts.items()}
+        replies = self._exchange(ANSWER, request.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
-        answers: dict[int, Answer | Refusal] = {}
+        answers: dict[int, Response | Refusal] = {}
         refused = dict(self._refused.values())
         for client in asked:
             reason = public_line(refused.get(client, f"{LATE} {timeout:g} s"))
-            reply = replies.get(client, Absent(ask.query_id, reason))
+            reply = replies.get(client, Absent(request.query_id, reason))
             if isinstance(reply, Reply):
                 sealed = {
                     int(c): box for c, box in reply.boxes.items() if re.fullmatch("[0-9]{1,6}", c)
                 }
-                answers[client] = Answer(
-                    ask.query_id, reply.values, teachers, sealed, reply.statement
+                answers[client] = Response(
+                    request.query_id, reply.values, teachers, sealed, reply.statement
                 )
             else:
                 answers[client] = reply
-        self._log(ask, answers, time.monotonic() - started)
+        self._log(request, answers, time.monotonic() - started)
         absent = {c: a.reason for c, a in answers.items() if isinstance(a, Absent)}
         if len(answers) - len(absent) < min(self._least, len(asked)):
             reasons = "; ".join(f"client {client}: {reason}" for client, reason in absent.items())
-            self._tally.take(answers)
+            self._charge_log.take(answers)
             few = f"{len(absent)} of {len(answers)} clients did not answer ({reasons})"
             raise UserError(f"{few}; {self._remedy}")
         return answers
@@ -210,14 +211,18 @@ class GridFederation(HostedFederation):
                 logger.warning("client %d takes no part in a sum: %s", client, reply.reason)
         return {client: r.boxes for client, r in replies.items() if isinstance(r, Reply)}
 
-    def _log(self, ask: Ask, answers: Mapping[int, Answer | Refusal], seconds: float) -> None:
+    def _log(
+        self, request: Request, answers: Mapping[int, Response | Refusal], seconds: float
+    ) -> None:
         """Write a line of asks.jsonl: the clients that answered, and the reasons of the others."""
         line = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "query_id": ask.query_id,
-            "kind": ask.kind,
-            "ask": ask.digest(),
-            "answered": sorted(c for c, answer in answers.items() if isinstance(answer, Answer)),
+            "query_id": request.query_id,
+            "kind": request.kind,
+            "ask": request.digest(),
+            "answered": sorted(
+                c for c, response in answers.items() if isinstance(response, Response)
+            ),
             "refused": {c: a.reason for c, a in answers.items() if isinstance(a, Refusal)},
             "seconds": round(seconds, 3),
         }
@@ -301,14 +306,14 @@ class GridFederation(HostedFederation):
     ) -> dict[int, Message]:
         """Send nodes their messages until each has replied, or it is too late.
 
-        Once `enough` nodes have replied, the nodes that did not answer the last ask get only
+        Once `enough` nodes have replied, the nodes that did not answer the last request get only
         federation.retry_seconds. Otherwise a hospital that left would cost every round its
         time-out.
 
         A message may be lost with the process that had it, so it is sent again. A silent node gets
         it after twice the time of its last reply, then after twice as long each time. A node that
         is out of reach gets it at regular intervals, and a node whose process fails gets it at
-        once. The ask is the same, so nothing is charged twice.
+        once. The request is the same, so nothing is charged twice.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)

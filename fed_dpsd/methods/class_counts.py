@@ -6,33 +6,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, Site, World, answers_and_refusals
+from fed_dpsd.methods.method import Federation, PublicContext, Site, answers_and_refusals
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 
 MOST_RECORDS = 1e12  # that a client may claim for a class, so that all sums stay finite
 SMALLEST_PART, SMALLEST_PROBABILITY = 1e-4, 1e-6  # in logarithms of `pool`
 RIDGE = 0.01  # of the mean weight: it keeps classes comparable that no two clients share
 
 
-def counts_stage(world: World, clear: bool) -> tuple[Stage, ...]:
+def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
     """Return the stage of a release of class counts; none where a method must not ask for them.
 
     They have the noise that a private training sets, or are exact where all else is too.
 
     Args:
-        world: the public side of the experiment.
+        context: the public side of the experiment.
         clear: whether what else leaves has no noise of its own.
     """
     counted: Charged | None = ExactCounts() if clear else None
-    if isinstance(world.training, TrainingMechanism):
-        counted = ClassCounts(world.training) if world.training.counts_classes else None
+    if isinstance(context.training, TrainingMechanism):
+        counted = ClassCounts(context.training) if context.training.counts_classes else None
     return (Stage(counted, 1, 0),) if counted else ()
 
 
-def release_class_counts(ask: Ask, site: Site, clear: bool) -> Answer:
+def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
     """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
 
     Raises:
@@ -40,19 +40,21 @@ def release_class_counts(ask: Ask, site: Site, clear: bool) -> Answer:
     """
     site.pay_for_training()  # counts are of no use to a client that cannot pay for its teachers
     if isinstance(site.training, TrainingMechanism):
-        return site.release(ClassCounts(site.training), site.class_counts(ask), ask)
+        return site.release(ClassCounts(site.training), site.class_counts(request), request)
     if not clear:
         raise ProtocolError("this client's mechanism releases no class counts")
-    return site.release(ExactCounts(), site.sensitive_class_counts(), ask)
+    return site.release(ExactCounts(), site.sensitive_class_counts(), request)
 
 
-def fetch_class_weights(federation: Federation, world: World) -> dict[int, NDArray[np.float64]]:
+def fetch_class_weights(
+    federation: Federation, context: PublicContext
+) -> dict[int, NDArray[np.float64]]:
     """Ask for class counts; return each client's part of the records of each class, (K,) in [0, 1].
 
     The plan must hold the counts. A class without any record counts as split equally among the
     clients. The result is empty where no client answers.
     """
-    answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
+    answers, _ = answers_and_refusals(federation.each(context.request("counts")))
     counts = {
         client: np.clip(own.values[0].astype(np.float64), 0, MOST_RECORDS)
         for client, own in answers.items()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
@@ -54,14 +54,19 @@ class DENSE(Distilling):
         require_positive(self, "generator_learning_rate")
 
     def synthesise(
-        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
     ) -> NDArray[np.uint8]:
         """Train a new generator and return its batch of least loss (data generation)."""
         rng = streams.torch("synthesis", query_id=number)
-        count = world.queries_per_round
-        targets = torch.randint(world.num_classes, (count,), generator=rng).sort().values
-        generator = world.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(world.device)
+        count = context.queries_per_round
+        targets = torch.randint(context.num_classes, (count,), generator=rng).sort().values
+        generator = context.make_generator(self.latent_size, rng)
+        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
         latents.requires_grad_(True)
         optimiser = torch.optim.Adam(
             [*generator.parameters(), latents], self.generator_learning_rate, (0.5, 0.999)
@@ -72,7 +77,7 @@ class DENSE(Distilling):
         for _ in range(self.generator_steps):
             images = generator(latents)
             augmented = augment(images, self.shift, self.flip, rng)
-            loss = self.loss(ensemble, student, augmented, targets.to(world.device), statistics)
+            loss = self.loss(ensemble, student, augmented, targets.to(context.device), statistics)
             seen.append(loss.detach())
             if best is None or loss.item() < least:
                 least, best = loss.item(), to_bytes(images)

@@ -28,13 +28,13 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
-    Bank,
     Federation,
     Plan,
+    PublicContext,
+    ReplayBuffer,
     Round,
     Site,
     State,
-    World,
     answers_and_refusals,
     below,
     draw_public,
@@ -50,7 +50,7 @@ from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.models.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.training import BaselineWeights, Training
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 VAE_WIDTH = 16  # channels of the autoencoder's first convolution
@@ -100,62 +100,62 @@ class DGD:
                 "together; the generator makes the other images"
             )
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the stages: the baseline, once, if there is a use for it; a label a query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
-        answers = Stage(world.answers, world.rounds, world.queries_per_round)
-        return Plan(world.training, (*before, answers))
+        answers = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (*before, answers))
 
     # --- client ------------------------------------------------------------------------------
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the baseline's weights, or the ensemble's answers to images."""
-        if ask.kind == "baseline" and self.generator_steps:
+        if request.kind == "baseline" and self.generator_steps:
             mechanism = BaselineWeights(self.baseline)
-            return site.release(mechanism, site.sensitive_baseline(mechanism, ask), ask)
-        if ask.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
-        return site.release(site.answers, site.sensitive_probabilities(ask.images), ask)
+            return site.release(mechanism, site.sensitive_baseline(mechanism, request), request)
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        return site.release(site.answers, site.sensitive_probabilities(request.images), request)
 
     # --- server ------------------------------------------------------------------------------
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run the two streams; a round asks about the next synthetic images."""
-        generator = world.make_generator(self.latent_size, streams.torch("generator"))
-        vae = self.make_vae(world, streams)
-        student = world.make_student(streams.torch("student"))
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
+        vae = self.make_vae(context, streams)
+        student = context.make_student(streams.torch("student"))
         learners = {"student": student, "generator": generator, "vae": vae}
-        bank: list[Bank] = []
+        buffer: list[ReplayBuffer] = []
         if resume is None:
             if self.generator_steps:
-                baseline = fetch_baseline(federation, world)
-                self.train_generator(generator, baseline, world, streams)
+                baseline = fetch_baseline(federation, context)
+                self.train_generator(generator, baseline, context, streams)
         else:
-            bank = list(resume.bank)
+            buffer = list(resume.buffer)
             for name, learner in learners.items():
                 learner.load_state_dict(below(name, resume.tensors))
-        images = self.synthesise(generator, world, streams)
+        images = self.synthesise(generator, context, streams)
         if resume is None:
-            self.train_vae(vae, images, world, streams)
+            self.train_vae(vae, images, context, streams)
 
-        queries = world.queries_per_round
-        for number in range(len(bank) + 1, world.rounds + 1):
+        queries = context.queries_per_round
+        for number in range(len(buffer) + 1, context.rounds + 1):
             asked = images[(number - 1) * queries : number * queries]
-            predictions = predict(student, asked, world.device)
-            ask = federation.settle(Ask(number, asked, predictions))
-            total = federation.total(ask)
+            predictions = predict(student, asked, context.device)
+            request = federation.get_or_store(Request(number, asked, predictions))
+            total = federation.total(request)
             if total.count == 0:
-                if not bank:
+                if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            bank.append(Bank(ask.images, ask.predictions, hard_labels(total)))
-            loss = self.train_student(student, vae, bank, images, world, streams, number)
+            buffer.append(ReplayBuffer(request.images, request.predictions, hard_labels(total)))
+            loss = self.train_student(student, vae, buffer, images, context, streams, number)
             trained = self.generator_steps * self.batch_size if number == 1 else 0
             tensors = {n: t for k, v in learners.items() for n, t in tensors_below(k, v).items()}
             yield Round(
-                State(number, tensors, bank),
+                State(number, tensors, buffer),
                 student,
                 {"student_loss": loss},
                 total.refused,
@@ -164,7 +164,7 @@ class DGD:
             )
 
     def train_generator(
-        self, generator: nn.Module, baseline: Classifier, world: World, streams: Streams
+        self, generator: nn.Module, baseline: Classifier, context: PublicContext, streams: Streams
     ) -> None:
         """Train the generator with the baseline as fixed discriminator (Sec. III-B, five steps)."""
         rng = streams.torch("latents")
@@ -173,7 +173,7 @@ class DGD:
         seen = []
         for _ in range(self.generator_steps):
             latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
-            features = baseline.features(generator(latents.to(world.device)))
+            features = baseline.features(generator(latents.to(context.device)))
             loss = self.generator_loss(features, baseline.classifier(features))
             seen.append(loss.detach())
             step(optimiser, loss)
@@ -187,31 +187,34 @@ class DGD:
             - self.activation_weight * features.abs().mean()
         )
 
-    def synthesise(self, generator: nn.Module, world: World, streams: Streams) -> NDArray[np.uint8]:
+    def synthesise(
+        self, generator: nn.Module, context: PublicContext, streams: Streams
+    ) -> NDArray[np.uint8]:
         """Return all synthetic images in random order, (N, C, H, W) uint8; the first are asked."""
-        needed = max(self.synthetic_images, world.rounds * world.queries_per_round)
+        needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
         fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
         counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
-        parts = draw_public(counts, world, streams, 1)
+        parts = draw_public(counts, context, streams, 1)
         rates = rates_of(self, "generator_learning_rate")
         left, rng = needed - sum(counts.values()), streams.torch("synthetic images")
         while left > 0:
             latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
             with torch.no_grad():
-                parts.append(to_bytes(generator(latents.to(world.device)), rates)[:left])
+                parts.append(to_bytes(generator(latents.to(context.device)), rates)[:left])
             left -= len(parts[-1])
-        images = procedural.turned(np.concatenate(parts), self.polarity)
+        images = procedural.apply_polarity(np.concatenate(parts), self.polarity)
         return images[streams.numpy("order of images").permutation(needed)]
 
-    def make_vae(self, world: World, streams: Streams) -> VAE:
+    def make_vae(self, context: PublicContext, streams: Streams) -> VAE:
         """Return an untrained autoencoder."""
         vae = initialise(
-            lambda: VAE(world.image_shape, self.code_size, VAE_WIDTH), streams.torch("autoencoder")
+            lambda: VAE(context.image_shape, self.code_size, VAE_WIDTH),
+            streams.torch("autoencoder"),
         )
-        return vae.to(world.device)
+        return vae.to(context.device)
 
     def train_vae(
-        self, vae: VAE, images: NDArray[np.uint8], world: World, streams: Streams
+        self, vae: VAE, images: NDArray[np.uint8], context: PublicContext, streams: Streams
     ) -> None:
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
@@ -219,7 +222,7 @@ class DGD:
         seen = []
         for _ in range(self.vae_steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = vae.loss(to_unit(images[chosen], world.device), rng)
+            loss = vae.loss(to_unit(images[chosen], context.device), rng)
             seen.append(loss.detach())
             step(optimiser, loss)
         check_losses(seen, "the autoencoder", rates_of(self, "learning_rate"))
@@ -228,15 +231,15 @@ class DGD:
         self,
         student: Classifier,
         vae: VAE,
-        bank: list[Bank],
+        buffer: list[ReplayBuffer],
         images: NDArray[np.uint8],
-        world: World,
+        context: PublicContext,
         streams: Streams,
         number: int,
     ) -> float:
         """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
-        labelled = np.concatenate([part.images for part in bank])
-        labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
+        labelled = np.concatenate([part.images for part in buffer])
+        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
         rng = streams.torch("replay", query_id=number)
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
@@ -244,11 +247,11 @@ class DGD:
         seen = []
         for _ in range(self.student_steps):
             chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
-            logits = student(to_unit(labelled[chosen], world.device))
-            loss = LOSSES[self.label_loss](logits, labels[chosen].to(world.device))  # Eq. 5
+            logits = student(to_unit(labelled[chosen], context.device))
+            loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
             if self.unsupervised_weight > 0:
                 drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-                inputs = to_unit(images[drawn], world.device)
+                inputs = to_unit(images[drawn], context.device)
                 loss = loss + self.unsupervised_weight * self.smoothness(student, vae, inputs, rng)
             seen.append(loss.detach())
             step(optimiser, loss)
@@ -295,21 +298,21 @@ class DGD:
         return noisy / noisy.norm(dim=1, keepdim=True) * self.code_size**0.5
 
 
-def fetch_baseline(federation: Federation, world: World) -> Classifier:
+def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier:
     """Return the client's baseline from the weights that it releases.
 
     Raises:
         UserError: the client does not answer.
     """
-    answers, refused = answers_and_refusals(federation.each(world.ask("baseline")))
+    answers, refused = answers_and_refusals(federation.each(context.request("baseline")))
     if not answers:
         raise nobody_answers(refused)
-    (answer,) = answers.values()
-    (baseline,) = read_teachers(replace(answer, teachers=1), world, 0)
+    (response,) = answers.values()
+    (baseline,) = read_teachers(replace(response, teachers=1), context, 0)
     return baseline
 
 
-def hard_labels(total: Total) -> NDArray[np.float32]:
+def hard_labels(total: Aggregate) -> NDArray[np.float32]:
     """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros where all are zero."""
     classes = np.eye(total.sum.shape[1], dtype=np.float32)[total.sum.argmax(1)]
     return classes * total.sum.any(axis=1, keepdims=True)

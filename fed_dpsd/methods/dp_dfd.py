@@ -24,13 +24,13 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
-    Bank,
     Federation,
     Plan,
+    PublicContext,
+    ReplayBuffer,
     Round,
     Site,
     State,
-    World,
     below,
     nobody_answers,
     tensors_below,
@@ -42,7 +42,7 @@ from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -85,77 +85,79 @@ class DPDataFreeDistillation:
                 "pretraining_steps=0 and generator_steps=0; give one of them >= 1"
             )
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the stage of answers; with the teacher as discriminator, its weights before."""
-        answers = Stage(world.answers, world.rounds, world.queries_per_round)
+        answers = Stage(context.answers, context.rounds, context.queries_per_round)
         before = (WEIGHTS,) if self.discriminator == "teacher" else ()
-        return Plan(world.training, (*before, answers))
+        return Plan(context.training, (*before, answers))
 
     # --- the server --------------------------------------------------------------------------
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run Algorithm 1: data-free generator learning, then stages of student learning."""
-        student = world.make_student(streams.torch("student"))
-        generator = world.make_generator(self.latent_size, streams.torch("generator"))
+        student = context.make_student(streams.torch("student"))
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
         generator.set_levels(self.contrast, self.brightness)
-        teacher = self.fetch_teacher(federation, world)
+        teacher = self.fetch_teacher(federation, context)
         discriminator = teacher or student
         rates = rates_of(self, "generator_learning_rate")
-        bank: list[Bank] = []
+        buffer: list[ReplayBuffer] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
             generator.load_state_dict(below("generator", resume.tensors))
-            bank = list(resume.bank)
+            buffer = list(resume.buffer)
         else:  # 1: pretrain the generator, with the discriminator fixed
             rng = streams.torch("pretraining latents")
-            drawn = (self.draw(world, rng) for _ in range(self.pretraining_steps))
+            drawn = (self.draw(context, rng) for _ in range(self.pretraining_steps))
             self.train_generator(generator, drawn, partial(self.generator_loss, discriminator))
 
-        for number in range(len(bank) + 1, world.rounds + 1):
-            latents = self.draw(world, streams.torch("latents", query_id=number))
+        for number in range(len(buffer) + 1, context.rounds + 1):
+            latents = self.draw(context, streams.torch("latents", query_id=number))
             with torch.no_grad():
                 images = to_bytes(generator.train()(latents), rates)  # 2: synthetic data
-            predictions = predict(student, images, world.device)
-            ask = federation.settle(Ask(number, images, predictions))
-            total = federation.total(ask)  # 3: the teacher's labels, by selective responses
+            predictions = predict(student, images, context.device)
+            request = federation.get_or_store(Request(number, images, predictions))
+            total = federation.total(request)  # 3: the teacher's labels, by selective responses
             if total.count == 0:
-                if not bank:
+                if not buffer:
                     raise nobody_answers(total.refused)
                 return
             labels = (total.sum / total.count).astype(np.float32)
-            bank.append(Bank(ask.images, ask.predictions, labels))
-            loss = self.train_student(student, bank, world, streams, number)  # 4: data-label pairs
-            targets = torch.from_numpy(labels).to(world.device)
+            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
+            loss = self.train_student(
+                student, buffer, context, streams, number
+            )  # 4: data-label pairs
+            targets = torch.from_numpy(labels).to(context.device)
             fine_tuning_loss = partial(self.fine_tuning_loss, discriminator, student, targets)
             again = [latents] * self.generator_steps
             self.train_generator(generator, again, fine_tuning_loss)  # 5: on this stage's pairs
             steps = self.generator_steps + (self.pretraining_steps if number == 1 else 0)
-            discriminated = steps * len(ask.images) if teacher else 0
+            discriminated = steps * len(request.images) if teacher else 0
             yield Round(
                 State(
                     number,
                     tensors_below("student", student) | tensors_below("generator", generator),
-                    bank,
+                    buffer,
                 ),
                 student,
                 {"student_loss": loss},
                 total.refused,
-                forward_answers=total.count * len(ask.images) + discriminated,
+                forward_answers=total.count * len(request.images) + discriminated,
                 backward_answers=discriminated,
             )
 
-    def draw(self, world: World, rng: torch.Generator) -> torch.Tensor:
+    def draw(self, context: PublicContext, rng: torch.Generator) -> torch.Tensor:
         """Draw normal latent vectors, one for each image of a stage."""
-        shape = world.queries_per_round, self.latent_size
-        return torch.randn(shape, generator=rng).to(world.device)
+        shape = context.queries_per_round, self.latent_size
+        return torch.randn(shape, generator=rng).to(context.device)
 
-    def fetch_teacher(self, federation: Federation, world: World) -> Classifier | None:
+    def fetch_teacher(self, federation: Federation, context: PublicContext) -> Classifier | None:
         """Return the teacher if it is the discriminator, otherwise None."""
         if self.discriminator == "student":
             return None
-        (teacher, *_) = fetch_teachers(federation, world)[0]
+        (teacher, *_) = fetch_teachers(federation, context)[0]
         return teacher
 
     def train_generator(
@@ -196,8 +198,8 @@ class DPDataFreeDistillation:
     def train_student(
         self,
         student: Classifier,
-        bank: list[Bank],
-        world: World,
+        buffer: list[ReplayBuffer],
+        context: PublicContext,
         streams: Streams,
         number: int,
     ) -> float:
@@ -205,17 +207,17 @@ class DPDataFreeDistillation:
 
         The learning rate falls in a straight line, to nearly 0 in the last stage.
         """
-        labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
-        images = np.concatenate([part.images for part in bank])
-        model, take = learner(student, images, world.device)
-        rate = self.student_learning_rate * (1 - (number - 1) / world.rounds)
+        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        images = np.concatenate([part.images for part in buffer])
+        model, take = learner(student, images, context.device)
+        rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
         student.train()
         seen = []
         for _ in range(self.student_steps):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = losses.student_loss(model(take(chosen)), labels[chosen].to(world.device))
+            loss = losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
             seen.append(loss.detach())
             step(optimiser, loss)
         check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
@@ -224,11 +226,11 @@ class DPDataFreeDistillation:
 
     # --- the client --------------------------------------------------------------------------
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release a response to each image; the weights only for the teacher discriminator."""
-        if ask.kind == "weights" and self.discriminator == "teacher":
-            return release_weights(ask, site)
-        if ask.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
+        if request.kind == "weights" and self.discriminator == "teacher":
+            return release_weights(request, site)
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         site.pay_for_training()
-        return site.release(site.answers, site.sensitive_probabilities(ask.images), ask)
+        return site.release(site.answers, site.sensitive_probabilities(request.images), request)

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Federation, Plan, Site, World
+from fed_dpsd.methods.method import Federation, Plan, PublicContext, Site
 from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,24 @@ class DPSD(FedDPSD):
                 "generator_steps=0; give generator_steps >= 1"
             )
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the stage of answers; for DPSD-T, the teacher's weights come before it."""
-        plan = super().plan(world)
+        plan = super().plan(context)
         if self.discriminator == "student":
             return plan
         return replace(plan, stages=(WEIGHTS, *plan.stages))
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Answer as in Alg. 1, line 4; release the weights only for the teacher discriminator."""
-        if ask.kind == "weights" and self.discriminator == "teacher":
-            return release_weights(ask, site)
-        return super().client(ask, site)
+        if request.kind == "weights" and self.discriminator == "teacher":
+            return release_weights(request, site)
+        return super().client(request, site)
 
-    def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
+    def fetch_discriminator(
+        self, federation: Federation, context: PublicContext
+    ) -> nn.Module | None:
         """Return the teacher for DPSD-T, otherwise None."""
         if self.discriminator == "student":
             return None
-        (teacher, *_) = fetch_teachers(federation, world)[0]
+        (teacher, *_) = fetch_teachers(federation, context)[0]
         return teacher

@@ -7,7 +7,7 @@ probabilities. `weighted_ensemble` weighs the probabilities by class counts, and
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fed_dpsd.methods.method import Federation, Round, State, World, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State, tensors_below
 from fed_dpsd.methods.white_box import WhiteBox, fetch_ensemble
 from fed_dpsd.streams import Streams
 
@@ -17,9 +17,9 @@ class WholeEnsemble(WhiteBox):
     """A method of one round whose student is the mean of the teachers' logits."""
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Yield the ensemble as the student; train nothing."""
         if resume is None:
-            ensemble = fetch_ensemble(federation, world)
+            ensemble = fetch_ensemble(federation, context)
             yield Round(State(1, tensors_below("student", ensemble), ()), ensemble)

@@ -35,13 +35,13 @@ from fed_dpsd.methods.class_counts import (
     weigh,
 )
 from fed_dpsd.methods.method import (
-    Bank,
     Federation,
     Plan,
+    PublicContext,
+    ReplayBuffer,
     Round,
     Site,
     State,
-    World,
     answers_and_refusals,
     below,
     draw_public,
@@ -58,7 +58,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 # From (B, K) logits and labels, and the (B,) places of their images in the bank, to a loss.
@@ -124,30 +124,30 @@ class FedDPSD:
             "label_step",
         )
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return one stage with an answer for each synthetic query; class counts if paid for."""
-        answers = Stage(world.answers, world.asked_rounds, world.queries_per_round)
-        return Plan(world.training, (*self.counts(world), answers))
+        answers = Stage(context.answers, context.asked_rounds, context.queries_per_round)
+        return Plan(context.training, (*self.counts(context), answers))
 
-    def counts(self, world: World) -> tuple[Stage, ...]:
+    def counts(self, context: PublicContext) -> tuple[Stage, ...]:
         """Return the stage of class counts, by which answers that are seen one by one weigh."""
-        seen = world.answers.noise_at == "client"
-        clear = isinstance(world.answers, Probabilities)
-        return counts_stage(world, clear) if self.class_counts and seen else ()
+        seen = context.answers.noise_at == "client"
+        clear = isinstance(context.answers, Probabilities)
+        return counts_stage(context, clear) if self.class_counts and seen else ()
 
     # --- client ------------------------------------------------------------------------------
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release each teacher's answer to every query by the site's mechanism (Fed-FlexPer)."""
-        if ask.kind == "counts" and self.class_counts:
-            return release_class_counts(ask, site, isinstance(site.answers, Probabilities))
-        if ask.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
+        if request.kind == "counts" and self.class_counts:
+            return release_class_counts(request, site, isinstance(site.answers, Probabilities))
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         site.pay_for_training()
-        sensitive = site.sensitive_probabilities(ask.images)
+        sensitive = site.sensitive_probabilities(request.images)
         if site.answers.input == "gradient":
-            sensitive = self.gradients(sensitive, ask.predictions)
-        return site.release(site.answers, sensitive, ask)
+            sensitive = self.gradients(sensitive, request.predictions)
+        return site.release(site.answers, sensitive, request)
 
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]
@@ -160,69 +160,73 @@ class FedDPSD:
     # --- server ------------------------------------------------------------------------------
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run Algorithm 2, with a bank of answered samples and new generators in each round."""
-        student = world.make_student(streams.torch("student"))
-        discriminator = self.fetch_discriminator(federation, world)
-        class_weights = fetch_class_weights(federation, world) if self.counts(world) else {}
-        bank: list[Bank] = []
+        student = context.make_student(streams.torch("student"))
+        discriminator = self.fetch_discriminator(federation, context)
+        class_weights = fetch_class_weights(federation, context) if self.counts(context) else {}
+        buffer: list[ReplayBuffer] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
-            bank = list(resume.bank)
+            buffer = list(resume.buffer)
 
-        for number in range(len(bank) + 1, world.rounds + 1):
-            images = self.draw(discriminator or student, world, streams, number, bank)
-            images = procedural.turned(images, self.polarity_after(bank))
-            predictions = self.predictions(student, images, world)
-            ask = federation.settle(Ask(number, images, predictions))
-            total = self.ask(federation, ask, world, class_weights)
-            if total.count == 0 and not bank:
+        for number in range(len(buffer) + 1, context.rounds + 1):
+            images = self.draw(discriminator or student, context, streams, number, buffer)
+            images = procedural.apply_polarity(images, self.infer_polarity(buffer))
+            predictions = self.predictions(student, images, context)
+            request = federation.get_or_store(Request(number, images, predictions))
+            total = self.request(federation, request, context, class_weights)
+            if total.count == 0 and not buffer:
                 raise nobody_answers(total.refused)
             exhausted = total.count == 0  # every client's budget is spent
             if not exhausted:
-                labels = self.noisy_labels(world, ask.predictions, total)
-                bank.append(Bank(ask.images, ask.predictions, labels.astype(np.float32)))
-            last = exhausted or number == world.rounds
+                labels = self.noisy_labels(context, request.predictions, total)
+                buffer.append(
+                    ReplayBuffer(request.images, request.predictions, labels.astype(np.float32))
+                )
+            last = exhausted or number == context.rounds
             if last:  # a student that was first trained on few answers never catches up: restart it
-                student = world.make_student(streams.torch("last student"))
-            metrics = self.train_student(student, bank, world, streams, number, last)
-            generated = self.mixture(len(ask.images))["generated"]
+                student = context.make_student(streams.torch("last student"))
+            metrics = self.train_student(student, buffer, context, streams, number, last)
+            generated = self.mixture(len(request.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
-                State(len(bank), tensors_below("student", student), bank),
+                State(len(buffer), tensors_below("student", student), buffer),
                 student,
                 metrics,
                 total.refused,
-                forward_answers=total.count * len(ask.images) + discriminated,
+                forward_answers=total.count * len(request.images) + discriminated,
                 backward_answers=discriminated,
             )
             if exhausted:
                 return
 
-    def ask(
+    def request(
         self,
         federation: Federation,
-        ask: Ask,
-        world: World,
+        request: Request,
+        context: PublicContext,
         class_weights: Mapping[int, NDArray[np.float64]],
-    ) -> Total:
+    ) -> Aggregate:
         """Return the sum of the answers, weighted by `class_weights` where there are any."""
         if not class_weights:
-            return federation.total(ask)
-        answers, refused = answers_and_refusals(federation.each(ask))
+            return federation.total(request)
+        answers, refused = answers_and_refusals(federation.each(request))
         weighted = {client: own for client, own in answers.items() if client in class_weights}
         if not weighted:
-            return Total(np.zeros(ask.predictions.shape), 0, refused)
+            return Aggregate(np.zeros(request.predictions.shape), 0, refused)
         if len(weighted) < len(class_weights):
             class_weights = among(class_weights, weighted)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
-        additive, odds = isinstance(world.answers, Additive), self.pooling == "odds"
+        additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
         mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
-        return Total(count * mean, count, refused)
+        return Aggregate(count * mean, count, refused)
 
-    def fetch_discriminator(self, federation: Federation, world: World) -> nn.Module | None:
+    def fetch_discriminator(
+        self, federation: Federation, context: PublicContext
+    ) -> nn.Module | None:
         """Return the teacher that generators are trained against; None for the student itself."""
         return None
 
@@ -245,10 +249,10 @@ class FedDPSD:
     def draw(
         self,
         discriminator: nn.Module,
-        world: World,
+        context: PublicContext,
         streams: Streams,
         number: int,
-        bank: Sequence[Bank] = (),
+        buffer: Sequence[ReplayBuffer] = (),
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
@@ -256,39 +260,41 @@ class FedDPSD:
         recombined from the bank, then the generators'. In the first round nothing is answered: then
         these first images are recombined.
         """
-        counts = self.mixture(world.queries_per_round)
+        counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
-        parts = draw_public(counts, world, streams, number)
-        if not bank and not sum(counts.values()):
+        parts = draw_public(counts, context, streams, number)
+        if not buffer and not sum(counts.values()):
             recombined, left = 0, left + recombined  # there is nothing to recombine yet
         if recombined:
-            answered = np.concatenate([part.images for part in bank] or parts)
-            alike = np.zeros((len(answered), world.num_classes))
-            labels = np.concatenate([part.labels for part in bank]) if bank else alike
+            answered = np.concatenate([part.images for part in buffer] or parts)
+            alike = np.zeros((len(answered), context.num_classes))
+            labels = np.concatenate([part.labels for part in buffer]) if buffer else alike
             rng = streams.numpy("recombined images", query_id=number)
             parts.append(recombine(answered, labels, recombined, rng))
         rng = streams.torch("generators", query_id=number)
         while left > 0:
             count = min(self.images_per_generator, left)
-            parts.append(to_bytes(self.generate(discriminator, world, count, rng)))
+            parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
             left -= count
         return np.concatenate(parts)
 
-    def polarity_after(self, bank: list[Bank]) -> procedural.Polarity:
+    def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
         """Return the polarity of the next images, "both" where only answers could tell."""
         if self.polarity != "answers":
             return self.polarity
-        if not bank:
+        if not buffer:
             return "both"
-        answered = np.concatenate([part.images for part in bank])
-        return procedural.varied_polarity(answered, np.concatenate([part.labels for part in bank]))
+        answered = np.concatenate([part.images for part in buffer])
+        return procedural.varied_polarity(
+            answered, np.concatenate([part.labels for part in buffer])
+        )
 
     def generate(
-        self, discriminator: nn.Module, world: World, count: int, rng: torch.Generator
+        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
     ) -> torch.Tensor:
         """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
-        generator = world.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(world.device)
+        generator = context.make_generator(self.latent_size, rng)
+        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
         latents.requires_grad_(True)
         groups = [
             {"params": generator.parameters(), "lr": self.generator_learning_rate},
@@ -318,34 +324,34 @@ class FedDPSD:
         return losses.generator_loss(features, logits, *weights)
 
     def predictions(
-        self, student: nn.Module, images: NDArray[np.uint8], world: World
+        self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
     ) -> NDArray[np.float32]:
         """Return the (Q, K) predictions to ask with: for gradients, they are nearly uniform.
 
         Where the student agrees with the teacher, normalisation blows up a gradient that says
         little. Near the uniform prediction the gradient points at the teacher's class.
         """
-        predictions = predict(student, images, world.device)
-        if not isinstance(world.answers, NormalizedGradient):
+        predictions = predict(student, images, context.device)
+        if not isinstance(context.answers, NormalizedGradient):
             return predictions
-        uniform = np.float32(1 / world.num_classes)
+        uniform = np.float32(1 / context.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
     def noisy_labels(
-        self, world: World, predictions: NDArray[np.float32], total: Total
+        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
     ) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
         mean = total.sum / total.count
-        if isinstance(world.answers, NormalizedGradient):  # Eq. 3
-            bound = world.answers.row_norm(len(predictions))
+        if isinstance(context.answers, NormalizedGradient):  # Eq. 3
+            bound = context.answers.row_norm(len(predictions))
             return losses.noisy_label(predictions, mean, bound, self.label_step)
         return mean  # Eq. 5: fractions of the votes; or probabilities
 
     def train_student(
         self,
         student: Classifier,
-        bank: list[Bank],
-        world: World,
+        buffer: list[ReplayBuffer],
+        context: PublicContext,
         streams: Streams,
         number: int,
         last: bool,
@@ -356,14 +362,14 @@ class FedDPSD:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
-        images = np.concatenate([part.images for part in bank])
-        model, take = learner(student, images, world.device)
+        images = np.concatenate([part.images for part in buffer])
+        model, take = learner(student, images, context.device)
         optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        labels = torch.from_numpy(np.concatenate([part.labels for part in bank]))
-        loss_of = self.student_loss(world, np.concatenate([part.predictions for part in bank]))
+        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        loss_of = self.student_loss(context, np.concatenate([part.predictions for part in buffer]))
         rng = streams.torch("replay", query_id=number)
         student.train()
         seen = []
@@ -371,7 +377,7 @@ class FedDPSD:
         for _ in reported("steps of the student", range(steps)):
             chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
             logits = model(take(chosen))
-            loss = loss_of(logits, labels[chosen].to(world.device), chosen)
+            loss = loss_of(logits, labels[chosen].to(context.device), chosen)
             seen.append(loss.detach())
             optimiser.zero_grad()
             loss.backward()
@@ -381,18 +387,18 @@ class FedDPSD:
         check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
         return metrics | {"student_seconds": round(time.perf_counter() - started, 4)}
 
-    def student_loss(self, world: World, predictions: NDArray[np.float32]) -> StudentLoss:
+    def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.
 
         Args:
-            world: what is public.
+            context: what is public.
             predictions: (N, K) predictions with which the images of the bank were asked.
         """
-        mechanism = world.answers
+        mechanism = context.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":
             members = mechanism.members(predictions)
             lies = mechanism.lie_probability(members.sum(1, keepdims=True))
-            public = [torch.from_numpy(a).float().to(world.device) for a in (members, lies)]
+            public = [torch.from_numpy(a).float().to(context.device) for a in (members, lies)]
             return lambda logits, labels, chosen: losses.response_loss(
                 logits, labels, *(array[chosen] for array in public)
             )

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
@@ -47,13 +47,18 @@ class FedADI(Distilling):
         require_positive(self, "pixel_learning_rate")
 
     def synthesise(
-        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
     ) -> NDArray[np.uint8]:
         """Draw noise and let Adam move it towards random classes."""
         rng = streams.torch("synthesis", query_id=number)
-        shape = (world.queries_per_round, *world.image_shape)
-        targets = torch.randint(world.num_classes, shape[:1], generator=rng).to(world.device)
-        images = (0.5 + 0.25 * torch.randn(shape, generator=rng)).clamp(0, 1).to(world.device)
+        shape = (context.queries_per_round, *context.image_shape)
+        targets = torch.randint(context.num_classes, shape[:1], generator=rng).to(context.device)
+        images = (0.5 + 0.25 * torch.randn(shape, generator=rng)).clamp(0, 1).to(context.device)
         images.requires_grad_(True)
         optimiser = torch.optim.Adam([images], self.pixel_learning_rate, (0.5, 0.9))
         statistics = BatchStatistics(ensemble)

@@ -21,10 +21,10 @@ from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_cl
 from fed_dpsd.methods.method import (
     Federation,
     Plan,
+    PublicContext,
     Round,
     Site,
     State,
-    World,
     answers_and_refusals,
     below,
     nobody_answers,
@@ -33,7 +33,7 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -57,49 +57,53 @@ class FedAVG(WhiteBox):
     def __post_init__(self) -> None:
         require(self, local_epochs=1)
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return a training and a stage of weights for each round, and class counts if paid for.
 
         The first round asks all clients, whatever cohorts there are later.
         """
-        counts = counts_stage(world, clear=True) if self.weighted else ()
-        asked = min(world.rounds, 1 + world.asked_rounds)
-        return Plan(world.training, (*counts, *(WEIGHTS,) * asked), asked)
+        counts = counts_stage(context, clear=True) if self.weighted else ()
+        asked = min(context.rounds, 1 + context.asked_rounds)
+        return Plan(context.training, (*counts, *(WEIGHTS,) * asked), asked)
 
     # --- client ------------------------------------------------------------------------------
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the weights after a local training (ClientUpdate), or once the class counts."""
-        if ask.kind == "counts" and self.weighted:
-            return release_class_counts(ask, site, clear=True)
-        if ask.kind == "train":
-            return site.release(Weights(), site.retrain(ask, self.local_epochs), ask)
-        return super().client(ask, site)
+        if request.kind == "counts" and self.weighted:
+            return release_class_counts(request, site, clear=True)
+        if request.kind == "train":
+            return site.release(Weights(), site.retrain(request, self.local_epochs), request)
+        return super().client(request, site)
 
     # --- server ------------------------------------------------------------------------------
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Ask for weights, average them, and ask for a training from the average."""
-        sizes = self.fetch_sizes(federation, world)
-        student = world.make_teacher(0)
+        sizes = self.fetch_sizes(federation, context)
+        student = context.make_teacher(0)
         last = 0
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
             last = resume.round
-        for number in range(last + 1, world.rounds + 1):
+        for number in range(last + 1, context.rounds + 1):
             first = number == 1
             start = to_vector(student).numpy()
-            ask = world.ask("weights") if first else world.ask("train", number, start)
-            answers, refused = answers_and_refusals(federation.each(federation.settle(ask)))
+            request = (
+                context.request("weights") if first else context.request("train", number, start)
+            )
+            answers, refused = answers_and_refusals(
+                federation.each(federation.get_or_store(request))
+            )
             if not answers and first:
                 raise nobody_answers(refused)
             vectors, weights = [], []
-            for client, answer in answers.items():
-                for vector in np.array_split(answer.values[:, 0], answer.teachers):
+            for client, response in answers.items():
+                for vector in np.array_split(response.values[:, 0], response.teachers):
                     vectors.append(torch.from_numpy(vector.astype(np.float32)))
-                    weights.append(sizes.get(client, 1.0) / answer.teachers)
+                    weights.append(sizes.get(client, 1.0) / response.teachers)
             if vectors:
                 load_vector(student, average(vectors, weights))
                 last = number
@@ -108,14 +112,14 @@ class FedAVG(WhiteBox):
             if not vectors:  # every client's budget is spent
                 return
 
-    def fetch_sizes(self, federation: Federation, world: World) -> dict[int, float]:
+    def fetch_sizes(self, federation: Federation, context: PublicContext) -> dict[int, float]:
         """Return each client's number of records, >= 0; empty where all clients weigh the same."""
-        if not self.plan(world).counts:
+        if not self.plan(context).counts:
             return {}
-        answers, _ = answers_and_refusals(federation.each(world.ask("counts")))
+        answers, _ = answers_and_refusals(federation.each(context.request("counts")))
         return {
-            client: float(np.clip(answer.values, 0, MOST_RECORDS).sum())
-            for client, answer in answers.items()
+            client: float(np.clip(response.values, 0, MOST_RECORDS).sum())
+            for client, response in answers.items()
         }
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import Federation, Round, State, World, below, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State, below, tensors_below
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
@@ -46,21 +46,21 @@ class FedDAFL(WhiteBox):
         require_positive(self, "generator_learning_rate", "student_learning_rate")
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Train the generator and the student in turn, a step each on the same batch."""
-        ensemble = fetch_ensemble(federation, world)
-        generator = world.make_generator(self.latent_size, streams.torch("generator"))
-        student = world.make_student(streams.torch("student"))
+        ensemble = fetch_ensemble(federation, context)
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
+        student = context.make_student(streams.torch("student"))
         last = 0
         if resume is not None:
             generator.load_state_dict(below("generator", resume.tensors))
             student.load_state_dict(below("student", resume.tensors))
             last = resume.round
-        for number in range(last + 1, world.rounds + 1):
+        for number in range(last + 1, context.rounds + 1):
             before = ensemble.forward_answers, ensemble.backward_answers
             rng = streams.torch("latents", query_id=number)
-            loss = self.learn(ensemble, generator, student, world, rng)
+            loss = self.learn(ensemble, generator, student, context, rng)
             tensors = tensors_below("generator", generator) | tensors_below("student", student)
             yield Round(
                 State(number, tensors, ()),
@@ -75,7 +75,7 @@ class FedDAFL(WhiteBox):
         ensemble: Ensemble,
         generator: nn.Module,
         student: Classifier,
-        world: World,
+        context: PublicContext,
         rng: torch.Generator,
     ) -> float:
         """Take the steps of a round; return the student's last loss."""
@@ -84,9 +84,9 @@ class FedDAFL(WhiteBox):
         generator.train()
         student.train()
         seen: dict[str, list[torch.Tensor]] = {"generator": [], "student": []}
-        shape = world.queries_per_round, self.latent_size
+        shape = context.queries_per_round, self.latent_size
         for _ in range(self.steps_per_round):
-            images = generator(torch.randn(shape, generator=rng).to(world.device))
+            images = generator(torch.randn(shape, generator=rng).to(context.device))
             logits, features = ensemble.logits_and_features(images)
             generator_optimiser.zero_grad()
             generator_loss = self.generator_loss(logits, features)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import World, draw_public
+from fed_dpsd.methods.method import PublicContext, draw_public
 from fed_dpsd.methods.white_box import Distilling, Ensemble
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.models.classifiers import Classifier
@@ -38,23 +38,28 @@ class FedDF(Distilling):
                 "and at most 1 together; the other images are lines"
             )
 
-    def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
+    def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
         """Return the average of the teachers if all have the student's architecture.
 
         Otherwise the student starts from random weights. The average is useful only if the teachers
         also had a common start (teacher.same_start).
         """
-        student = super().start(ensemble, world, streams)
+        student = super().start(ensemble, context, streams)
         vectors = [to_vector(teacher) for teacher in ensemble.teachers]
         if all(str(teacher) == str(student) for teacher in ensemble.teachers):
             load_vector(student, average(vectors, [1.0] * len(vectors)))
         return student
 
     def synthesise(
-        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
     ) -> NDArray[np.uint8]:
         """Draw procedural images, or crops of the public pictures."""
-        queries = world.queries_per_round
+        queries = context.queries_per_round
         noise, areas = int(self.noise_fraction * queries), int(self.areas_fraction * queries)
         counts = {"noise": noise, "areas": areas, "lines": queries - noise - areas}
-        return np.concatenate(draw_public(counts, world, streams, number))
+        return np.concatenate(draw_public(counts, context, streams, number))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, Plan, Round, Site, State, World
+from fed_dpsd.methods.method import Federation, Plan, PublicContext, Round, Site, State
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import KeptTeachers
 from fed_dpsd.privacy.training import TrainingMechanism
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -27,17 +27,17 @@ class Local:
     asks_pictures: ClassVar[bool] = False
     asks_cohorts: ClassVar[bool] = False
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the teachers, if they are trained privately; otherwise nothing is released."""
-        private = isinstance(world.training, TrainingMechanism)
-        return Plan(world.training, (Stage(KeptTeachers(), 1, 0),) if private else ())
+        private = isinstance(context.training, TrainingMechanism)
+        return Plan(context.training, (Stage(KeptTeachers(), 1, 0),) if private else ())
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Answer nothing."""
         raise ProtocolError("method Local answers nothing")
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Yield no round."""
         yield from ()

@@ -27,12 +27,12 @@ from fed_dpsd.privacy.mechanism import (
     passes_through_teachers,
 )
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import NOTHING, Answer, Ask, Kind, Refusal, Total
+from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class World:
+class PublicContext:
     """Public facts: shapes, sizes, the mechanism's parameters, and perhaps a test split.
 
     A client is asked in at most `asked_rounds` of the rounds.
@@ -55,7 +55,7 @@ class World:
     @classmethod
     def of(
         cls, config: Config, training: Training, answers: Mechanism, test: Split | None = None
-    ) -> "World":
+    ) -> "PublicContext":
         """Return the public side of an experiment."""
         shape, model = config.data.shape, config.model
 
@@ -93,20 +93,22 @@ class World:
             test=test,
         )
 
-    def ask(self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING) -> Ask:
-        """Return an ask for anything except answers to images."""
-        return Ask.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
+    def request(
+        self, kind: Kind, query_id: int = 0, weights: NDArray[np.float32] = NOTHING
+    ) -> Request:
+        """Return a request for anything except answers to images."""
+        return Request.without_images(kind, self.image_shape, self.num_classes, query_id, weights)
 
 
 def draw_public(
-    counts: Mapping[str, int], world: World, streams: Streams, number: int
+    counts: Mapping[str, int], context: PublicContext, streams: Streams, number: int
 ) -> list[NDArray[np.uint8]]:
     """Draw a round's procedural images by kind, or as many crops where there are pictures."""
-    if not world.pictures:
-        return procedural.draw(counts, world.image_shape, streams, number)
-    loaded = pictures.load(world.pictures, world.image_shape[1])
+    if not context.pictures:
+        return procedural.draw(counts, context.image_shape, streams, number)
+    loaded = pictures.load(context.pictures, context.image_shape[1])
     rng = streams.numpy("crops", query_id=number)
-    return [pictures.crops(loaded, sum(counts.values()), world.image_shape, rng)]
+    return [pictures.crops(loaded, sum(counts.values()), context.image_shape, rng)]
 
 
 @dataclass(frozen=True)
@@ -159,19 +161,19 @@ class Plan:
     @property
     def queries(self) -> int:
         """Return N, the number of queries in all stages."""
-        return sum(stage.asks * stage.queries for stage in self.stages)
+        return sum(stage.requests * stage.queries for stage in self.stages)
 
     @property
     def releases(self) -> Counter[str]:
         """Return the number of releases that a client is charged for, by name."""
         totals = Counter[str]()
         for stage in self.charged:
-            totals[stage.mechanism.name] += stage.mechanism.releases(stage.asks, stage.queries)
+            totals[stage.mechanism.name] += stage.mechanism.releases(stage.requests, stage.queries)
         return totals
 
 
 @dataclass(frozen=True)
-class Bank:
+class ReplayBuffer:
     """Answered samples of one round, all of them public.
 
     Args:
@@ -191,7 +193,7 @@ class State:
 
     round: int
     tensors: dict[str, torch.Tensor]
-    bank: Sequence[Bank]
+    buffer: Sequence[ReplayBuffer]
 
 
 @dataclass(frozen=True)
@@ -218,17 +220,17 @@ class Round:
 class Federation(Protocol):
     """The clients, whatever engine hosts them."""
 
-    def settle(self, ask: Ask) -> Ask:
-        """Return the ask to send and to learn from; a resumed run gets the ask it sent before.
+    def get_or_store(self, request: Request) -> Request:
+        """Return the request to send and to learn from: on a resumed run, the one sent before.
 
         Clients were charged for exactly those bytes. Other predictions or images under the same id
         and kind would be charged again, so `each` and `total` refuse them.
         """
 
-    def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
+    def each(self, request: Request) -> dict[int, Response | Refusal]:
         """Return each client's own answer, where it may be seen (DP teachers, weights)."""
 
-    def total(self, ask: Ask) -> Total:
+    def total(self, request: Request) -> Aggregate:
         """Return the sum of the answers, with the server's noise share already added."""
 
 
@@ -252,22 +254,26 @@ class Site(Protocol):
     def sensitive_weights(self) -> NDArray[np.float32]:
         """Return the teachers' parameters, (1, n * P, 1), which leave only through `release`."""
 
-    def sensitive_baseline(self, mechanism: BaselineWeights, ask: Ask) -> NDArray[np.float32]:
+    def sensitive_baseline(
+        self, mechanism: BaselineWeights, request: Request
+    ) -> NDArray[np.float32]:
         """Charge and train one classifier of all records; return its (1, P, 1) weights."""
 
-    def retrain(self, ask: Ask, epochs: int) -> NDArray[np.float32]:
-        """Train from the ask's weights; return the weights, private until released.
+    def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
+        """Train from the request's weights; return the weights, private until released.
 
-        With a key `proximal_weight` of the method, they are pulled back to the ask's.
+        With a key `proximal_weight` of the method, they are pulled back to the request's.
         """
 
-    def class_counts(self, ask: Ask) -> NDArray[np.float64]:
+    def class_counts(self, request: Request) -> NDArray[np.float64]:
         """Charge and draw noisy class counts, (n, 1, K), once; they leave through `release`."""
 
     def sensitive_class_counts(self) -> NDArray[np.float64]:
         """Return the exact class counts, (1, 1, K), which leave only through `release`."""
 
-    def release(self, mechanism: Mechanism, sensitive_value: NDArray[Any], ask: Ask) -> Answer:
+    def release(
+        self, mechanism: Mechanism, sensitive_value: NDArray[Any], request: Request
+    ) -> Response:
         """Bound (n, B, K) values, charge the ledger and draw the noise: the only way out."""
 
 
@@ -289,28 +295,28 @@ class Method(Protocol):
     asks_pictures: ClassVar[bool]
     asks_cohorts: ClassVar[bool]
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the charges that one client has to expect, from public facts only."""
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run the algorithm box from top to bottom, with one yield per round."""
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
-        """Return a client's answer to one ask."""
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Return a client's answer to one request."""
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
-    """Return the error of an ask that no client has answered, with the reasons that they gave."""
+    """Return the error of a request that no client has answered, with the clients' reasons."""
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
 def answers_and_refusals(
-    replies: Mapping[int, Answer | Refusal],
-) -> tuple[dict[int, Answer], dict[int, str]]:
+    replies: Mapping[int, Response | Refusal],
+) -> tuple[dict[int, Response], dict[int, str]]:
     """Split clients' replies into answers and reasons for refusals, both by client."""
-    answers = {client: own for client, own in replies.items() if isinstance(own, Answer)}
+    answers = {client: own for client, own in replies.items() if isinstance(own, Response)}
     reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
     return answers, reasons
 

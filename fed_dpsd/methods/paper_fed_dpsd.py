@@ -25,13 +25,13 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
-    Bank,
     Federation,
     Plan,
+    PublicContext,
+    ReplayBuffer,
     Round,
     Site,
     State,
-    World,
     below,
     nobody_answers,
     tensors_below,
@@ -40,7 +40,7 @@ from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -80,18 +80,18 @@ class PaperFedDPSD:
         require(self, latent_size=1, balance=0, generator_learning_rate=0)
         require_positive(self, "contrast", "label_step", "student_learning_rate")
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return one stage, with an answer for each synthetic image; no class counts."""
-        stage = Stage(world.answers, world.rounds, world.queries_per_round)
-        return Plan(world.training, (stage,))
+        stage = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (stage,))
 
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run Algorithm 2; a comment at a line is the number of the paper's line."""
-        student, generator, latents = self.start(world, streams)
+        student, generator, latents = self.start(context, streams)
         student_optimiser, generator_optimiser = self.optimisers(student, generator, latents)
         learners = {
             **{"student": student, "generator": generator},
@@ -99,31 +99,31 @@ class PaperFedDPSD:
         }
         student_rate = rates_of(self, "student_learning_rate")
         generator_rate = rates_of(self, "generator_learning_rate")
-        bank: list[Bank] = []
+        buffer: list[ReplayBuffer] = []
         if resume is not None:
             restore(learners, latents, resume)
-            bank = list(resume.bank)
+            buffer = list(resume.buffer)
 
-        for number in range(len(bank) + 1, world.rounds + 1):  # 1
+        for number in range(len(buffer) + 1, context.rounds + 1):  # 1
             if self.latents == "drawn":
                 draw = streams.torch("latents", query_id=number)
-                latents = torch.randn(latents.shape, generator=draw).to(world.device)  # 3
+                latents = torch.randn(latents.shape, generator=draw).to(context.device)  # 3
             generator.train()
             images = to_bytes(generator(latents), generator_rate)  # 4, sent as bytes
-            predictions = predict(student, images, world.device)  # 5
-            ask = federation.settle(Ask(number, images, predictions))  # 6
-            total = federation.total(ask)  # 7 to 12; with noise_at=server, the noise of 14 too
+            predictions = predict(student, images, context.device)  # 5
+            request = federation.get_or_store(Request(number, images, predictions))  # 6
+            total = federation.total(request)  # 7 to 12; with noise_at=server, the noise of 14 too
             if total.count == 0:
-                if not bank:
+                if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            labels = self.noisy_labels(world, ask.predictions, total).astype(np.float32)  # 14
+            labels = self.noisy_labels(context, request.predictions, total).astype(np.float32)  # 14
             student.train()
-            targets = torch.from_numpy(labels).to(world.device)
-            asked = student(to_unit(ask.images, world.device))
+            targets = torch.from_numpy(labels).to(context.device)
+            asked = student(to_unit(request.images, context.device))
             student_loss = self.student_loss(asked, targets)  # 15
             for group in student_optimiser.param_groups:
-                group["lr"] = self.rate(number, world.rounds)
+                group["lr"] = self.rate(number, context.rounds)
             check_losses([student_loss.detach()], "the student", student_rate, number - 1)
             step(student_optimiser, student_loss)  # 16
             metrics = {"student_loss": student_loss.item()}
@@ -133,22 +133,24 @@ class PaperFedDPSD:
                 check_losses([loss.detach()], "the generator", either, number - 1)
                 step(generator_optimiser, loss)  # 18
                 metrics["generator_loss"] = loss.item()
-            bank.append(Bank(ask.images, ask.predictions, labels))
+            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
             yield Round(
-                State(number, tensors_of(learners, latents), bank),
+                State(number, tensors_of(learners, latents), buffer),
                 student,
                 metrics,
                 total.refused,
-                forward_answers=total.count * len(ask.images),
+                forward_answers=total.count * len(request.images),
             )  # 19, 20
 
-    def start(self, world: World, streams: Streams) -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    def start(
+        self, context: PublicContext, streams: Streams
+    ) -> tuple[nn.Module, nn.Module, torch.Tensor]:
         """Return student and generator, drawn by Xavier's rule, and normal latent vectors."""
-        student = world.make_student(streams.torch("student"))
-        generator = world.make_generator(self.latent_size, streams.torch("generator"))
+        student = context.make_student(streams.torch("student"))
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
         generator.set_levels(self.contrast, self.brightness)
-        shape = world.queries_per_round, self.latent_size
-        latents = torch.randn(shape, generator=streams.torch("latents")).to(world.device)
+        shape = context.queries_per_round, self.latent_size
+        latents = torch.randn(shape, generator=streams.torch("latents")).to(context.device)
         return student, generator, latents.requires_grad_(self.latents == "kept")
 
     def optimisers(
@@ -168,14 +170,14 @@ class PaperFedDPSD:
         return self.student_learning_rate * (1 - falls)
 
     def noisy_labels(
-        self, world: World, predictions: NDArray[np.float32], total: Total
+        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
     ) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
 
         For responses and probabilities they are the clients' mean.
         """
         mean = total.sum / total.count
-        if not isinstance(world.answers, NormalizedGradient):
+        if not isinstance(context.answers, NormalizedGradient):
             return np.asarray(mean)
         if self.mean_over == "batch":  # Eq. 3 has one gradient for all labels of a batch
             mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
@@ -212,15 +214,15 @@ class PaperFedDPSD:
 
     # --- the clients: Fed-FlexPer, lines 21 to 35 --------------------------------------------
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release each teacher's answer to every image by the site's mechanism."""
-        if ask.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         site.pay_for_training()
-        sensitive = site.sensitive_probabilities(ask.images)  # 9
+        sensitive = site.sensitive_probabilities(request.images)  # 9
         if site.answers.input == "gradient":  # 23 to 27; the mechanism normalises
-            sensitive = self.gradients(sensitive, ask.predictions)
-        return site.release(site.answers, sensitive, ask)  # 26, 30 to 32, 35
+            sensitive = self.gradients(sensitive, request.predictions)
+        return site.release(site.answers, sensitive, request)  # 26, 30 to 32, 35
 
     def gradients(
         self, sensitive: NDArray[np.float64], predictions: NDArray[np.float32]

@@ -20,13 +20,13 @@ from torch.nn import functional
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
-    Bank,
     Federation,
     Plan,
+    PublicContext,
+    ReplayBuffer,
     Round,
     Site,
     State,
-    World,
     answers_and_refusals,
     below,
     nobody_answers,
@@ -38,36 +38,38 @@ from fed_dpsd.models.divergence import check_losses, rates_of
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 WEIGHTS = Stage(Weights(), 1, 1)
 
 
-def release_weights(ask: Ask, site: Site) -> Answer:
+def release_weights(request: Request, site: Site) -> Response:
     """Release the weights of a client's teachers."""
     site.pay_for_training()
-    return site.release(Weights(), site.sensitive_weights(), ask)
+    return site.release(Weights(), site.sensitive_weights(), request)
 
 
-def fetch_teachers(federation: Federation, world: World) -> dict[int, list[Classifier]]:
+def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, list[Classifier]]:
     """Return the teachers of every client that answers, from the weights it releases.
 
     Raises:
         UserError: no client answers.
         ProtocolError: weights do not fit a client's architecture.
     """
-    answers, refused = answers_and_refusals(federation.each(world.ask("weights")))
+    answers, refused = answers_and_refusals(federation.each(context.request("weights")))
     if not answers:
         raise nobody_answers(refused)
-    return {client: read_teachers(answer, world, client) for client, answer in answers.items()}
+    return {
+        client: read_teachers(response, context, client) for client, response in answers.items()
+    }
 
 
-def read_teachers(answer: Answer, world: World, client: int) -> list[Classifier]:
+def read_teachers(response: Response, context: PublicContext, client: int) -> list[Classifier]:
     """Return the teachers in one client's released weights, ready to answer."""
     teachers = []
-    for vector in np.array_split(answer.values[:, 0].astype(np.float32), answer.teachers):
-        teacher = world.make_teacher(client)
+    for vector in np.array_split(response.values[:, 0].astype(np.float32), response.teachers):
+        teacher = context.make_teacher(client)
         try:
             load_vector(teacher, torch.from_numpy(vector))
         except ValueError as error:
@@ -109,9 +111,9 @@ class Ensemble(nn.Module):
         return logits, features
 
 
-def fetch_ensemble(federation: Federation, world: World) -> Ensemble:
+def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
     """Return the ensemble of all teachers of all clients; raises as `fetch_teachers` does."""
-    teachers = fetch_teachers(federation, world)
+    teachers = fetch_teachers(federation, context)
     return Ensemble([teacher for own in teachers.values() for teacher in own])
 
 
@@ -160,19 +162,19 @@ class WhiteBox(ABC):
     asks_pictures: ClassVar[bool] = False
     asks_cohorts: ClassVar[bool] = False
 
-    def plan(self, world: World) -> Plan:
+    def plan(self, context: PublicContext) -> Plan:
         """Return the stage of weights; no student here reads class counts."""
-        return Plan(world.training, (WEIGHTS,))
+        return Plan(context.training, (WEIGHTS,))
 
-    def client(self, ask: Ask, site: Site) -> Answer | Refusal:
+    def client(self, request: Request, site: Site) -> Response | Refusal:
         """Release the weights."""
-        if ask.kind != "weights":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {ask.kind!r}")
-        return release_weights(ask, site)
+        if request.kind != "weights":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        return release_weights(request, site)
 
     @abstractmethod
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run the algorithm box from top to bottom, with one yield per round."""
 
@@ -203,34 +205,39 @@ class Distilling(WhiteBox):
 
     @abstractmethod
     def synthesise(
-        self, ensemble: Ensemble, student: Classifier, world: World, streams: Streams, number: int
+        self,
+        ensemble: Ensemble,
+        student: Classifier,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) new images."""
 
-    def start(self, ensemble: Ensemble, world: World, streams: Streams) -> Classifier:
+    def start(self, ensemble: Ensemble, context: PublicContext, streams: Streams) -> Classifier:
         """Return the student that the first round begins with."""
-        return world.make_student(streams.torch("student"))
+        return context.make_student(streams.torch("student"))
 
     def server(
-        self, federation: Federation, world: World, streams: Streams, resume: State | None
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Synthesise images, put them into the bank with their answers, and distil the bank."""
-        ensemble = fetch_ensemble(federation, world)
-        student = self.start(ensemble, world, streams)
-        bank: list[Bank] = []
+        ensemble = fetch_ensemble(federation, context)
+        student = self.start(ensemble, context, streams)
+        buffer: list[ReplayBuffer] = []
         if resume is not None:
             student.load_state_dict(below("student", resume.tensors))
-            bank = list(resume.bank)
-        for number in range(len(bank) + 1, world.rounds + 1):
+            buffer = list(resume.buffer)
+        for number in range(len(buffer) + 1, context.rounds + 1):
             before = ensemble.forward_answers, ensemble.backward_answers
-            images = self.synthesise(ensemble, student, world, streams, number)
-            logits = ensemble_logits(ensemble, images, world.device)
-            no_predictions = np.empty((0, world.num_classes), np.float32)
-            bank.append(Bank(images, no_predictions, logits))
+            images = self.synthesise(ensemble, student, context, streams, number)
+            logits = ensemble_logits(ensemble, images, context.device)
+            no_predictions = np.empty((0, context.num_classes), np.float32)
+            buffer.append(ReplayBuffer(images, no_predictions, logits))
             rng = streams.torch("replay", query_id=number)
-            loss = self.distil(student, bank, world.device, rng)
+            loss = self.distil(student, buffer, context.device, rng)
             yield Round(
-                State(number, tensors_below("student", student), bank),
+                State(number, tensors_below("student", student), buffer),
                 student,
                 {"student_loss": loss},
                 forward_answers=ensemble.forward_answers - before[0],
@@ -238,11 +245,15 @@ class Distilling(WhiteBox):
             )
 
     def distil(
-        self, student: Classifier, bank: Sequence[Bank], device: torch.device, rng: torch.Generator
+        self,
+        student: Classifier,
+        buffer: Sequence[ReplayBuffer],
+        device: torch.device,
+        rng: torch.Generator,
     ) -> float:
         """Train for `student_epochs` over the bank; return the last batch's loss."""
-        images = np.concatenate([part.images for part in bank])
-        logits = torch.from_numpy(np.concatenate([part.labels for part in bank]))
+        images = np.concatenate([part.images for part in buffer])
+        logits = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()

@@ -21,12 +21,12 @@ def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
     The tensors of `module`, which lies there, count from the beginning. A GPU takes more: kernels
     have workspaces, and its allocator rounds up.
     """
-    tally = _Tally()
+    charge_log = _Tally()
     for tensor in module.state_dict().values():
-        tally.count(tensor)
-    with tally:
+        charge_log.count(tensor)
+    with charge_log:
         work()
-    return tally.peak
+    return charge_log.peak
 
 
 class _Tally(TorchDispatchMode):

@@ -94,7 +94,7 @@ def draw(
     ]
 
 
-def turned(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
+def apply_polarity(images: NDArray[np.uint8], polarity: Polarity) -> NDArray[np.uint8]:
     """Return (B, C, H, W) `images`, those of the other polarity as their negatives.
 
     Pictures of strokes are mostly light on dark or dark on light, and teachers know only one of the

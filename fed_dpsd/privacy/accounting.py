@@ -65,15 +65,15 @@ class UnsupportedEventError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a plan: `asks` asks of `queries` synthetic queries each, for `mechanism`."""
+    """A stage of a plan: `requests` asks of `queries` synthetic queries each, for `mechanism`."""
 
     mechanism: Charged
-    asks: int
+    requests: int
     queries: int
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the whole stage."""
-        releases = self.mechanism.releases(self.asks, self.queries)
+        releases = self.mechanism.releases(self.requests, self.queries)
         return SelfComposedDpEvent(self.mechanism.event(unit, relation), releases)
 
 
@@ -103,7 +103,7 @@ def prove(
     """
     bound = epsilon(ComposedDpEvent([stage.event(unit, relation) for stage in stages]), delta)
     trust = weakest(trust_of(stage.mechanism.noise_at) for stage in stages)
-    queries = sum(s.asks * s.queries for s in stages) if covered is None else covered
+    queries = sum(s.requests * s.queries for s in stages) if covered is None else covered
     return Epsilon(
         *(bound.epsilon, bound.delta, unit, relation, trust, bound.accountant, queries),
         reviewed(notes, *(stage.mechanism for stage in stages)),

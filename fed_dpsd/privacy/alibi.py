@@ -55,7 +55,7 @@ class ALIBI(LabelPrivate):
         """
         order = np.argsort(rng.random(len(labels)), kind="stable")
         one_hot = np.eye(self.num_classes)[labels]
-        noisy = torch.from_numpy(self.votes.noise(one_hot[None], one_hot, rng))
+        noisy = torch.from_numpy(self.votes.add_noise(one_hot[None], one_hot, rng))
         learner.fit(order, lambda chosen, logits: self.posterior(noisy[chosen], logits))
 
     def posterior(self, noisy: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from fed_dpsd.privacy.mechanism import (
 )
 from fed_dpsd.privacy.noise import FARTHEST, GAUSSIAN_LOSS, Rng, lattice_spacing, noisy_sum
 
-MOST_NUMBERS = 2**20  # entries of an ask that is normalised as a whole
+MOST_NUMBERS = 2**20  # entries of a request that is normalised as a whole
 ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for float64's roundings
 
 
@@ -42,9 +42,9 @@ class NormalizedGradient:
     are exact: each value is cut off towards zero to the lattice of the noise, and n values are less
     than 2^53 steps of it.
 
-    A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole ask
+    A release is a query (`normalise="sample"`: every row has norm below `bound`) or a whole request
     (`normalise="batch"`: all its rows together have norm below `bound`). The papers print an
-    unindexed norm. Normalised by batch, a row has about 1 / sqrt(B) of the length, and an ask
+    unindexed norm. Normalised by batch, a row has about 1 / sqrt(B) of the length, and a request
     costs as much as one query.
 
     | input row                     | encoded row                            |
@@ -132,10 +132,12 @@ class NormalizedGradient:
         return self.num_classes if self.normalise == "sample" else MOST_NUMBERS
 
     def row_norm(self, queries: int) -> float:
-        """Estimate the norm of one of `queries` encoded rows of an ask."""
+        """Estimate the norm of one of `queries` encoded rows of a request."""
         return self.bound / (math.sqrt(queries) if self.normalise == "batch" else 1)
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
         """Mask (B, K) gradients, normalise or clip them, and bound their norms last."""
         sensitive = np.array(sensitive_value, np.float64)
         sensitive[~np.isfinite(sensitive).all(axis=1)] = 0
@@ -158,15 +160,15 @@ class NormalizedGradient:
         clipped: NDArray[np.float64] = bounded * np.minimum(1, most / np.maximum(length, most))
         return clipped
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) `value` over n and add the noise of `scale`, once a query.
 
         Raises:
-            ValueError: an ask that is normalised as a whole is larger than its event covers.
+            ValueError: a request that is normalised as a whole is larger than its event covers.
         """
         if self.normalise == "batch" and value[0].size > MOST_NUMBERS:
             raise ValueError(
-                f"{value[0].size:,} gradient entries in an ask; normalise='batch' takes "
+                f"{value[0].size:,} gradient entries in a request; normalise='batch' takes "
                 f"{MOST_NUMBERS:,} at most: ask fewer queries a round"
             )
         if self.noise_multiplier == 0:
@@ -197,9 +199,9 @@ class NormalizedGradient:
         inside = ((values == 0) | self._kept(predictions)).all(axis=1)
         return np.asarray(inside & (norm <= longest)[:, 0])
 
-    def releases(self, asks: int, queries: int) -> int:
-        """Count one for each query, or for each ask that is normalised as a whole."""
-        return asks * (queries if self.normalise == "sample" else 1)
+    def releases(self, requests: int, queries: int) -> int:
+        """Count one for each query, or for each request that is normalised as a whole."""
+        return requests * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
         """Return a sum's L2 change: 2 * bound per replaced teacher, bound per vanished one."""

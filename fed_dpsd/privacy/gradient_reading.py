@@ -27,7 +27,7 @@ class GradientReading(NormalizedGradient):
     Guarantee: none, for any unit and relation.
 
     Args:
-        draws: "one_draw" adds the same draw of noise to all B images of an ask. Neither paper
+        draws: "one_draw" adds the same draw of noise to all B images of a request. Neither paper
             prints that: Eq. 3 has noise in each summand, and Eq. 4 of DPDFD (IJCAI 2023) has one
             draw for a batch's sum. "inside_mask" adds noise to the coordinates that the teacher's
             own mask keeps, and to no others.
@@ -58,7 +58,7 @@ class GradientReading(NormalizedGradient):
         """Return why nothing is proven."""
         return REASONS[self.draws]
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) `value` over n, and add the noise where the reading has it."""
         exact = np.asarray(value.sum(0), np.float64)
         if self.draws == "inside_mask":

@@ -1,4 +1,4 @@
-"""One noisy sum of all gradients of an ask: Eq. 4 of DPDFD (Liu et al., IJCAI 2023)."""
+"""One noisy sum of all gradients of a request: Eq. 4 of DPDFD (Liu et al., IJCAI 2023)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,18 +10,18 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Values, check_noise
 from fed_dpsd.privacy.noise import Rng
 
-MOST_IMAGES = 1_024  # of an ask, whose sum has to stay exact
+MOST_IMAGES = 1_024  # of a request, whose sum has to stay exact
 
 
 @dataclass(frozen=True, repr=False)
 class GradientSum(NormalizedGradient):
-    """The sum of an ask's normalised gradients plus one draw of Gaussian noise, in its first row.
+    """The sum of a request's normalised gradients plus one Gaussian draw, in its first row.
 
-    Guarantee: a changed teacher changes all B gradients of an ask together, so their sum moves by
-    2 * bound * B, or by 2 * bound * sqrt(B) where the whole batch has norm below `bound`. That is
-    one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as much
-    as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). An ask is
-    charged as so many releases. DPDFD's Theorem 3 counts B.
+    Guarantee: a changed teacher changes all B gradients of a request together, so their sum moves
+    by 2 * bound * B, or by 2 * bound * sqrt(B) where the whole batch has norm below `bound`. That
+    is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as
+    much as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request
+    is charged as so many releases. DPDFD's Theorem 3 counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
 
@@ -42,30 +42,33 @@ class GradientSum(NormalizedGradient):
 
     @property
     def most_numbers(self) -> int:
-        """Return the number of classes: an ask has one noisy row."""
+        """Return the number of classes: a request has one noisy row."""
         return self.num_classes
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
         """Mask, normalise and clip (B, K) gradients, and put their sum in the first of B rows."""
-        rows = super().encode(sensitive_value, predictions)
+        rows = super().constrain_sensitivity(sensitive_value, predictions)
         summed = np.zeros_like(rows)
         summed[:1] = rows.sum(axis=0)
         return summed
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) `value` over n and add the noise of `scale` to the first row.
 
         Raises:
-            ValueError: the ask has more images than a sum keeps exact.
+            ValueError: the request has more images than a sum keeps exact.
         """
         images = value.shape[1]
         if images > MOST_IMAGES:
             raise ValueError(
-                f"{images:,} images in an ask; answers=gradient_sum takes {MOST_IMAGES:,} at most: "
+                f"{images:,} images in a request; answers=gradient_sum takes {MOST_IMAGES:,} at "
+                "most: "
                 "ask fewer queries a round"
             )
         noisy = np.zeros(value.shape[1:])
-        noisy[:1] = super().noise(value[:, :1], predictions[:1], rng)
+        noisy[:1] = super().add_noise(value[:, :1], predictions[:1], rng)
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
@@ -75,6 +78,6 @@ class GradientSum(NormalizedGradient):
         first = super().admissible(values[:1], predictions[:1], int(np.ceil(teachers * longest)))
         return np.concatenate([first, ~values[1:].any(axis=1)])
 
-    def releases(self, asks: int, queries: int) -> int:
-        """Count B^2 for each ask of B queries, or B where the whole ask is normalised."""
-        return asks * (queries**2 if self.normalise == "sample" else queries)
+    def releases(self, requests: int, queries: int) -> int:
+        """Count B^2 for each request of B queries, or B where the whole request is normalised."""
+        return requests * (queries**2 if self.normalise == "sample" else queries)

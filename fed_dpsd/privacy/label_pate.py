@@ -92,8 +92,8 @@ class LabelPATE(LabelPrivate):
             if len(shard):
                 learner.fit(shard, fixed(labels))
                 answers = learner.probabilities(asked)
-                counts += self.votes.encode(answers, answers)
-        noisy = self.votes.noise(counts[None], counts, rng)
+                counts += self.votes.constrain_sensitivity(answers, answers)
+        noisy = self.votes.add_noise(counts[None], counts, rng)
         answered = np.zeros(len(labels), np.int64)
         answered[asked] = noisy.argmax(1)
         learner.fit(asked, fixed(answered))

@@ -79,7 +79,7 @@ class LPMST(LabelPrivate):
     ) -> NDArray[np.int64]:
         """Draw the (n,) responses to (n,) labels, given (n, K) priors of them."""
         response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon)
-        drawn = response.noise(self.law(labels, prior)[None], prior, rng)
+        drawn = response.add_noise(self.law(labels, prior)[None], prior, rng)
         return np.asarray(drawn.argmax(1))
 
     def law(self, labels: NDArray[np.int64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -89,7 +89,9 @@ class LPMST(LabelPrivate):
         for size in set(sizes.tolist()) - {1}:
             rows = sizes == size
             response = TopKRandomizedResponse(self.num_classes, self.ideal_epsilon, size)
-            law[rows] = response.encode(np.eye(self.num_classes)[labels[rows]], prior[rows])
+            law[rows] = response.constrain_sensitivity(
+                np.eye(self.num_classes)[labels[rows]], prior[rows]
+            )
         return law
 
     def candidates(self, prior: NDArray[np.float64]) -> NDArray[np.int64]:

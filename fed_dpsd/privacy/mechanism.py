@@ -101,7 +101,7 @@ class Quorum:
         return self.threshold - self.colluding
 
     def check(self, num_clients: int) -> None:
-        """Raise ValueError unless at most one sum of an ask can be opened."""
+        """Raise ValueError unless at most one sum of a request can be opened."""
         if not num_clients + self.colluding < 2 * self.threshold <= 2 * num_clients:
             raise ValueError(
                 f"threshold={self.threshold} must be above half of num_clients={num_clients} "
@@ -124,29 +124,30 @@ class Charged(Protocol):
     def noise_at(self) -> NoiseAt:
         """Return the place where noise is added."""
 
-    def releases(self, asks: int, queries: int) -> int:
-        """Return the number of `event`s that `asks` asks of `queries` queries each cost."""
+    def releases(self, requests: int, queries: int) -> int:
+        """Return the number of `event`s that `requests` asks of `queries` queries each cost."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one release's event, with sensitivity and relation folded into its parameters."""
 
 
 class Mechanism(Charged, Protocol):
-    """A mechanism for answers, in two halves: `encode` bounds the value, `noise` randomises it.
+    """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
 
-    `encode` runs for each teacher. `noise` runs once per query: at each client on its teachers'
-    values (`noise_at="client"`), or at the server on the sum (`noise_at="server"`). With
-    `noise_at="distributed"` it runs at each client and adds a noise share, or less noise than an
-    answer that is seen by itself would need. A secure sum then hides which answer is whose.
+    `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
+    on its teachers' values (`noise_at="client"`), or at the server on the sum
+    (`noise_at="server"`). With `noise_at="distributed"` it runs at each client and adds a noise
+    share, or less noise than an answer that is seen by itself would need. A secure sum then hides
+    which answer is whose.
     """
 
     input: ClassVar[Literal["gradient", "probabilities"]]
     calibrated_by: ClassVar[str | None]  # the field that sets the noise
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> Values:
+    def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Bound a teacher's (B, K) value at the site, given the public (B, K) predictions."""
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """Return the randomised sum, (B, K), of (n, B, K) encoded values."""
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
@@ -216,11 +217,11 @@ class Clear:
     calibrated_by: ClassVar[str | None] = None
     of_records: ClassVar[bool] = False  # whether it depends on records otherwise than by teachers
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> Values:
+    def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; NaN and infinity stay, for the server to refuse."""
         return np.asarray(sensitive_value, np.float32)
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> Values:
         """Return the sum as it is."""
         return np.asarray(value.sum(0))
 
@@ -229,9 +230,9 @@ class Clear:
         total = values.sum(axis=1, dtype=np.float64)
         return np.asarray((values >= 0).all(axis=1) & (np.abs(total - teachers) <= 1e-3 * teachers))
 
-    def releases(self, asks: int, queries: int) -> int:
-        """Count one for each query, and one for an ask that has none."""
-        return asks * max(queries, 1)
+    def releases(self, requests: int, queries: int) -> int:
+        """Count one for each query, and one for a request that has none."""
+        return requests * max(queries, 1)
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""
@@ -245,7 +246,7 @@ class Probabilities(Clear):
     name: ClassVar[str] = "probabilities"
     reason: ClassVar[str] = "probabilities leave the clients without noise"
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> Values:
+    def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; uniform where a row holds NaN or infinity."""
         sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
         uniform = 1 / np.shape(sensitive_value)[1]

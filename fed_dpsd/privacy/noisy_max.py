@@ -78,16 +78,20 @@ class NoisyMax:
         )
         return NoisyVotes(self.num_classes, self.noise_multiplier, law, shards=self.shards)
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
         """Return a teacher's (B, K) votes: 1 at its class."""
-        return self.votes.encode(sensitive_value, predictions)
+        return self.votes.constrain_sensitivity(sensitive_value, predictions)
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
+    def add_noise(
+        self, value: Values, predictions: Values, rng: Rng
+    ) -> NDArray[np.unsignedinteger]:
         """Draw a label for each row of (n, B, K) votes; return (B, K), n votes for it."""
         if self.noise_law == "gumbel" and self.noise_multiplier > 0:
             label = noisy_argmax(value.sum(axis=0), self.noise_multiplier, rng)
         else:
-            label = self.votes.noise(value, predictions, rng).argmax(1)
+            label = self.votes.add_noise(value, predictions, rng).argmax(1)
         smallest = np.min_scalar_type(len(value))
         votes: NDArray[np.unsignedinteger] = (len(value) * np.eye(self.num_classes)[label]).astype(
             smallest
@@ -99,9 +103,9 @@ class NoisyMax:
         single = (values == 0) | (values == teachers)
         return np.asarray(single.all(axis=1) & (values.sum(axis=1, dtype=np.float64) == teachers))
 
-    def releases(self, asks: int, queries: int) -> int:
+    def releases(self, requests: int, queries: int) -> int:
         """Count one for each query."""
-        return asks * queries
+        return requests * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the noisy counts, or with Gumbel noise that of the label."""

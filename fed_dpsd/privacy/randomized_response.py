@@ -140,7 +140,9 @@ class TopKRandomizedResponse:
         lie = math.exp(-self.epsilon_per_answer)
         return np.asarray(lie / (1 + (np.asarray(size) - 1) * lie))
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
         """Return the law of the response: (B, K) probabilities.
 
         A row of `sensitive_value` with NaN or infinity has no class: uniform over I.
@@ -159,14 +161,16 @@ class TopKRandomizedResponse:
         law[inside, sensitive_class[inside]] = (1 - (among.sum(1) - 1) * lie)[inside]
         return law
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.unsignedinteger]:
+    def add_noise(
+        self, value: Values, predictions: Values, rng: Rng
+    ) -> NDArray[np.unsignedinteger]:
         """Draw a class from each row of each teacher's law; (n, B, K) to (B, K) counts of votes."""
         cumulative = np.cumsum(value, axis=-1)
         draw = rng.random((*value.shape[:-1], 1)) * cumulative[..., -1:]
-        answer = (draw >= cumulative).sum(axis=-1)
+        response = (draw >= cumulative).sum(axis=-1)
         smallest = np.min_scalar_type(len(value))
         votes: NDArray[np.unsignedinteger] = (
-            np.eye(self.num_classes)[answer].sum(0).astype(smallest)
+            np.eye(self.num_classes)[response].sum(0).astype(smallest)
         )
         return votes
 
@@ -178,9 +182,9 @@ class TopKRandomizedResponse:
         answered = values.sum(axis=1, dtype=np.float64) == teachers
         return np.asarray(counts.all(axis=1) & inside & answered)
 
-    def releases(self, asks: int, queries: int) -> int:
+    def releases(self, requests: int, queries: int) -> int:
         """Count one for each query."""
-        return asks * queries
+        return requests * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return a response's event, seen by itself or, for one changed teacher, in a secure sum.

@@ -71,9 +71,9 @@ class TrainingMechanism(ABC):
     def counts_classes(self) -> bool:
         """Return whether noisy class counts may be released too."""
 
-    def releases(self, asks: int, queries: int) -> int:
+    def releases(self, requests: int, queries: int) -> int:
         """Return the number of trainings, however many answers follow."""
-        return asks
+        return requests
 
     @abstractmethod
     def event(self, unit: Unit, relation: Relation) -> DpEvent:

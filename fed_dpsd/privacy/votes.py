@@ -106,14 +106,16 @@ class NoisyVotes:
         """Return the spacing of the noise's lattice; see `lattice_spacing`."""
         return lattice_spacing(self.scale)
 
-    def encode(self, sensitive_value: Values, predictions: Values) -> NDArray[np.float64]:
+    def constrain_sensitivity(
+        self, sensitive_value: Values, predictions: Values
+    ) -> NDArray[np.float64]:
         """Return a teacher's (B, K) votes: 1 at its class."""
         sensitive_valid = np.isfinite(sensitive_value).all(axis=1, keepdims=True)
         sensitive_class = np.where(sensitive_valid, sensitive_value, 0).argmax(1)
         votes: NDArray[np.float64] = np.eye(self.num_classes)[sensitive_class] * sensitive_valid
         return votes
 
-    def noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
+    def add_noise(self, value: Values, predictions: Values, rng: Rng) -> NDArray[np.float64]:
         """Sum (n, B, K) votes over n and add the noise, once a query."""
         if self.noise_multiplier == 0:
             return np.asarray(value.sum(0))
@@ -135,9 +137,9 @@ class NoisyVotes:
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 
-    def releases(self, asks: int, queries: int) -> int:
+    def releases(self, requests: int, queries: int) -> int:
         """Count one for each query."""
-        return asks * queries
+        return requests * queries
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one Gaussian mechanism, or one or two Laplace mechanisms."""

@@ -154,7 +154,7 @@ def costs(bench: Bench) -> Lines:
 
 
 def stages(bench: Bench) -> Lines:
-    """Return the table of seconds by stage; of Flower's processes, the asks alone are known."""
+    """Return the table of seconds by stage; of Flower's processes, the requests alone are known."""
     names = dict.fromkeys(
         path for row in bench["rows"] for path in row["statistics"] if path.startswith("stages.")
     )

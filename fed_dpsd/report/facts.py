@@ -84,7 +84,7 @@ class Facts:
     spent: Sequence[Mapping[int, float]] = ()
     costs: Mapping[int, float] = field(default_factory=dict)
     samples: Mapping[int, Path] = field(default_factory=dict)
-    asks: Sequence[Mapping[str, Any]] = ()
+    requests: Sequence[Mapping[str, Any]] = ()
     charges: Mapping[str, Any] = field(default_factory=dict)
     ledgers: Mapping[int, str] = field(default_factory=dict)
     unfinished: Unfinished | None = None

@@ -84,7 +84,7 @@ def spent(facts: Facts) -> str:
         said = "So far the hospitals have stated charges of at most"
         value = max(facts.costs.values(), default=0.0)
         nothing = "So far no hospital has stated a charge"
-        late = "; a ledger may hold one ask more, whose answer was lost"
+        late = "; a ledger may hold one request more, whose answer was lost"
     if not value:
         return f"{nothing}{late}."
     if math.isinf(value):

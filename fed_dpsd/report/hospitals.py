@@ -23,13 +23,14 @@ def hospitals(facts: Facts) -> Iterator[Html]:
     if facts.simulated:
         return
     yield paragraphs(
-        "As the coordinator saw it: the outcome of every ask (asks.jsonl), and what each hospital "
+        "As the coordinator saw it: the outcome of every request (asks.jsonl), and what each "
+        "hospital "
         "has stated that the run has cost it (charges.json). Hospitals keep their ledgers."
     )
     yield _totals(facts)
     yield element("h3", "Faults seen")
-    yield from _faults(facts.asks)
-    yield from _times(facts.asks)
+    yield from _faults(facts.requests)
+    yield from _times(facts.requests)
 
 
 def _totals(facts: Facts) -> Html:
@@ -39,8 +40,8 @@ def _totals(facts: Facts) -> Html:
     rows = []
     for number in numbers:
         statement = known.get(str(number), {})
-        asked = [ask for ask in facts.asks if _was_asked(ask, number)]
-        answered = sum(number in ask["answered"] for ask in asked)
+        asked = [request for request in facts.requests if _was_asked(request, number)]
+        answered = sum(number in request["answered"] for request in asked)
         stated = ", ".join(f"{name} {n:,}" for name, n in statement.get("charged", {}).items())
         spent = facts.costs.get(number)
         rows.append(
@@ -67,8 +68,8 @@ def _totals(facts: Facts) -> Html:
     )
 
 
-def _was_asked(ask: Mapping[str, Any], number: int) -> bool:
-    return number in ask["answered"] or str(number) in ask["refused"]
+def _was_asked(request: Mapping[str, Any], number: int) -> bool:
+    return number in request["answered"] or str(number) in request["refused"]
 
 
 def _remarks(statement: Mapping[str, Any]) -> str:
@@ -80,21 +81,22 @@ def _remarks(statement: Mapping[str, Any]) -> str:
     return "; ".join(remarks) or "-"
 
 
-def _faults(asks: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+def _faults(requests: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
     """Yield each kind of fault once for a hospital, with how often and when it was seen."""
     seen: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for ask in asks:
-        for number, reason in ask["refused"].items():
-            seen.setdefault((number, reason), []).append(ask)
-    repeated = len(asks) - len({(ask["kind"], ask["query_id"]) for ask in asks})
+    for request in requests:
+        for number, reason in request["refused"].items():
+            seen.setdefault((number, reason), []).append(request)
+    repeated = len(requests) - len({(request["kind"], request["query_id"]) for request in requests})
     if repeated:
         yield paragraphs(
-            f"The run was resumed, or an ask was sent again, {counted(repeated, 'time')}: the same "
+            f"The run was resumed, or a request was sent again, {counted(repeated, 'time')}: "
+            "the same "
             "ask gets the same answer and is charged once."
         )
     if not seen:
         yield paragraphs(
-            f"None: all {counted(len(asks), 'ask')} were answered by all." * bool(asks)
+            f"None: all {counted(len(requests), 'request')} were answered by all." * bool(requests)
         )
         return
     rows = [
@@ -111,22 +113,26 @@ def _faults(asks: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
     )
 
 
-def _when(ask: Mapping[str, Any]) -> str:
-    asked = KINDS.get(ask["kind"], ask["kind"])
-    where = f"round {ask['query_id']}" if ask["kind"] in ("answers", "train") else asked
-    return f"{where}, {ask['at'].replace('T', ' ').removesuffix('Z')}"
+def _when(request: Mapping[str, Any]) -> str:
+    asked = KINDS.get(request["kind"], request["kind"])
+    where = f"round {request['query_id']}" if request["kind"] in ("answers", "train") else asked
+    return f"{where}, {request['at'].replace('T', ' ').removesuffix('Z')}"
 
 
-def _times(asks: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
-    """Yield the chart of the seconds from an ask to its last answer."""
-    last = {ask["query_id"]: ask["seconds"] for ask in asks if ask["kind"] == "answers"}
+def _times(requests: Sequence[Mapping[str, Any]]) -> Iterator[Html]:
+    """Yield the chart of the seconds from a request to its last answer."""
+    last = {
+        request["query_id"]: request["seconds"]
+        for request in requests
+        if request["kind"] == "answers"
+    }
     if len(last) < 2:
         return
     points = sorted((float(number), seconds) for number, seconds in last.items())
     longest = max(points, key=lambda point: point[1])
     drawn = chart(
         "asked",
-        "Time from an ask to the last answer",
+        "Time from a request to the last answer",
         f"The longest wait was {longest[1]:.1f} s, in round {longest[0]:.0f}.",
         Axis("round", whole=True),
         Axis("seconds", 0),

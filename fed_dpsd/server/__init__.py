@@ -8,8 +8,8 @@ no epsilon covers unless training was private. The coordinator's own test images
 either.
 
 A round starts in run.py, which calls a method; the method asks through federation.py. asks.py keeps
-each ask before it is sent, and the tally (fed_dpsd/accounts) keeps its cost before anybody learns
-from the answers. secure_sum.py opens a sum of masked answers without seeing any single one.
+each request before it is sent, and the tally (fed_dpsd/accounts) keeps its cost before anybody
+learns from the answers. secure_sum.py opens a sum of masked answers without seeing any single one.
 
 server/ and client/ never import each other, at any distance: tests/test_architecture.py.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from fed_dpsd import __version__
 from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
-from fed_dpsd.accounts.tally import Tally
+from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.words import (
     SEEDED_VERDICT,
     how_answered,
@@ -92,7 +92,7 @@ def _asked(run: CompletedRun) -> str:
 def _source(run: CompletedRun) -> Iterator[str]:
     """Yield where the numbers come from: the plan, and what clients' ledgers or statements say."""
     config = run.experiment.config
-    stated = len(Tally(run.folder, {}).heard)
+    stated = len(ChargeLog(run.folder, {}).heard)
     yield (
         "Each proven epsilon covers the run's whole plan, even if only a part of it was used, and "
         "all that was charged besides."

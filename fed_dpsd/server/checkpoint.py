@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import Bank, State
+from fed_dpsd.methods.method import ReplayBuffer, State
 from fed_dpsd.storage import write_atomically
 
 KEPT = 2
@@ -25,11 +25,11 @@ def save(folder: Path, state: State) -> None:
     makes the checkpoint count. Then states older than the last two are removed.
     """
     digests = []
-    if state.bank:
+    if state.buffer:
         # safetensors writes an array's memory as it lies, and would exchange rows and columns.
-        part = {name: np.ascontiguousarray(a) for name, a in vars(state.bank[-1]).items()}
-        digests = [_write(_bank_file(folder, len(state.bank)), safetensors.numpy.save(part))]
-    if state.bank and state.round > 1:
+        part = {name: np.ascontiguousarray(a) for name, a in vars(state.buffer[-1]).items()}
+        digests = [_write(_buffer_file(folder, len(state.buffer)), safetensors.numpy.save(part))]
+    if state.buffer and state.round > 1:
         digests = [*_read_index(folder, state.round - 1)["bank"], *digests]
     tensors = {name: tensor.cpu().contiguous() for name, tensor in state.tensors.items()}
     index = {
@@ -70,11 +70,11 @@ def load(folder: Path) -> State | None:
         tensors = safetensors.torch.load(_read(state_file, index["tensors"], remedy))
     except SafetensorError as error:
         raise _corrupt(state_file, str(error), remedy) from error
-    bank = []
+    buffer = []
     for number, digest in enumerate(index["bank"], start=1):
-        part = safetensors.numpy.load(_read(_bank_file(folder, number), digest, remedy))
-        bank.append(Bank(**part))
-    return State(newest, tensors, bank)
+        part = safetensors.numpy.load(_read(_buffer_file(folder, number), digest, remedy))
+        buffer.append(ReplayBuffer(**part))
+    return State(newest, tensors, buffer)
 
 
 def digest_of(tensors: dict[str, torch.Tensor]) -> str:
@@ -127,5 +127,5 @@ def _state_file(folder: Path, number: int) -> Path:
     return folder / f"round_{number:05d}.safetensors"
 
 
-def _bank_file(folder: Path, number: int) -> Path:
+def _buffer_file(folder: Path, number: int) -> Path:
     return folder / "bank" / f"round_{number:05d}.safetensors"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.class_counts import fetch_class_weights, normalised, pool
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, accuracy
@@ -18,7 +18,10 @@ from fed_dpsd.streams import Streams
 
 
 def diagnose(
-    experiment: Experiment, federation: HostedFederation, world: World, labels: NDArray[np.int64]
+    experiment: Experiment,
+    federation: HostedFederation,
+    context: PublicContext,
+    labels: NDArray[np.int64],
 ) -> dict[str, dict[str, Any]]:
     """Return exact scores of the clients, of the mean of all probabilities, and of the vote.
 
@@ -31,8 +34,8 @@ def diagnose(
     """
     num_classes = experiment.config.data.num_classes
     weights = {}
-    if experiment.method.plan(world).counts:
-        weights = fetch_class_weights(federation, world)
+    if experiment.method.plan(context).counts:
+        weights = fetch_class_weights(federation, context)
     pooled = getattr(experiment.method, "pooling", "mean") == "odds"
     response, rng = _response(experiment), Streams(experiment.config.seed).numpy("diagnostic vote")
 
@@ -51,8 +54,8 @@ def diagnose(
             votes += np.eye(num_classes)[probabilities.argmax(1)]
             if response:
                 uniform = np.full(probabilities.shape, 1 / num_classes, np.float32)
-                law = response.encode(probabilities, uniform)
-                answered += response.noise(law[None], uniform, rng)
+                law = response.constrain_sensitivity(probabilities, uniform)
+                answered += response.add_noise(law[None], uniform, rng)
         teachers += len(own)
         if client in weights and pooled:
             clients[client] = own.sum(0)

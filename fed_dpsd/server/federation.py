@@ -13,27 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.secret import noise_of
-from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.noise import Noise
 from fed_dpsd.protocol import (
     NOTHING,
     OF_WEIGHTS,
-    Answer,
-    Ask,
+    Aggregate,
     Refusal,
     Releases,
+    Request,
+    Response,
     SumStep,
-    Total,
     misfit,
 )
-from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.secure_sum import secure_sum
+from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import npz_of, write_atomically, writing
 from fed_dpsd.streams import Streams
 
@@ -92,24 +92,24 @@ class HostedFederation(ABC):
         self.experiment = experiment
         own_noise = experiment.answers.noise_at == "server"
         secret = noise_of(experiment, run_folder, "server") if own_noise else None
-        self._world = World.of(experiment.config, experiment.training, experiment.answers)
+        self._world = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         self._lock = _locked(run_folder)
-        self._notes, self._asks = run_folder / "sums", Asks(run_folder / "asks")
-        self._tally = Tally(run_folder, plan_of(experiment).releases)
+        self._notes, self._requests_sent = run_folder / "sums", SentRequests(run_folder / "asks")
+        self._charge_log = ChargeLog(run_folder, plan_of(experiment).releases)
         self._noise: Noise = secret or Streams(experiment.config.seed)
         self.counted = -1
         self.bytes_to_clients = 0
         self.bytes_to_server = 0
 
-    def _asked(self, ask: Ask) -> Sequence[int]:
-        """Return the clients that an ask is for, in their order: a cohort, or all of them."""
-        if ask.kind in OF_ROUNDS:
-            return cohort(self.experiment.config, ask.query_id)
+    def _asked(self, request: Request) -> Sequence[int]:
+        """Return the clients that a request is for, in their order: a cohort, or all of them."""
+        if request.kind in OF_ROUNDS:
+            return cohort(self.experiment.config, request.query_id)
         return range(self.experiment.config.num_clients)
 
     @abstractmethod
-    def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
-        """Bring an ask to each client that it is for, and return their answers."""
+    def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
+        """Bring a request to each client that it is for, and return their answers."""
 
     @abstractmethod
     def _step(self, steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
@@ -123,58 +123,61 @@ class HostedFederation(ABC):
         fill the memory. Teachers that are not trained yet are trained now.
         """
 
-    def settle(self, ask: Ask) -> Ask:
-        """Return the ask to send and to learn from: this one, or the one sent in its place."""
-        return self._asks.settle(ask)
+    def get_or_store(self, request: Request) -> Request:
+        """Return the request to send and to learn from: this one, or the one sent in its place."""
+        return self._requests_sent.get_or_store(request)
 
     @property
     def charges(self) -> dict[int, Releases]:
         """Return what the run has cost each client so far, by its own statement."""
-        return self._tally.heard
+        return self._charge_log.heard
 
     def prune(self, rounds: int) -> None:
-        """Forget the asks that cannot be sent again, once this many rounds are saved."""
-        self._asks.prune(rounds)
+        """Forget the requests that cannot be sent again, once this many rounds are saved."""
+        self._requests_sent.prune(rounds)
 
-    def each(self, ask: Ask) -> dict[int, Answer | Refusal]:
+    def each(self, request: Request) -> dict[int, Response | Refusal]:
         """Return the checked answer of each client that is asked, in the order of the clients.
 
         The cost of the answers is written down before anybody learns from them.
 
         Raises:
-            ProtocolError: the run has sent another ask of this id and kind, which was charged.
+            ProtocolError: the run has sent another request of this id and kind, which was charged.
         """
-        if self.settle(ask).digest() != ask.digest():
+        if self.get_or_store(request).digest() != request.digest():
             raise ProtocolError(
-                f"ask {ask.query_id} ({ask.kind}) is not the one that this run has sent before; "
-                "send and learn from what `settle` returns"
+                f"request {request.query_id} ({request.kind}) is not the one that this run has "
+                "sent before; "
+                "send and learn from what `get_or_store` returns"
             )
-        answers: dict[int, Answer | Refusal] = {}
-        for client, answer in sorted(self._covered(ask).items()):
-            new = ask.query_id > self.counted
-            self.bytes_to_clients += ask.nbytes * new
-            if isinstance(answer, Answer):
-                self.bytes_to_server += answer.nbytes * new
-                answers[client] = self._receive(ask, client, answer)
+        answers: dict[int, Response | Refusal] = {}
+        for client, response in sorted(self._covered(request).items()):
+            new = request.query_id > self.counted
+            self.bytes_to_clients += request.nbytes * new
+            if isinstance(response, Response):
+                self.bytes_to_server += response.nbytes * new
+                answers[client] = self._receive(request, client, response)
             else:
-                answers[client] = answer
+                answers[client] = response
         return answers
 
-    def _covered(self, ask: Ask) -> dict[int, Answer | Refusal]:
+    def _covered(self, request: Request) -> dict[int, Response | Refusal]:
         """Return the answer of each client that is asked, once its cost is in the run's tally."""
-        answers = self._deliver(self._with_tally(ask))
-        if again := self._tally.take(answers):
-            repeated = self._deliver(self._with_tally(ask))
+        answers = self._deliver(self._with_tally(request))
+        if again := self._charge_log.take(answers):
+            repeated = self._deliver(self._with_tally(request))
             acknowledged = {client: repeated[client] for client in again}
-            self._tally.take(acknowledged)
+            self._charge_log.take(acknowledged)
             answers |= acknowledged
         return answers
 
-    def _with_tally(self, ask: Ask) -> Ask:
-        """Return the ask with the tally of the run's charges."""
-        return replace(ask, acknowledged=dict(self._tally.acknowledged), heard=self._tally.heard)
+    def _with_tally(self, request: Request) -> Request:
+        """Return the request with the tally of the run's charges."""
+        return replace(
+            request, acknowledged=dict(self._charge_log.acknowledged), heard=self._charge_log.heard
+        )
 
-    def _receive(self, ask: Ask, client: int, answer: Answer) -> Answer | Refusal:
+    def _receive(self, request: Request, client: int, response: Response) -> Response | Refusal:
         """Return an answer with its bad rows, or a bad answer as a whole, replaced by zeros.
 
         Bad weights become a refusal. The number of teachers stays, so that a bad answer cannot
@@ -184,106 +187,112 @@ class HostedFederation(ABC):
             ProtocolError: weights are bad in a simulation, where nobody lies.
         """
         teachers = self.experiment.config.teachers_per_client
-        if ask.kind == "answers" and self.experiment.answers.noise_at == "distributed":
-            return replace(answer, teachers=teachers)  # masked values cannot be checked
+        if request.kind == "answers" and self.experiment.answers.noise_at == "distributed":
+            return replace(response, teachers=teachers)  # masked values cannot be checked
         mechanism = self.experiment.answers
-        problem = misfit(ask, answer)
-        if ask.kind == "counts":
-            if problem or not np.isfinite(answer.values).all():
+        problem = misfit(request, response)
+        if request.kind == "counts":
+            if problem or not np.isfinite(response.values).all():
                 problem = problem or "values hold NaN or infinity"
                 logger.warning("client %d: its class counts are taken as zero: %s", client, problem)
-                return Answer(ask.query_id, np.zeros((1, ask.predictions.shape[1])), teachers)
-            return answer
-        if ask.kind in OF_WEIGHTS:
-            models = 1 if ask.kind == "baseline" else teachers
-            weights, problem = self._weights(answer, client, models, problem)
+                return Response(
+                    request.query_id, np.zeros((1, request.predictions.shape[1])), teachers
+                )
+            return response
+        if request.kind in OF_WEIGHTS:
+            models = 1 if request.kind == "baseline" else teachers
+            weights, problem = self._weights(response, client, models, problem)
             if problem and self.experiment.config.federation.simulation:
                 raise ProtocolError(f"client {client} sent invalid weights: {problem}")
             if problem:
                 logger.warning("client %d sent invalid weights: %s", client, problem)
-                return Refusal(ask.query_id, f"invalid weights: {problem}")
-            return replace(answer, values=weights)
+                return Refusal(request.query_id, f"invalid weights: {problem}")
+            return replace(response, values=weights)
         if problem:
             logger.warning("client %d: the answer counts as zero: %s", client, problem)
-            return Answer(ask.query_id, np.zeros(ask.predictions.shape), teachers)
-        good = np.isfinite(answer.values).all(axis=1)
-        values = np.where(good[:, None], answer.values, 0)
+            return Response(request.query_id, np.zeros(request.predictions.shape), teachers)
+        good = np.isfinite(response.values).all(axis=1)
+        values = np.where(good[:, None], response.values, 0)
         exact = values.astype(np.float64)  # squares of a peer's small integers would wrap around
-        good &= mechanism.admissible(exact, ask.predictions, teachers)
+        good &= mechanism.admissible(exact, request.predictions, teachers)
         if not good.all():
             count = len(good) - int(good.sum())
             logger.warning("client %d: %d of %d rows count as zero", client, count, len(good))
-        return Answer(ask.query_id, np.where(good[:, None], values, 0), teachers)
+        return Response(request.query_id, np.where(good[:, None], values, 0), teachers)
 
     def _weights(
-        self, answer: Answer, client: int, models: int, problem: str
+        self, response: Response, client: int, models: int, problem: str
     ) -> tuple[NDArray[np.float32], str]:
         """Return a client's weights as float32, and the problem with them; "" if they are good."""
         if problem:
             return NOTHING, problem
         with np.errstate(over="ignore"):
-            weights = answer.values.astype(np.float32)
+            weights = response.values.astype(np.float32)
         expected = models * len(to_vector(self._world.make_teacher(client)))
         if len(weights) != expected:
             return NOTHING, f"{len(weights)} values, expected {expected}"
         return weights, "" if np.isfinite(weights).all() else "values hold NaN or infinity"
 
-    def total(self, ask: Ask) -> Total:
-        """Sum the answers; with `noise_at: server` the noise is drawn here, once for an ask.
+    def total(self, request: Request) -> Aggregate:
+        """Sum the answers; with `noise_at: server` the noise is drawn here, once for a request.
 
         Raises:
             UserError: the noise is distributed, and too few clients are left for a secure sum.
         """
-        answers = self.each(ask)
+        answers = self.each(request)
         if self.experiment.answers.noise_at == "distributed":
-            return self._secure_total(ask, answers)
-        arrived = [answer for answer in answers.values() if isinstance(answer, Answer)]
+            return self._secure_total(request, answers)
+        arrived = [response for response in answers.values() if isinstance(response, Response)]
         if self.experiment.answers.noise_at == "server":
-            return self._noisy_total(ask, arrived, _refused(answers))
-        total = np.zeros(ask.predictions.shape)
-        for answer in arrived:
-            total += answer.values
-        return Total(total, sum(answer.teachers for answer in arrived), _refused(answers))
+            return self._noisy_total(request, arrived, _refused(answers))
+        total = np.zeros(request.predictions.shape)
+        for response in arrived:
+            total += response.values
+        return Aggregate(total, sum(response.teachers for response in arrived), _refused(answers))
 
-    def _noisy_total(self, ask: Ask, answers: Sequence[Answer], refused: dict[int, str]) -> Total:
-        """Return the sum with the server's noise, drawn once for an ask of a run and kept.
+    def _noisy_total(
+        self, request: Request, answers: Sequence[Response], refused: dict[int, str]
+    ) -> Aggregate:
+        """Return the sum with the server's noise, drawn once for a request of a run and kept.
 
         A run that is killed and resumed may find other clients there. A second sum, with other
         noise, would be a second release of answers that were charged once.
         """
-        path = self._notes / f"{ask.digest()}.npz"
+        path = self._notes / f"{request.digest()}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
-                return Total(kept["sum"], int(kept["count"]), refused)
+                return Aggregate(kept["sum"], int(kept["count"]), refused)
         if not answers:
-            return Total(np.zeros(ask.predictions.shape), 0, refused)
+            return Aggregate(np.zeros(request.predictions.shape), 0, refused)
         # Other answers get other noise; otherwise two sums would show their exact difference.
-        digest = hashlib.sha256(ask.digest().encode())
-        digest.update(b"".join(answer.values.tobytes() for answer in answers))
+        digest = hashlib.sha256(request.digest().encode())
+        digest.update(b"".join(response.values.tobytes() for response in answers))
         rng = self._noise.numpy("server noise", query_id=int(digest.hexdigest(), 16))
-        values = np.stack([answer.values for answer in answers])
-        noisy = self.experiment.answers.noise(values, ask.predictions, rng)
-        count = sum(answer.teachers for answer in answers)
+        values = np.stack([response.values for response in answers])
+        noisy = self.experiment.answers.add_noise(values, request.predictions, rng)
+        count = sum(response.teachers for response in answers)
         write_atomically(path, npz_of({"sum": noisy, "count": count}))
-        return Total(noisy, count, refused)
+        return Aggregate(noisy, count, refused)
 
-    def _secure_total(self, ask: Ask, answers: Mapping[int, Answer | Refusal]) -> Total:
+    def _secure_total(
+        self, request: Request, answers: Mapping[int, Response | Refusal]
+    ) -> Aggregate:
         """Return the sum of masked answers; the server sees nothing else of them."""
-        masked = {c: answer for c, answer in answers.items() if isinstance(answer, Answer)}
+        masked = {c: response for c, response in answers.items() if isinstance(response, Response)}
         if not masked:
-            return Total(np.zeros(ask.predictions.shape), 0, _refused(answers))
+            return Aggregate(np.zeros(request.predictions.shape), 0, _refused(answers))
 
         def deliver(steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
             replies = self._step(steps)
-            if ask.query_id > self.counted:
+            if request.query_id > self.counted:
                 self.bytes_to_clients += sum(step.nbytes for step in steps.values())
                 self.bytes_to_server += sum(len(b) for r in replies.values() for b in r.values())
             return replies
 
-        total, named = secure_sum(self.experiment, ask, masked, self._notes, deliver)
+        total, named = secure_sum(self.experiment, request, masked, self._notes, deliver)
         teachers = len(named) * self.experiment.config.teachers_per_client
-        return Total(total, teachers, _refused(answers))
+        return Aggregate(total, teachers, _refused(answers))
 
 
-def _refused(answers: Mapping[int, Answer | Refusal]) -> dict[int, str]:
-    return {c: answer.reason for c, answer in answers.items() if isinstance(answer, Refusal)}
+def _refused(answers: Mapping[int, Response | Refusal]) -> dict[int, str]:
+    return {c: response.reason for c, response in answers.items() if isinstance(response, Refusal)}

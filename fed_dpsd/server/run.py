@@ -19,7 +19,7 @@ from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
-from fed_dpsd.methods.method import Bank, Plan, Round, State, World, below
+from fed_dpsd.methods.method import Plan, PublicContext, ReplayBuffer, Round, State, below
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Releases
@@ -98,11 +98,11 @@ def _run(
     log, lines = open_log(folder / "rounds.jsonl", resume.round if resume else 0)
     test = test_split(experiment)
     summary["accuracy"]["evaluated_on"] = evaluated_on(experiment, test)
-    world = World.of(config, experiment.training, experiment.answers, test)
+    context = PublicContext.of(config, experiment.training, experiment.answers, test)
 
     before = time.perf_counter()
     if config.federation.simulation and test is not None:
-        for metric, scores in diagnose(experiment, federation, world, test.labels).items():
+        for metric, scores in diagnose(experiment, federation, context, test.labels).items():
             summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
 
@@ -119,18 +119,18 @@ def _run(
     for name in TRAVELLED:  # bytes that diagnostics sent do not count
         setattr(federation, name, line.get(name, 0))
     finished: Round | None = None
-    for finished in experiment.method.server(federation, world, Streams(config.seed), resume):
+    for finished in experiment.method.server(federation, context, Streams(config.seed), resume):
         number = finished.state.round
         _check_state(finished.state)
-        if not is_finite(finished.student, world.image_shape):
+        if not is_finite(finished.student, context.image_shape):
             keys = config.method.keys() & {"student_learning_rate", "learning_rate"}
             rates = {f"method.{key}": float(config.method[key]) for key in keys}
             raise Diverged(f"the student predicts NaN or infinity after round {number}", rates)
-        if finished.state.bank:
-            save_samples(folder, finished.state.bank[-1], number)
+        if finished.state.buffer:
+            save_samples(folder, finished.state.buffer[-1], number)
         scored = number % config.evaluate_every == 0 or number == config.rounds
         own = scores(finished.student if scored else None)
-        line = _round_line(finished, world, time.perf_counter() - before, line, own)
+        line = _round_line(finished, context, time.perf_counter() - before, line, own)
         line |= {name: getattr(federation, name) for name in TRAVELLED}
         line |= _costs(plan, federation.charges, experiment)
         append_line(log, json.dumps(line))  # before the checkpoint, which makes the line count
@@ -187,14 +187,14 @@ def _record_round(summary: dict[str, Any], state: State, line: Mapping[str, Any]
     summary["student_sha256"] = checkpoint.digest_of(below("student", state.tensors))
 
 
-def _agreement(bank: Sequence[Bank]) -> float | None:
+def _agreement(buffer: Sequence[ReplayBuffer]) -> float | None:
     """Return how far student and answers agreed on the last asked images, before it learned."""
-    return agreement(bank[-1].predictions, bank[-1].labels) if bank else None
+    return agreement(buffer[-1].predictions, buffer[-1].labels) if buffer else None
 
 
 def _round_line(
     finished: Round,
-    world: World,
+    context: PublicContext,
     seconds: float,
     last: Mapping[str, Any],
     scores: Mapping[str, Any],
@@ -204,12 +204,12 @@ def _round_line(
     `round_queries` and `round_seconds` are the round's own. Other counts and `seconds` are totals
     over all rounds up to it.
     """
-    queries = sum(len(part.labels) for part in finished.state.bank)
+    queries = sum(len(part.labels) for part in finished.state.buffer)
     return {
         "round": finished.state.round,
-        "rounds": world.rounds,
+        "rounds": context.rounds,
         **scores,
-        "agreement": _agreement(finished.state.bank),
+        "agreement": _agreement(finished.state.buffer),
         **finished.metrics,
         "round_queries": queries - last.get("answered_queries", 0),
         "round_seconds": round(seconds - last.get("seconds", 0.0), 3),

@@ -18,7 +18,7 @@ from fed_dpsd import __version__
 from fed_dpsd.config import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
-from fed_dpsd.methods.method import Bank
+from fed_dpsd.methods.method import ReplayBuffer
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.storage import (
     RUN_NAME,
@@ -163,10 +163,10 @@ def read_log(folder: Path, seen: int = 0) -> list[dict[str, Any]]:
         raise UserError(f"{path} is damaged; restore it from a backup") from None
 
 
-def save_samples(folder: Path, bank: Bank, number: int) -> None:
+def save_samples(folder: Path, buffer: ReplayBuffer, number: int) -> None:
     """Write a PNG grid of the round's first 64 synthetic images."""
     from torchvision.utils import save_image  # takes seconds to import; only a server needs it
 
-    images = to_unit(bank.images[:64], torch.device("cpu"))
+    images = to_unit(buffer.images[:64], torch.device("cpu"))
     with replacing(folder / "samples" / f"round_{number:05d}.png") as temporary:
         save_image(images, temporary, format="png", nrow=8)

@@ -13,7 +13,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.mechanism import Shared
 from fed_dpsd.privacy.secure_sum import Masked, Opened, SumError, combine, sealed_size
-from fed_dpsd.protocol import Answer, Ask, SumStep
+from fed_dpsd.protocol import Request, Response, SumStep
 from fed_dpsd.storage import npz_of, write_atomically
 
 Steps = Callable[[Mapping[int, SumStep]], Mapping[int, Mapping[str, bytes]]]
@@ -21,8 +21,8 @@ Steps = Callable[[Mapping[int, SumStep]], Mapping[int, Mapping[str, bytes]]]
 
 def secure_sum(
     experiment: Experiment,
-    ask: Ask,
-    answers: Mapping[int, Answer],
+    request: Request,
+    answers: Mapping[int, Response],
     notes: Path,
     deliver: Steps,
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
@@ -30,7 +30,7 @@ def secure_sum(
 
     Args:
         experiment: the experiment with the mechanism.
-        ask: the ask that the answers are to.
+        request: the request that the answers are to.
         answers: the masked answers that arrived, by client.
         notes: folder where a sum's names and masked answers are kept. Clients confirm one set of
             names only, so a run that is killed goes on with that set, whichever clients are there.
@@ -40,11 +40,13 @@ def secure_sum(
     Raises:
         UserError: too few clients are left; nothing was unmasked.
     """
-    mechanism, digest = experiment.answers, ask.digest()
+    mechanism, digest = experiment.answers, request.digest()
     assert isinstance(mechanism, Shared)
     assert mechanism.quorum is not None
     threshold, parties = mechanism.quorum.threshold, experiment.config.num_clients
-    masked = {c: Masked(a.values, a.sealed) for c, a in answers.items() if _fits(a, ask, parties)}
+    masked = {
+        c: Masked(a.values, a.sealed) for c, a in answers.items() if _fits(a, request, parties)
+    }
     path = notes / f"{digest}.npz"
     try:
         if path.exists():  # the run was killed when some clients may have confirmed already
@@ -66,17 +68,20 @@ def secure_sum(
         total = combine(masked, opened, parties, threshold)
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
-            f"the sum of ask {ask.query_id} cannot be opened: {error}; nothing of it was seen: "
+            f"the sum of request {request.query_id} cannot be opened: {error}; nothing of it "
+            "was seen: "
             "resume the run when the clients are back or, where one's shares were tampered with, "
             "begin another without it"
         ) from None
     return total * mechanism.lattice, named
 
 
-def _fits(answer: Answer, ask: Ask, parties: int) -> bool:
+def _fits(response: Response, request: Request, parties: int) -> bool:
     """Return whether a masked answer is of the right shape; nobody can check its hidden values."""
-    sizes = {client: len(box) for client, box in answer.sealed.items()}
+    sizes = {client: len(box) for client, box in response.sealed.items()}
     whole = sizes == dict.fromkeys(range(parties), sealed_size(parties))
     return (
-        whole and answer.values.dtype == np.uint64 and answer.values.shape == ask.predictions.shape
+        whole
+        and response.values.dtype == np.uint64
+        and response.values.shape == request.predictions.shape
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
+from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.entry import of_run
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.tally import Tally
 from fed_dpsd.accounts.words import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
@@ -109,10 +109,12 @@ def add_privacy(summary: dict[str, Any], experiment: Experiment, folder: Path) -
             if config.ledger:  # that ledger holds the charges of all runs
                 entries = of_run(entries, run_name(folder))
             ledgers.append(entries)
-        tally = Tally(folder, plan.releases)
-        charged, notes = tally.charged, tally.notes()
+        charge_log = ChargeLog(folder, plan.releases)
+        charged, notes = charge_log.charged, charge_log.notes()
         # Of thousands of clients most state the same.
-        stated = {frozenset(each.items()): each for each in tally.heard.values()} if ledgers else {}
+        stated = (
+            {frozenset(each.items()): each for each in charge_log.heard.values()} if ledgers else {}
+        )
     except UserError as error:  # the cost is unknown, so the card must claim no finite epsilon
         charged, notes, stated = Counter({str(error): 1}), (str(error),), {}
     answered = [sum(entry.queries for entry in entries) for entries in ledgers]

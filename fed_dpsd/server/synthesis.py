@@ -22,7 +22,7 @@ from PIL import Image
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.dpsd import DPSD
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Method, World, below
+from fed_dpsd.methods.method import Method, PublicContext, below
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
@@ -121,20 +121,20 @@ def drawn(
     """
     method, name = run.experiment.method, run.summary["method"]
     config = dataclasses.replace(run.experiment.config, server_device="cpu")
-    world = World.of(config, run.experiment.training, run.experiment.answers)
+    context = PublicContext.of(config, run.experiment.training, run.experiment.answers)
     kept = below("generator", run.state.tensors)
-    grows = isinstance(method, FedDPSD) and method.mixture(world.queries_per_round)["generated"]
+    grows = isinstance(method, FedDPSD) and method.mixture(context.queries_per_round)["generated"]
     if source is None:
         source = "generator" if kept or grows else "questions"
     streams = Streams(seed)
     crops = config.pictures and method.asks_pictures
     real = " Crops of real pictures may be among them; PRIVACY.md names those." if crops else ""
     if source == "generator" and kept:
-        parts = _of_kept_generator(world, method.latent_size, kept, streams)
+        parts = _of_kept_generator(context, method.latent_size, kept, streams)
         origin = "The run's generator drew them from new latent vectors, as its last round left it"
         origin += "." if _is_trained(method) else "; nothing has trained it."
     elif source == "generator" and grows:
-        parts = _of_new_generators(method, student, world, run, streams)
+        parts = _of_new_generators(method, student, context, run, streams)
         origin = _origin_of_new_generators(method)
     elif source == "generator":
         raise UserError(
@@ -142,7 +142,7 @@ def drawn(
             "for images as it asked them"
         )
     elif isinstance(method, FedDPSD):
-        parts = _of_next_rounds(method, student, world, run, streams)
+        parts = _of_next_rounds(method, student, context, run, streams)
         origin = f"They are questions as the run's next rounds would have asked them.{real}"
     else:
         origin = f"They are among the images that the run asked.{real}"
@@ -161,15 +161,15 @@ def _taken(parts: Iterator[NDArray[np.uint8]], number: int) -> NDArray[np.uint8]
 
 
 def _of_kept_generator(
-    world: World, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
+    context: PublicContext, latent_size: int, weights: dict[str, torch.Tensor], streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield batches as large as a round's: the batch's statistics normalise an image."""
-    generator = world.make_generator(latent_size, torch.Generator())
+    generator = context.make_generator(latent_size, torch.Generator())
     generator.load_state_dict(weights)
     generator.train()
     rng = streams.torch(PURPOSE)
     while True:
-        latents = torch.randn((world.queries_per_round, latent_size), generator=rng)
+        latents = torch.randn((context.queries_per_round, latent_size), generator=rng)
         with torch.no_grad():
             yield to_bytes(generator(latents))
 
@@ -181,13 +181,13 @@ def _is_trained(method: Method) -> bool:
 
 
 def _of_new_generators(
-    method: FedDPSD, student: Student, world: World, run: CompletedRun, streams: Streams
+    method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield a batch of each of new generators, trained as those of the run were."""
-    rng, polarity = streams.torch(PURPOSE), method.polarity_after(list(run.state.bank))
+    rng, polarity = streams.torch(PURPOSE), method.infer_polarity(list(run.state.buffer))
     while True:
-        images = method.generate(student.model, world, method.images_per_generator, rng)
-        yield procedural.turned(to_bytes(images), polarity)
+        images = method.generate(student.model, context, method.images_per_generator, rng)
+        yield procedural.apply_polarity(to_bytes(images), polarity)
 
 
 def _origin_of_new_generators(method: FedDPSD) -> str:
@@ -200,13 +200,13 @@ def _origin_of_new_generators(method: FedDPSD) -> str:
 
 
 def _of_next_rounds(
-    method: FedDPSD, student: Student, world: World, run: CompletedRun, streams: Streams
+    method: FedDPSD, student: Student, context: PublicContext, run: CompletedRun, streams: Streams
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the images of rounds after the last one, each round's in random order."""
-    bank = list(run.state.bank)
-    for number in itertools.count(world.rounds + 1):
-        images = method.draw(student.model, world, streams, number, bank)
-        images = procedural.turned(images, method.polarity_after(bank))
+    buffer = list(run.state.buffer)
+    for number in itertools.count(context.rounds + 1):
+        images = method.draw(student.model, context, streams, number, buffer)
+        images = procedural.apply_polarity(images, method.infer_polarity(buffer))
         yield images[streams.numpy(PURPOSE, query_id=number).permutation(len(images))]
 
 
@@ -216,7 +216,7 @@ def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np
     Raises:
         UserError: it asked fewer, or none.
     """
-    asked = [part.images for part in run.state.bank]
+    asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(
             f"{run.folder}: method {run.summary['method']} neither keeps a generator nor asks "

@@ -144,13 +144,15 @@ def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
         received = {line["ask"] for line in lines if number in line["answered"]}
         ledger = rehearsal.hospital(number).ledger
         with ledger.transaction():
-            charged = Counter(entry.ask for entry in ledger.entries() if entry.ask)
+            charged = Counter(entry.request for entry in ledger.entries() if entry.request)
         name = f"hospital {number}"
         unpaid, lost = received - set(charged), set(charged) - received
-        differences += [f"{name}: {ask:.12} was answered, not charged" for ask in unpaid]
-        differences += [f"{name}: {ask:.12} was charged, not received" for ask in lost]
-        repeated = {ask: count for ask, count in charged.items() if count > 1}
-        differences += [f"{name}: {ask:.12} was charged {n} times" for ask, n in repeated.items()]
+        differences += [f"{name}: {request:.12} was answered, not charged" for request in unpaid]
+        differences += [f"{name}: {request:.12} was charged, not received" for request in lost]
+        repeated = {request: count for request, count in charged.items() if count > 1}
+        differences += [
+            f"{name}: {request:.12} was charged {n} times" for request, n in repeated.items()
+        ]
     return differences
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fed_dpsd.client.site import answer, take_step
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.models import torch_threads
-from fed_dpsd.protocol import Answer, Ask, Refusal, SumStep
+from fed_dpsd.protocol import Refusal, Request, Response, SumStep
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.simulation.clients import open_site
 
@@ -24,10 +24,12 @@ class LocalFederation(HostedFederation):
         clients = range(experiment.config.num_clients)
         self._sites = {client: open_site(experiment, client, run_folder) for client in clients}
 
-    def _deliver(self, ask: Ask) -> dict[int, Answer | Refusal]:
+    def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
         with torch_threads(self.experiment.config.threads_client):
             method, sites = self.experiment.method, self._sites
-            return {client: answer(method, ask, sites[client]) for client in self._asked(ask)}
+            return {
+                client: answer(method, request, sites[client]) for client in self._asked(request)
+            }
 
     def _step(self, steps: Mapping[int, SumStep]) -> dict[int, dict[str, bytes]]:
         return {client: take_step(self._sites[client], step) for client, step in steps.items()}

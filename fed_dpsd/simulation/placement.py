@@ -119,12 +119,12 @@ def place(
     least = room[tightest.name]
     fit = max(0, least) // (held + work)
     if not fit:
-        asks = f"a process with the teachers of one client needs {gib(held + work)} GiB"
+        needed = f"a process with the teachers of one client needs {gib(held + work)} GiB"
         if tightest.name == _server_gpu(config):
-            asks += f", and the server {gib(reserved)} GiB,"
+            needed += f", and the server {gib(reserved)} GiB,"
         elsewhere = ", client_device=cuda:N for another GPU," if len(devices) > 1 else ""
         raise UserError(
-            f"client_device={config.client_device}: {asks} of {tightest}; use a smaller teacher "
+            f"client_device={config.client_device}: {needed} of {tightest}; use a smaller teacher "
             f"(model.teacher, model.teacher_width){elsewhere} or client_device=cpu"
         )
     processes = min(nodes, processors, fit * len(shared))

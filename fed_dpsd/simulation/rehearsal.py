@@ -111,7 +111,7 @@ class Rehearsal:
     def forget(self) -> None:
         """Make every hospital forget its answers and teachers; each keeps its secret.
 
-        A repeated ask then gets a new answer with the same values.
+        A repeated request then gets a new answer with the same values.
         """
         for number in self.hospitals:
             for name in ("ledger", "cache"):
@@ -295,15 +295,15 @@ class Rehearsal:
     def _submit(self, key: str, value: str) -> str:
         path = self.folder / "run.toml"
         path.write_text(f"{key} = {json.dumps(value)}\n")
-        answer = self.flwr("run", str(app_folder()), "here", "--run-config", str(path))
-        if "run-id" not in answer:
-            raise UserError(f"Flower refused the run: {answer}")
-        return str(answer["run-id"])
+        response = self.flwr("run", str(app_folder()), "here", "--run-config", str(path))
+        if "run-id" not in response:
+            raise UserError(f"Flower refused the run: {response}")
+        return str(response["run-id"])
 
     def status(self, run_id: str) -> str:
         """Return Flower's status of a run."""
-        answer = self.flwr("ls", "here", "--run-id", run_id)
-        return str((answer.get("runs") or [{}])[0].get("status"))
+        response = self.flwr("ls", "here", "--run-id", run_id)
+        return str((response.get("runs") or [{}])[0].get("status"))
 
     def wait(self, run_id: str, timeout: float, look: Callable[[], None] = lambda: None) -> str:
         """Wait until a run has finished; return its status.

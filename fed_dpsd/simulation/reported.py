@@ -205,7 +205,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],
         costs={n: _epsilon(plan, releases, delta) for n, releases in stated.items()},
         samples=_samples(folder),
-        asks=_lines(folder / "asks.jsonl"),
+        requests=_lines(folder / "asks.jsonl"),
         charges=charges,
         ledgers=_ledgers(experiment, folder, paths[0]),
         unfinished=unfinished,

@@ -245,15 +245,15 @@ def _submit(
     if environment.get("RAY_ADDRESS", "") not in ("", "local"):
         # Ray joins that cluster, whose nodes know what they have, and refuses to be told it.
         settings = [setting for setting in settings if not setting.startswith("init-args-")]
-    answer = _flwr(
+    response = _flwr(
         place,
         environment,
         *("run", str(app), "own", "--run-config", str(place / "run.toml")),
         *("--federation-config", " ".join(settings), "--format", "json"),
     )
-    if not answer.get("success") or "run-id" not in answer:
-        raise SimulationFailed(f"Flower refused the run: {answer.get('error-message', answer)}")
-    return str(answer["run-id"])
+    if not response.get("success") or "run-id" not in response:
+        raise SimulationFailed(f"Flower refused the run: {response.get('error-message', response)}")
+    return str(response["run-id"])
 
 
 def _wait(
@@ -290,8 +290,8 @@ def _wait(
         return {}  # it says how the run ended; Flower may take a minute to notice
     deadline = time.monotonic() + START_TIMEOUT
     while True:
-        answer = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
-        status = dict((answer.get("runs") or [{}])[0])
+        response = _flwr(place, environment, "ls", "own", "--run-id", run_id, "--format", "json")
+        status = dict((response.get("runs") or [{}])[0])
         finished = str(status.get("status", "")).startswith("finished")
         if finished or time.monotonic() > deadline:
             return status
@@ -352,7 +352,7 @@ def run_flwr(
         check=False,
     )
     try:
-        answer: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
-        return answer
+        response: dict[str, Any] = json.loads(done.stdout[done.stdout.find("{") :])
+        return response
     except ValueError:
         raise ValueError(" ".join((done.stdout + done.stderr).split())[-300:]) from None

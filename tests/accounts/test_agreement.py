@@ -103,7 +103,7 @@ def charged(experiment, plan):
     settings = dataclasses.replace(experiment.config.privacy, budget=None)
     own, numbers = Account(ledger, settings, plan, "run"), itertools.count()
 
-    def ask(stage, number):
+    def request(stage, number):
         return SimpleNamespace(query_id=number, queries=stage.queries, digest=lambda: f"{number}")
 
     with ledger.transaction():
@@ -113,10 +113,10 @@ def charged(experiment, plan):
         for index, stage in enumerate(plan.stages):
             covered = bool(plan.trained) and through(stage.mechanism)
             covering = digests[min(index, len(digests) - 1)] if covered else ""
-            for _ in range(stage.asks):
+            for _ in range(stage.requests):
                 number = next(numbers)
                 kept = isinstance(stage.mechanism, KeptTeachers)
-                asked = None if kept else ask(stage, number)
+                asked = None if kept else request(stage, number)
                 own.pay(stage.mechanism, f"{number}", "answers", asked, covering)
         return ledger.entries()
 

@@ -12,9 +12,9 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
+from fed_dpsd.accounts.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.accounts.entry import of_entries, of_run
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.tally import TIMES_PLANNED, Tally
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
@@ -24,15 +24,15 @@ from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.protocol import Answer, Refusal, Statement
+from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
-from fed_dpsd.server.asks import Asks
 from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
 from fed_dpsd.simulation.clients import ledger_of
 from fed_dpsd.simulation.local import LocalFederation
-from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, site_file, summing
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, request, site_file, summing
 from tests.proofs import spent
 
 RICH = {"budget": 1e9, "queries": 100_000}
@@ -115,8 +115,8 @@ def off_by_a_bit(monkeypatch):
     """Another number of threads, or a GPU: the student's predictions round otherwise."""
     right = FedDPSD.predictions
 
-    def wrong(method, student, images, world):
-        return np.nextafter(right(method, student, images, world), np.float32(2))
+    def wrong(method, student, images, context):
+        return np.nextafter(right(method, student, images, context), np.float32(2))
 
     monkeypatch.setattr(FedDPSD, "predictions", wrong)
 
@@ -128,9 +128,9 @@ def off_by_a_bit(monkeypatch):
 def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, monkeypatch, kept):
     """Teachers are trained again, and charged again. The control's card is the plan."""
     if not kept:
-        monkeypatch.setattr(Tally, "charged", property(lambda tally: Counter()))
-    world = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
-    experiment, folder, grid, files = world
+        monkeypatch.setattr(ChargeLog, "charged", property(lambda charge_log: Counter()))
+    context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
+    experiment, folder, grid, files = context
     summary = go(experiment, folder, grid, at_round(1, lambda: one_more(files[1])))
     key = "record", "add_remove", "training"
     claim, largest = printed(summary)[key], in_ledgers(ledgers_of(files), folder.name)[key]
@@ -171,7 +171,7 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
 ):
     """The coordinator was killed after the hospitals had charged it."""
     if not settled:
-        monkeypatch.setattr(Asks, "settle", lambda asks, ask: ask)
+        monkeypatch.setattr(SentRequests, "get_or_store", lambda requests, request: request)
     experiment, folder, grid, files = deploy(deployed, tmp_path, mechanism, Faulty)
     grid.kill = 2, "after send"
     with pytest.raises(Killed):
@@ -184,8 +184,8 @@ def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
     assert row["epsilon"] == largest  # acknowledged, so the control's card is right too
     for ledger in ledgers_of(files):
         with ledger.transaction():
-            asks = Counter(entry.query_id for entry in ledger.entries())
-        assert asks == {1: 1, 2: 1 if settled else 2, 3: 1}
+            requests = Counter(entry.query_id for entry in ledger.entries())
+        assert requests == {1: 1, 2: 1 if settled else 2, 3: 1}
 
 
 def test_the_card_of_a_run_that_failed_does_not_outlive_its_resumption(small, tmp_path):
@@ -213,8 +213,8 @@ def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
     off_by_a_bit(monkeypatch)
     go(experiment, folder, grid)
     state = checkpoint.load(folder / "checkpoint")
-    assert np.array_equal(state.bank[1].predictions, sent["predictions"])
-    assert np.array_equal(state.bank[1].images, sent["images"])
+    assert np.array_equal(state.buffer[1].predictions, sent["predictions"])
+    assert np.array_equal(state.buffer[1].images, sent["images"])
     assert sorted(path.name for path in (folder / "asks").iterdir()) == [
         "00002_answers.npz",
         "00003_answers.npz",
@@ -223,14 +223,14 @@ def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
 
 def test_an_ask_that_was_not_settled_is_an_error(small, tmp_path):
     federation = LocalFederation(small(), tmp_path)
-    assert federation.settle(ask()) is not None
-    other = ask(count=15)
-    with pytest.raises(ProtocolError, match=r"ask 1 \(answers\) is not the one"):
+    assert federation.get_or_store(request()) is not None
+    other = request(count=15)
+    with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
         federation.total(other)
-    assert len(federation.settle(other).images) == 16
+    assert len(federation.get_or_store(other).images) == 16
     (tmp_path / "asks" / "00001_answers.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="00001_answers.npz cannot be read"):
-        federation.total(ask())
+        federation.total(request())
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["ours", "control"])
@@ -239,7 +239,7 @@ def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
 ):
     """It charges as much again as it forgot. The control is not told what was heard of it."""
     if not seen:
-        monkeypatch.setattr(Tally, "heard", property(lambda tally: {}))
+        monkeypatch.setattr(ChargeLog, "heard", property(lambda charge_log: {}))
     experiment, folder, grid, files = deploy(deployed, tmp_path, "dp_sgd")
 
     def restore():
@@ -275,7 +275,7 @@ def test_a_rollback_is_on_the_card_though_the_first_reply_to_it_is_lost(deployed
     row = summary["privacy"]["proven"][0]
     assert row["epsilon"] > row["planned"]
     assert "clients 1 forgot charges: an older state was restored there" in row["notes"]
-    assert Tally(folder, plan_of(experiment).releases).charged == {
+    assert ChargeLog(folder, plan_of(experiment).releases).charged == {
         "dp_sgd": 2,
         "class_counts": 1,
         "probabilities": 192,
@@ -305,8 +305,8 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
 
 def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp_path, monkeypatch):
     """The hospital is killed between its charge and its reply: the card has it already."""
-    world = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
-    experiment, folder, grid, files = world
+    context = deploy(deployed, tmp_path, "dp_sgd", when_records_change="retrain")
+    experiment, folder, grid, files = context
     pay = FileLedger.charge
 
     def killed(ledger, entry):
@@ -321,7 +321,7 @@ def test_a_charge_beyond_the_plan_is_on_the_card_before_it_is_made(deployed, tmp
     card, largest = card_now(experiment, folder), in_ledgers(ledgers_of(files), folder.name)
     assert all(card[key] >= largest[key] for key in card)
     assert len(card) == len(BASES)
-    told = Tally(folder, plan_of(experiment).releases)
+    told = ChargeLog(folder, plan_of(experiment).releases)
     assert told.acknowledged == {"dp_sgd": 2}
     # No reply has come since.
     assert told.clients[1].charged == {"dp_sgd": 1, "class_counts": 1, "probabilities": 128}
@@ -331,12 +331,12 @@ def test_a_hospital_goes_no_further_than_what_is_acknowledged(deployed, tmp_path
     experiment, _, _, files = deploy(deployed, tmp_path, "label")
     hospital = hospitals.open_file(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
-    answers = [given_by(experiment, site, ask(n, 64)) for n in range(1, 5)]
-    assert [type(given) for given in answers] == [Answer] * 3 + [Refusal]
+    answers = [given_by(experiment, site, request(n, 64)) for n in range(1, 5)]
+    assert [type(given) for given in answers] == [Response] * 3 + [Refusal]
     assert answers[-1].reason == "unplanned: this run would cost the client 256 releases of label"
     assert answers[-1].statement == Statement({"label": 192}, wanted={"label": 256})
-    granted = given_by(experiment, site, ask(4, 64), {"label": 256})
-    assert isinstance(granted, Answer)
+    granted = given_by(experiment, site, request(4, 64), {"label": 256})
+    assert isinstance(granted, Response)
     assert granted.statement == Statement({"label": 256})
 
 
@@ -350,36 +350,36 @@ def test_a_charge_of_an_earlier_run_counts_where_another_run_uses_it(deployed, t
     experiment, _, _, files = deploy(deployed, tmp_path, "label")
     hospital = hospitals.open_file(files[0])
     own = hospital.experiment(experiment.to_json(), 16)
-    first = given_by(experiment, hospital.open(own, "one"), ask(1, 64))
-    again = given_by(experiment, hospital.open(own, "two"), ask(1, 64))
+    first = given_by(experiment, hospital.open(own, "one"), request(1, 64))
+    again = given_by(experiment, hospital.open(own, "two"), request(1, 64))
     assert np.array_equal(first.values, again.values)
     assert first.statement == again.statement == Statement({"label": 64})
     ledger = hospital.ledger
     with ledger.transaction():
         assert [entry.run for entry in ledger.entries()] == ["one"]
-    more = [given_by(experiment, hospital.open(own, "two"), ask(n, 64)) for n in (2, 3)]
-    assert all(isinstance(given, Answer) for given in more)
-    refused = given_by(experiment, hospital.open(own, "two"), ask(4, 64))
+    more = [given_by(experiment, hospital.open(own, "two"), request(n, 64)) for n in (2, 3)]
+    assert all(isinstance(given, Response) for given in more)
+    refused = given_by(experiment, hospital.open(own, "two"), request(4, 64))
     assert isinstance(refused, Refusal)
 
 
 # --- what clients say ---
 
 
-def take(tally, statement, client=0):
-    return tally.take({client: Answer(1, np.zeros((1, 1)), statement=statement)})
+def take(charge_log, statement, client=0):
+    return charge_log.take({client: Response(1, np.zeros((1, 1)), statement=statement)})
 
 
 def test_the_tally_never_forgets(tmp_path, caplog):
-    tally = Tally(tmp_path, {"label": 192})
-    take(tally, Statement({"label": 64}))
-    take(tally, Statement({"label": 128}))
-    take(tally, Statement({"label": 64}))
-    assert tally.charged == tally.heard[0] == {"label": 128}
-    take(tally, Statement({"label": 192}, {"label": 64}))
+    charge_log = ChargeLog(tmp_path, {"label": 192})
+    take(charge_log, Statement({"label": 64}))
+    take(charge_log, Statement({"label": 128}))
+    take(charge_log, Statement({"label": 64}))
+    assert charge_log.charged == charge_log.heard[0] == {"label": 128}
+    take(charge_log, Statement({"label": 192}, {"label": 64}))
     assert "client 0: its ledger lacks charges of this run" in caplog.text
-    again = Tally(tmp_path, {"label": 192})
-    assert again.charged == tally.charged == {"label": 192}
+    again = ChargeLog(tmp_path, {"label": 192})
+    assert again.charged == charge_log.charged == {"label": 192}
     assert again.notes() == ("clients 0 forgot charges: an older state was restored there",)
     take(again, None)
     assert again.charged == {"label": 192}
@@ -400,9 +400,9 @@ def test_the_tally_never_forgets(tmp_path, caplog):
 def test_what_a_client_says_is_on_the_card_or_makes_it_infinite(small, tmp_path, told, inf):
     experiment = small("training=plain", "answers=label")
     plan = plan_of(experiment)
-    tally = Tally(tmp_path, plan.releases)
-    take(tally, Statement(told))
-    card = privacy_card(experiment, plan, (), Tally(tmp_path, plan.releases).charged)
+    charge_log = ChargeLog(tmp_path, plan.releases)
+    take(charge_log, Statement(told))
+    card = privacy_card(experiment, plan, (), ChargeLog(tmp_path, plan.releases).charged)
     assert all((row["epsilon"] == "inf") == inf for row in card["proven"])
     assert all(row["planned"] == pytest.approx(10 * 192) for row in card["proven"])
     assert (card["reason"] is not None) == inf
@@ -421,12 +421,12 @@ def test_a_malformed_statement_is_a_protocol_error(charged):
 
 
 def test_what_no_card_could_count_is_not_acknowledged(tmp_path):
-    tally = Tally(tmp_path, {"label": 192})
+    charge_log = ChargeLog(tmp_path, {"label": 192})
     for wanted in ({"votes": 1}, {"label": 10**12}):
-        assert not take(tally, Statement(wanted=wanted))
-    assert not tally.acknowledged
-    assert take(tally, Statement(wanted={"label": 300})) == {0}
-    assert Tally(tmp_path, {"label": 192}).acknowledged == {"label": 300}
+        assert not take(charge_log, Statement(wanted=wanted))
+    assert not charge_log.acknowledged
+    assert take(charge_log, Statement(wanted={"label": 300})) == {0}
+    assert ChargeLog(tmp_path, {"label": 192}).acknowledged == {"label": 300}
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"acknowledged": {"x": -1}, "clients": {}}'])
@@ -608,8 +608,8 @@ def test_the_card_covers_every_ledger_at_every_moment(
     caplog.set_level(logging.CRITICAL)
     case, rng = CASES[seed], np.random.Generator(np.random.PCG64(seed))
     changes = {"when_records_change": case.records or "refuse"}
-    world = deploy(deployed, tmp_path, case.mechanism, Faulty, **changes)
-    experiment, folder, grid, files = world
+    context = deploy(deployed, tmp_path, case.mechanism, Faulty, **changes)
+    experiment, folder, grid, files = context
     victim, which = int(rng.integers(len(files))), int(rng.integers(2, 4))
     state, most = files[victim].parent / "state", dict.fromkeys(BASES, 0.0)
     grid.replay = case.replayed

@@ -38,7 +38,7 @@ from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.training import Plain
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
@@ -49,13 +49,13 @@ SENSITIVE = np.ones((1, 1, CLASSES))
 DELTA = 1e-5
 
 
-def ask(query_id, queries, content):
+def request(query_id, queries, content):
     images = np.full((queries, 1, 8, 8), content, np.uint8)
-    return Ask(query_id, images, np.full((queries, CLASSES), 1 / CLASSES, np.float32))
+    return Request(query_id, images, np.full((queries, CLASSES), 1 / CLASSES, np.float32))
 
 
 # The first two have one id and other content. All together cost 13 releases; the cap is that of 8.
-ASKS = [ask(1, 2, 0), ask(1, 3, 1), ask(2, 2, 0), ask(3, 6, 2)]
+ASKS = [request(1, 2, 0), request(1, 3, 1), request(2, 2, 0), request(3, 6, 2)]
 CAP = 8
 
 
@@ -69,17 +69,17 @@ class Blocked(BaseException):
 
 @dataclass(frozen=True)
 class Step:
-    """An ask is delivered to a process, and something happens at the `at`-th call it makes.
+    """A request is delivered to a process, and something happens at the `at`-th call it makes.
 
     "kill": the process is gone; "power": so is all that was not durable or, if `part` is odd, only
     what was not written; "full": no byte more fits on the disk; "sick": no statement works any more
     or, if `part` is even, only a rollback; "meet": the other process answers `other`; "outage":
-    power is lost before the ask.
+    power is lost before the request.
     """
 
     fault: str
     process: int
-    ask: int
+    request: int
     other: int
     at: int
     part: int
@@ -93,7 +93,7 @@ STEPS = st.lists(
         Step,
         fault=st.sampled_from(Step.FAULTS),
         process=st.integers(0, 1),
-        ask=st.integers(0, len(ASKS) - 1),
+        request=st.integers(0, len(ASKS) - 1),
         other=st.integers(0, len(ASKS) - 1),
         at=st.integers(1, CALLS),
         part=st.integers(0, 15),
@@ -216,8 +216,8 @@ class Process:
         self.ledger = ledger_class(folder, 0, "digits")
 
         class Fresh(NormalizedGradient):
-            def noise(_, value, predictions, rng):
-                return super().noise(value, predictions, draw(self.ledger.looked_up))
+            def add_noise(_, value, predictions, rng):
+                return super().add_noise(value, predictions, draw(self.ledger.looked_up))
 
         self.mechanism = Fresh(CLASSES, 50.0)
         plan = Plan(Plain(), (Stage(self.mechanism, 1, 2 * CAP),))
@@ -252,12 +252,12 @@ class Hospital:
         return np.random.default_rng(self.draws)
 
     def deliver(self, process, number):
-        """The same answer leaves every time that an ask is answered, and no other ask's."""
+        """The same answer leaves every time that a request is answered, and no other request's."""
         reply = self.processes[process].answer(number)
-        if isinstance(reply, Answer):
+        if isinstance(reply, Response):
             digest = self.processes[process].ledger.looked_up
             _, first = self.left.setdefault(number, (digest, reply.values))
-            assert np.array_equal(first, reply.values), "an ask had two answers"
+            assert np.array_equal(first, reply.values), "a request had two answers"
             others = [values for other, (_, values) in self.left.items() if other != number]
             assert not any(np.array_equal(reply.values, values) for values in others)
         return reply
@@ -276,7 +276,7 @@ class Hospital:
 
         self.machine.begin(step, meet)
         try:
-            self.deliver(step.process, step.ask)
+            self.deliver(step.process, step.request)
         except Crash:
             self.processes[step.process] = self.start()
             if step.fault == "power":
@@ -300,7 +300,7 @@ class Hospital:
                 except LedgerError as error:
                     raise AssertionError from error
         digests = [entry.digest for entry in entries]
-        assert len(set(digests)) == len(digests), "an ask was charged twice"
+        assert len(set(digests)) == len(digests), "a request was charged twice"
         assert {digest for digest, _ in self.left.values()} <= set(digests)
         answered = sum(len(ASKS[number].images) for number in self.left)
         assert answered <= sum(entry.releases for entry in entries), "more left than was charged"
@@ -311,7 +311,7 @@ class Hospital:
         """Nothing that happened keeps the ledger from working once all is well again."""
         for number in range(len(ASKS)):
             reply = self.deliver(0, number)
-            assert isinstance(reply, Answer) or "budget" in reply.reason, reply
+            assert isinstance(reply, Response) or "budget" in reply.reason, reply
         self.check()
 
 
@@ -411,15 +411,15 @@ class Unlocked(Altered):
 class DrawsBeforeCharging(Account):
     def _affordable(self, mechanism, digest, *arguments):
         self.ledger.looked_up = digest
-        mechanism.noise(SENSITIVE, None, None)
+        mechanism.add_noise(SENSITIVE, None, None)
         return super()._affordable(mechanism, digest, *arguments)
 
 
 class KeyedByQueryId(Account):
-    def due(self, mechanism, digest, kind, ask, *further, **named):
-        if any(entry.query_id == ask.query_id for entry in self.ledger.entries()):
+    def due(self, mechanism, digest, kind, request, *further, **named):
+        if any(entry.query_id == request.query_id for entry in self.ledger.entries()):
             return None
-        return super().due(mechanism, digest, kind, ask, *further, **named)
+        return super().due(mechanism, digest, kind, request, *further, **named)
 
 
 class NeverStores(Watched):
@@ -461,7 +461,7 @@ def _compete(config, folder, seed, start, replies):
     start.wait()
     for number in np.random.default_rng(seed).permutation([*range(len(ASKS))] * 2):
         reply = process.answer(number)
-        replies.put((number, reply.values.tobytes() if isinstance(reply, Answer) else None))
+        replies.put((number, reply.values.tobytes() if isinstance(reply, Response) else None))
 
 
 def _die(config, folder, start):

@@ -25,7 +25,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -177,14 +177,14 @@ def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
     assert row(privacy_card(experiment, plan_of(experiment)), *PATIENT)["epsilon"] != "inf"
     answer = FedDPSD.client
 
-    def leaking(self, ask, site):
+    def leaking(self, request, site):
         if leak == "counts":
             shape, classes = site.config.data.shape, site.config.data.num_classes
-            asked = Ask.without_images("counts", shape, classes)
+            asked = Request.without_images("counts", shape, classes)
             site.release(ClassCounts(site.training), site.class_counts(asked), asked)
         else:
-            site.release(Probabilities(), site.sensitive_probabilities(ask.images), ask)
-        return answer(self, ask, site)
+            site.release(Probabilities(), site.sensitive_probabilities(request.images), request)
+        return answer(self, request, site)
 
     monkeypatch.setattr(Account, "due", unplanned_is_admitted(Account.due))
     monkeypatch.setattr(FedDPSD, "client", leaking)
@@ -195,9 +195,9 @@ def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
 def unplanned_is_admitted(due):
     """An account that forgets to compare a charge with the plan."""
 
-    def wrong(self, mechanism, digest, kind, ask=None, training="", reserved=0):
+    def wrong(self, mechanism, digest, kind, request=None, training="", reserved=0):
         self._acknowledged = {mechanism.name: 10**9}
-        return due(self, mechanism, digest, kind, ask, training, reserved)
+        return due(self, mechanism, digest, kind, request, training, reserved)
 
     return wrong
 
@@ -214,8 +214,10 @@ def paid(ledger, budget, training, releases):
     with ledger.transaction():
         own.pay(training, "training", "training")
         for number in range(releases):
-            ask = Ask(number, np.zeros((1, 1, 8, 8), np.uint8), np.full((1, 10), 0.1, np.float32))
-            own.pay(answers, f"answer {number}", "answers", ask, "training")
+            request = Request(
+                number, np.zeros((1, 1, 8, 8), np.uint8), np.full((1, 10), 0.1, np.float32)
+            )
+            own.pay(answers, f"answer {number}", "answers", request, "training")
     return own
 
 
@@ -288,7 +290,7 @@ def test_a_ledgers_trust_is_what_its_answers_need():
 
 
 def asked(number):
-    return Ask(number, np.zeros((1, 1, 8, 8), np.uint8), np.full((1, 10), 0.1, np.float32))
+    return Request(number, np.zeros((1, 1, 8, 8), np.uint8), np.full((1, 10), 0.1, np.float32))
 
 
 def gaussian_epsilon(mu_squared):
@@ -328,8 +330,8 @@ def test_answers_without_noise_need_a_private_training(small, answers, noiseless
     assert by(card, "answers") == math.inf
     predictions = np.full((3, 10), 0.1, np.float32)
     own = np.eye(10)[[1, 2, 3]] - (answers == "gradient") / 10
-    encoded = np.stack([experiment.answers.encode(own, predictions)])
-    drawn = experiment.answers.noise(encoded, predictions, np.random.default_rng(0))
+    encoded = np.stack([experiment.answers.constrain_sensitivity(own, predictions)])
+    drawn = experiment.answers.add_noise(encoded, predictions, np.random.default_rng(0))
     assert drawn == pytest.approx(encoded[0])
     assert experiment.answers.admissible(drawn, predictions, 1).all()
 

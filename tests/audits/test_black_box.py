@@ -33,11 +33,13 @@ def straight(mechanism, seed):
     """A client that draws from one generator, without a site around it."""
     rng = np.random.default_rng(seed)
 
-    def client(asks, public):
-        for values in asks:
+    def client(requests, public):
+        for values in requests:
             predictions = public[: values.shape[1]]
-            bounded = np.stack([mechanism.encode(each, predictions) for each in values])
-            yield mechanism.noise(bounded, predictions, rng)
+            bounded = np.stack(
+                [mechanism.constrain_sensitivity(each, predictions) for each in values]
+            )
+            yield mechanism.add_noise(bounded, predictions, rng)
 
     return client
 
@@ -60,13 +62,13 @@ def proof(mechanism, queries, delta=DELTA):
 class HalfTheNoise(NormalizedGradient):
     """A bug: half of the noise that the event promises."""
 
-    def noise(self, value, predictions, rng):
+    def add_noise(self, value, predictions, rng):
         total = value.sum(0)
-        return total + (super().noise(value, predictions, rng) - total) / 2
+        return total + (super().add_noise(value, predictions, rng) - total) / 2
 
 
 class NoNoise(NormalizedGradient):
-    def noise(self, value, predictions, rng):
+    def add_noise(self, value, predictions, rng):
         return value.sum(0)
 
 
@@ -127,7 +129,7 @@ def test_a_signal_that_drowns_gives_no_bound():
 def test_every_variant_of_the_gradient_leaks_the_same(fields):
     """A right implementation exceeds an upper end with probability at most 0.001."""
     mechanism = dataclasses.replace(GRADIENT, **fields)
-    runs = 12_000 if "normalise" in fields else 20_000  # each release needs an ask of its own
+    runs = 12_000 if "normalise" in fields else 20_000  # each release needs a request of its own
     result = audit(mechanism, 4, runs, DELTA, 0.001, 0)
     assert 0.5 * 2.10 < result.lower_bound < proof(mechanism, 4).value
     assert 0.85 * MU < result.mu_lower_bound < MU
@@ -137,16 +139,16 @@ def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
     """Without noise a run's ratio is known, and so are the rows and asks that it was cut into."""
     mechanism = NoNoise(10, 5.563)
     row = public_rows(10)[:1]
-    worlds = [mechanism.encode(world[0], row)[0] for world in mechanism.worst_case()]
+    worlds = [mechanism.constrain_sensitivity(world[0], row)[0] for world in mechanism.worst_case()]
     apart = worlds[0] - worlds[1]
     for values, most in ((10, 1), (40, 4), (200, 20), (2**18, 26_214)):
         monkeypatch.setattr(audits, "VALUES_AT_ONCE", values)
         for queries in (1, 2, 7):
             rows = []
 
-            def client(asks, public, rows=rows):
-                rows.append([each.shape[1] for each in asks])
-                return straight(mechanism, 0)(asks, public)
+            def client(requests, public, rows=rows):
+                rows.append([each.shape[1] for each in requests])
+                return straight(mechanism, 0)(requests, public)
 
             ratios = audits._ratios(mechanism, client, queries, 50)
             each = apart @ worlds[0] * queries
@@ -159,9 +161,9 @@ def test_a_run_of_any_length_is_cut_into_two_asks_or_more(monkeypatch):
 def test_an_ask_that_is_one_release_has_one_row():
     rows = []
 
-    def client(asks, public):
-        rows.extend(each.shape[1] for each in asks)
-        return straight(mechanism, 0)(asks, public)
+    def client(requests, public):
+        rows.extend(each.shape[1] for each in requests)
+        return straight(mechanism, 0)(requests, public)
 
     mechanism = dataclasses.replace(GRADIENT, normalise="batch")
     audits._ratios(mechanism, client, 3, 2)
@@ -175,13 +177,15 @@ def test_one_noise_for_two_asks_is_caught():
         def __init__(self):
             self.rng = np.random.default_rng(0)
 
-        def __call__(self, asks, public):
+        def __call__(self, requests, public):
             state = self.rng.bit_generator.state
-            for values in asks:
+            for values in requests:
                 self.rng.bit_generator.state = state
                 predictions = public[: values.shape[1]]
-                bounded = np.stack([GRADIENT.encode(each, predictions) for each in values])
-                yield GRADIENT.noise(bounded, predictions, self.rng)
+                bounded = np.stack(
+                    [GRADIENT.constrain_sensitivity(each, predictions) for each in values]
+                )
+                yield GRADIENT.add_noise(bounded, predictions, self.rng)
 
     result = sampled(GRADIENT, Forgetful(), 4, 20_000, DELTA, 0.001, report_mu=False)
     assert result.lower_bound > 2 * proof(GRADIENT, 4).value
@@ -200,8 +204,10 @@ def test_the_published_formula_is_refuted():
     assert published == pytest.approx(0.0456, abs=1e-4)
     seen = dataclasses.replace(mechanism, num_classes=2)
     for whole, part in zip(mechanism.worst_case(), seen.worst_case(), strict=True):
-        encoded = mechanism.encode(whole[0], public_rows(10)[:1])
-        assert np.array_equal(encoded[:, :2], seen.encode(part[0], public_rows(2)[:1]))
+        encoded = mechanism.constrain_sensitivity(whole[0], public_rows(10)[:1])
+        assert np.array_equal(
+            encoded[:, :2], seen.constrain_sensitivity(part[0], public_rows(2)[:1])
+        )
         assert not encoded[:, 2:].any()
     result = audit(seen, 51_200, 300, 1e-5, 1e-6, 0, report_mu=False)
     proven = proof(mechanism, 51_200, 1e-5)
@@ -302,16 +308,16 @@ def test_the_published_epsilon_of_a_run_of_responses_is_refuted_without_a_doubt(
 class TwiceTheEpsilon(TopKRandomizedResponse):
     """A bug: the law of twice the epsilon, outside which the event knows nothing."""
 
-    def encode(self, sensitive_value, predictions):
+    def constrain_sensitivity(self, sensitive_value, predictions):
         doubled = TopKRandomizedResponse(self.num_classes, 2 * self.epsilon_per_answer, self.k)
-        return doubled.encode(sensitive_value, predictions)
+        return doubled.constrain_sensitivity(sensitive_value, predictions)
 
 
 class NeverOutside(TopKRandomizedResponse):
     """A bug: a teacher whose class lies outside the set never names the student's favourite."""
 
-    def encode(self, sensitive_value, predictions):
-        law = super().encode(sensitive_value, predictions)
+    def constrain_sensitivity(self, sensitive_value, predictions):
+        law = super().constrain_sensitivity(sensitive_value, predictions)
         law[sensitive_value[:, -1] == 1, 0] = 0
         return law
 
@@ -348,11 +354,13 @@ def test_a_threshold_is_enumerated_at_every_size():
     """The control makes sets of exactly five classes leak."""
 
     class LeaksAtFive(TopKRandomizedResponse):
-        def encode(self, sensitive_value, predictions):
+        def constrain_sensitivity(self, sensitive_value, predictions):
             five = self.members(predictions).sum(1) == 5
-            law = super().encode(sensitive_value, predictions)
+            law = super().constrain_sensitivity(sensitive_value, predictions)
             return np.where(
-                five[:, None], TwiceTheEpsilon(10, 1.0, 5).encode(sensitive_value, predictions), law
+                five[:, None],
+                TwiceTheEpsilon(10, 1.0, 5).constrain_sensitivity(sensitive_value, predictions),
+                law,
             )
 
     assert enumerate_response(TopKRandomizedResponse(10, 1.0, threshold=0.1)) == pytest.approx(1)

@@ -18,7 +18,7 @@ from tests.cli.test_catalogue import HEAVY
 SCRIPT = "import sys; sys.argv[0] = 'fed-dpsd'; from fed_dpsd.cli import main; main()"
 
 
-def ask(protocol, program=SCRIPT, **environment):
+def request(protocol, program=SCRIPT, **environment):
     given = os.environ | environment | {"_FED_DPSD_COMPLETE": protocol}
     done = subprocess.run(
         [sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True
@@ -28,7 +28,7 @@ def ask(protocol, program=SCRIPT, **environment):
 
 
 def bash(*words):
-    return ask(
+    return request(
         "complete_bash",
         COMP_WORDS="\n".join(("fed-dpsd", *words)),
         COMP_CWORD=str(len(words)),
@@ -91,7 +91,7 @@ def test_completion_imports_nothing_heavy():
         f"{SCRIPT.replace('; main()', '')}\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
     )
     words = {"COMP_WORDS": "fed-dpsd\nrun\nmethod\n=\nfed_", "COMP_CWORD": "4"}
-    modules = {module.partition(".")[0] for module in ask("complete_bash", program, **words)}
+    modules = {module.partition(".")[0] for module in request("complete_bash", program, **words)}
     assert "fed_dpsd" in modules  # the control
     assert HEAVY.isdisjoint(modules)
 

@@ -311,7 +311,7 @@ def test_a_contradicted_proof_has_an_exit_code_of_its_own(fed_dpsd, few_draws, m
     def truthful(self, value, predictions, rng):
         return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)
 
-    monkeypatch.setattr(TopKRandomizedResponse, "noise", truthful)
+    monkeypatch.setattr(TopKRandomizedResponse, "add_noise", truthful)
     code, out, _ = fed_dpsd("privacy", "audit", "training=plain", "answers=label")
     assert code == 3
     assert any("contradicts the proven epsilon 2.1 (record" in line for line in out)

@@ -10,12 +10,12 @@ import pytest
 from fed_dpsd.client import divergence as module
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import Diverged
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Answer
+from fed_dpsd.protocol import Response
 from fed_dpsd.server.federation import HostedFederation
-from tests.client.test_site import ask, make, records  # noqa: F401
+from tests.client.test_site import make, records, request  # noqa: F401
 from tests.hospitals import Hospitals, federate, site_file
 from tests.ledgers import entries_of
 
@@ -105,8 +105,8 @@ def test_a_retraining_names_its_keys(small, records, training, method):  # noqa:
 
     def retrained(*overrides):
         experiment = small(*settings, *overrides)
-        world = World.of(experiment.config, experiment.training, experiment.answers)
-        question = world.ask("train", 2, to_vector(world.make_teacher(0)).numpy())
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        question = context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
         return make(experiment, records)[0].retrain(question, 3)
 
     assert np.isfinite(retrained()).all()
@@ -140,7 +140,7 @@ ANSWERS = [
 def answered(experiment, records, caplog):  # noqa: F811
     """The answer of a hospital, what its mechanism was given, its charges, and its log."""
     bounded, mechanism = [], experiment.answers
-    encode = type(mechanism).encode
+    encode = type(mechanism).constrain_sensitivity
 
     def watched(own, value, predictions):
         encoded = encode(own, value, predictions)
@@ -149,10 +149,10 @@ def answered(experiment, records, caplog):  # noqa: F811
 
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.ERROR):
         caplog.clear()
-        patch.setattr(type(mechanism), "encode", watched)
+        patch.setattr(type(mechanism), "constrain_sensitivity", watched)
         site, reply = make(experiment, records)
-        answer = reply(ask())
-    return answer, bounded, entries_of(site.ledger), caplog.text
+        response = reply(request())
+    return response, bounded, entries_of(site.ledger), caplog.text
 
 
 @pytest.mark.parametrize("training", [PLAIN, (*DP, "training.count_fraction=null")])
@@ -174,16 +174,16 @@ def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the
     good = at_a_hospital(small(*training, *answers))
     lost = at_a_hospital(small(*training, *answers, TOO_LONG[name]))
     _, sound, paid, silence = answered(good, records, caplog)
-    answer, broken, charged, log = answered(lost, records, caplog)
-    assert isinstance(answer, Answer)
-    assert np.isfinite(np.asarray(answer.values, np.float64)).all()
+    response, broken, charged, log = answered(lost, records, caplog)
+    assert isinstance(response, Response)
+    assert np.isfinite(np.asarray(response.values, np.float64)).all()
     assert "training diverged: weights or predictions of client 0's teacher" in log
     assert f"lower {TOO_LONG[name][:-5]} (now 1e+30)" in log
     assert not silence
     ((given, encoded),) = broken
     assert np.isnan(given).all()
     none = np.full((32, 10), np.nan)  # what a teacher without records predicts
-    assert np.array_equal(encoded, lost.answers.encode(none, ask().predictions))
+    assert np.array_equal(encoded, lost.answers.constrain_sensitivity(none, request().predictions))
     if isinstance(lost.answers, NormalizedGradient):
         assert not encoded.any()
     assert np.isfinite(sound[0][0]).all()
@@ -198,9 +198,11 @@ def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the
 def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):  # noqa: F811
     """The control of the test above: a mechanism that lets NaN through."""
     lost = at_a_hospital(small(*PLAIN, "answers=gradient", TOO_LONG["plain"]))
-    monkeypatch.setattr(NormalizedGradient, "encode", lambda own, value, _: np.asarray(value))
-    answer, *_ = answered(lost, records, caplog)
-    assert np.isnan(answer.values).all()
+    monkeypatch.setattr(
+        NormalizedGradient, "constrain_sensitivity", lambda own, value, _: np.asarray(value)
+    )
+    response, *_ = answered(lost, records, caplog)
+    assert np.isnan(response.values).all()
 
 
 def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
@@ -224,11 +226,11 @@ def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
         def diagnose(self):
             raise NotImplementedError
 
-    question = World.of(lost.config, lost.training, lost.answers).ask("weights")
+    question = PublicContext.of(lost.config, lost.training, lost.answers).request("weights")
     reply = One(lost, tmp_path / "lost").each(question)[0]
     assert reply.reason == "invalid weights: values hold NaN or infinity"
     kept = One(at_a_hospital(small(*settings)), tmp_path / "kept").each(question)[0]
-    assert isinstance(kept, Answer)
+    assert isinstance(kept, Response)
 
 
 def test_a_hospitals_node_sends_an_answer_and_no_word_of_it(deployed, tmp_path, caplog):
@@ -241,10 +243,10 @@ def test_a_hospitals_node_sends_an_answer_and_no_word_of_it(deployed, tmp_path, 
             deployed(*settings, f"teacher.learning_rate={rate}"), Hospitals(files)
         )
         caplog.clear()
-        sent[rate] = federation.each(ask())
+        sent[rate] = federation.each(request())
         assert ("training diverged" in caplog.text) == (rate == "1e30")
     for client in (0, 1):
         lost, kept = (sent[rate][client] for rate in ("1e30", "0.002"))
-        assert isinstance(lost, Answer)
+        assert isinstance(lost, Response)
         assert (lost.nbytes, lost.teachers) == (kept.nbytes, kept.teachers)
         assert lost.statement == kept.statement

@@ -20,7 +20,7 @@ from tests.hospitals import (
     CLIENT_APP,
     Hospitals,
     answer,
-    ask,
+    request,
     site_file,
 )
 
@@ -52,7 +52,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     for file in files:
         ledger = hospitals.open_file(file).ledger
         with ledger.transaction():
-            assert [entry.ask for entry in ledger.entries()] == [line["ask"] for line in asked]
+            assert [entry.request for entry in ledger.entries()] == [line["ask"] for line in asked]
 
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path):
@@ -118,7 +118,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         ((), {"classes": [*DIGITS, "none"]}, "only the hospital has 'none'"),
         ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
         (("num_clients=3",), {}, "num_clients is 2"),
-        (("queries_per_round=8",), {}, "16 images in one ask"),
+        (("queries_per_round=8",), {}, "16 images in one request"),
         ((), {"budget": 0.0}, "budget is spent"),
         ((), {"queries": 15}, "as many queries as it ever will"),
     ],
@@ -130,7 +130,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(
     files[0] = site_file(tmp_path / "hospital0", 0, **changes)
     experiment = deployed(*overrides)
     hospital = hospitals.open_file(files[0])
-    given = answer(hospital, experiment.to_json(), ask())
+    given = answer(hospital, experiment.to_json(), request())
     assert isinstance(given, Refusal)
     assert re.search(reason, given.reason)
     ledger = hospital.ledger
@@ -224,22 +224,22 @@ def test_noise_is_the_hospitals_own_and_the_same_for_the_same_ask(deployed, tmp_
     answers = []
     for number in range(2):
         hospital = hospitals.open_file(site_file(tmp_path / f"{number}"))
-        answers.append(answer(hospital, text, ask()).values)
-        assert (answer(hospital, text, ask()).values == answers[-1]).all()
+        answers.append(answer(hospital, text, request()).values)
+        assert (answer(hospital, text, request()).values == answers[-1]).all()
         assert (hospital.folder / "secret").stat().st_mode & 0o777 == 0o600
     assert np.abs(np.corrcoef(answers[0].ravel(), answers[1].ravel())[0, 1]) < 0.5
     (hospital.folder / "secret").chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
-        answer(hospital, text, ask(2))
+        answer(hospital, text, request(2))
 
 
 def test_a_hospital_keeps_its_number(deployed, tmp_path):
     """Another number would be another account: a budget that begins anew."""
     experiment = deployed("training=plain", "answers=gradient")
-    answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), ask())
+    answer(hospitals.open_file(site_file(tmp_path, 0)), experiment.to_json(), request())
     renumbered = hospitals.open_file(site_file(tmp_path, 1))
     with pytest.raises(UserError, match="client=1: .* holds the account of client_000"):
-        answer(renumbered, experiment.to_json(), ask())
+        answer(renumbered, experiment.to_json(), request())
 
 
 def test_patients_share_a_shard(deployed, tmp_path):

@@ -20,7 +20,7 @@ from fed_dpsd.models import classifiers, fixed_features
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 from tests.ledgers import entries_of
 
 SECRET = SecretStreams(bytes(range(32)))
@@ -213,7 +213,7 @@ def test_an_older_ledger_answers_other_values_with_other_noise(small):
     experiment = small("answers=gradient", "training=plain")
     mechanism = NormalizedGradient(10, 4.0, 1.0)
     predictions = np.full((3, 10), 0.1, np.float32)
-    ask = Ask(1, np.zeros((3, 1, 8, 8), np.uint8), predictions)
+    request = Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions)
 
     def answer(sensitive):
         data = load_data(experiment.config.data, experiment.config.cache).train
@@ -223,8 +223,8 @@ def test_an_older_ledger_answers_other_values_with_other_noise(small):
             *(np.arange(5), None, account),
             secret=SECRET,
         )
-        bounded = mechanism.encode(sensitive[0], predictions)
-        return site.release(mechanism, sensitive, ask).values - bounded
+        bounded = mechanism.constrain_sensitivity(sensitive[0], predictions)
+        return site.release(mechanism, sensitive, request).values - bounded
 
     one = np.eye(10)[None, :3]
     assert (answer(one) == answer(one)).all()

@@ -18,9 +18,9 @@ from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
-from fed_dpsd.protocol import Answer, Refusal
+from fed_dpsd.protocol import Refusal, Response
 from fed_dpsd.simulation.clients import open_site
-from tests.hospitals import answer, ask, site_file
+from tests.hospitals import answer, request, site_file
 from tests.proofs import spent
 from tests.server.test_scores import two_digits
 
@@ -205,7 +205,7 @@ def with_patients(folder, **changes):
 def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_path):
     hospital = with_patients(tmp_path)
     text = deployed(*BY_PATIENT).to_json()
-    assert isinstance(answer(hospital, text, ask()), Answer)
+    assert isinstance(answer(hospital, text, request()), Response)
     ledger = hospital.ledger
     with ledger.transaction():
         training, _ = ledger.entries()
@@ -217,7 +217,7 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
     assert costs["record", "add_remove"] == costs["patient", "replace_one"]
     middle = (costs["patient", "add_remove"] + costs["record", "add_remove"]) / 2
     poor = with_patients(tmp_path / "poor", budget=middle)
-    refusal = answer(poor, text, ask())
+    refusal = answer(poor, text, request())
     assert isinstance(refusal, Refusal)
     assert "budget is spent" in refusal.reason
 
@@ -253,7 +253,7 @@ def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
     monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
     folder = tmp_path / "hospital"
     hospital = with_patients(folder, **changes) if known else hospitals.open_file(site_file(folder))
-    refusal = answer(hospital, deployed(*overrides).to_json(), ask())
+    refusal = answer(hospital, deployed(*overrides).to_json(), request())
     assert isinstance(refusal, Refusal)
     assert re.search(reason, refusal.reason)
     ledger = hospital.ledger
@@ -265,7 +265,8 @@ def test_units_are_about_trainings_only(deployed, tmp_path):
     """Noisy answers have no unit of their own: all units have a number there."""
     hospital = with_patients(tmp_path, units=["patient"])
     assert isinstance(
-        answer(hospital, deployed("training=plain", "answers=gradient").to_json(), ask()), Answer
+        answer(hospital, deployed("training=plain", "answers=gradient").to_json(), request()),
+        Response,
     )
     with pytest.raises(ConfigError, match="units=client must be record or patient"):
         with_patients(tmp_path, units=["client"])
@@ -275,6 +276,6 @@ def test_a_message_cannot_make_a_hospitals_patients_up(deployed, tmp_path):
     raw = json.loads(deployed(*BY_PATIENT).to_json())
     raw["data"]["records_per_patient"] = 3
     unknown = hospitals.open_file(site_file(tmp_path / "unknown"))
-    assert "knows no patients" in answer(unknown, json.dumps(raw), ask()).reason
+    assert "knows no patients" in answer(unknown, json.dumps(raw), request()).reason
     experiment = with_patients(tmp_path / "known").experiment(json.dumps(raw), 16)
     assert experiment.config.data.records_per_patient is None

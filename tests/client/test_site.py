@@ -24,17 +24,17 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
-from fed_dpsd.protocol import Answer, Ask, Refusal, Statement
+from fed_dpsd.protocol import Refusal, Request, Response, Statement
 from fed_dpsd.simulation.clients import open_site
 from tests.proofs import spent
 
 BASES = ("training", "answers")
 
 
-def ask(query_id=1, seed=0, shape=(1, 8, 8)):
+def request(query_id=1, seed=0, shape=(1, 8, 8)):
     rng = np.random.Generator(np.random.PCG64(seed))
     images = rng.integers(0, 256, (32, *shape), dtype=np.uint8)
-    return Ask(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
+    return Request(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
 
 
 @pytest.fixture
@@ -59,13 +59,15 @@ def make(experiment, records, ledger=None):
 
 def test_a_charge_comes_before_the_noise(small, records):
     class Watching(TopKRandomizedResponse):
-        def noise(self, value, predictions, rng):
+        def add_noise(self, value, predictions, rng):
             assert len(ledger.entries()) == 1
-            return super().noise(value, predictions, rng)
+            return super().add_noise(value, predictions, rng)
 
     ledger = MemoryLedger()
     site, _ = make(small(), records, ledger)
-    assert isinstance(site.release(Watching(10, 1.0, 3), np.full((1, 32, 10), 0.1), ask()), Answer)
+    assert isinstance(
+        site.release(Watching(10, 1.0, 3), np.full((1, 32, 10), 0.1), request()), Response
+    )
     (entry,) = ledger.entries()
     assert (entry.kind, entry.query_id, entry.queries, entry.releases) == ("answers", 1, 32, 32)
     for pair in UNITS_AND_RELATIONS:
@@ -78,10 +80,11 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
     site, _ = make(small("training=plain", "answers=gradient", *settings), records)
     mechanism = site.answers
     rng = np.random.Generator(np.random.PCG64(0))
-    gradients, question = rng.normal(size=(3, 32, 10)), ask()
+    gradients, question = rng.normal(size=(3, 32, 10)), request()
     sent = site.release(mechanism, gradients, question).values / mechanism.lattice
     bounded = [
-        mechanism.encode(each, question.predictions) / mechanism.lattice for each in gradients
+        mechanism.constrain_sensitivity(each, question.predictions) / mechanism.lattice
+        for each in gradients
     ]
     assert np.array_equal(sent, np.trunc(bounded).sum(axis=0))
     assert not np.array_equal(sent, np.trunc(np.sum(bounded, axis=0)))
@@ -89,7 +92,7 @@ def test_what_a_trusted_server_sums_is_cut_off_teacher_by_teacher(small, records
 
 def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records):
     site, answer = make(small("training=plain", "answers=gradient"), records)
-    first, again = answer(ask()), answer(ask())
+    first, again = answer(request()), answer(request())
     assert (first.values == again.values).all()
     assert len(site.ledger.entries()) == 1
 
@@ -109,9 +112,9 @@ def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
 ):
     """Else the difference of two answers would show what lies below one noise."""
     ledger = MemoryLedger()
-    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
+    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     again = make(small("training=plain", "answers=gradient", *settings), records, ledger)[1](
-        ask(seed=seed)
+        request(seed=seed)
     )
     assert len(ledger.entries()) == 2
     # The noise is 100 times what it hides, so that the answers are as alike as their noise.
@@ -126,10 +129,10 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
     """A private training is not charged again: it stays on the processor."""
     experiment = small(f"training={training}", "answers=gradient")
     ledger = MemoryLedger()
-    first = make(experiment, records, ledger)[1](ask())
+    first = make(experiment, records, ledger)[1](request())
     entries = len(ledger.entries())
     monkeypatch.setattr(Teachers, "answers_on", "a GPU")
-    again = make(experiment, records, ledger)[1](ask())
+    again = make(experiment, records, ledger)[1](request())
     assert len(ledger.entries()) == entries + 1
     correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
     assert np.abs(correlation) < 0.3
@@ -137,9 +140,9 @@ def test_another_device_rounds_otherwise_so_it_has_other_noise(
 
 def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     ledger = MemoryLedger()
-    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
+    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     fewer = records.take(np.arange(59))
-    again = make(small("training=plain", "answers=gradient"), fewer, ledger)[1](ask())
+    again = make(small("training=plain", "answers=gradient"), fewer, ledger)[1](request())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1
 
@@ -152,7 +155,7 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
     site, answer = make(small("training=plain", "answers=label"), records)
     monkeypatch.setattr(Site, "sensitive_probabilities", lambda *_: pytest.fail("it was asked"))
     predictions = np.full((32, classes), 1 / classes, np.float32)
-    wrong = Ask(1, ask().images, predictions)
+    wrong = Request(1, request().images, predictions)
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
         answer(wrong)
     with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
@@ -161,12 +164,12 @@ def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
 
 
 def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
-    """The noise is a function of the ask, so the answer after the crash is the one before it."""
+    """The noise is a function of the request, so the answer after a crash is the same."""
     ledger = MemoryLedger()
     _, answer = make(small("training=plain", "answers=gradient"), records, ledger)
-    first = answer(ask())
+    first = answer(request())
     ledger._answers.clear()
-    again = make(small("training=plain", "answers=gradient"), records, ledger)[1](ask())
+    again = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
     assert (first.values == again.values).all()
     assert len(ledger.entries()) == 1
 
@@ -174,16 +177,16 @@ def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
 def test_over_budget_nothing_is_drawn_and_nothing_charged(small, records):
     settings = ("answers.epsilon_per_answer=1.0", "answers.k=3", "privacy.budget=65")
     site, answer = make(small(*settings), records)
-    answers = [answer(ask(query_id=i, seed=i)) for i in range(4)]
-    assert [type(a) for a in answers] == [Answer, Answer, Refusal, Refusal]
+    answers = [answer(request(query_id=i, seed=i)) for i in range(4)]
+    assert [type(a) for a in answers] == [Response, Response, Refusal, Refusal]
     assert "budget" in answers[-1].reason
     assert len(site.ledger.entries()) == 2
-    assert isinstance(answer(ask(query_id=0, seed=0)), Answer)  # an old answer is free
+    assert isinstance(answer(request(query_id=0, seed=0)), Response)  # an old answer is free
 
 
 def test_a_zero_budget_refuses_everything(small, records):
     _, answer = make(small("training=plain", "answers=probabilities", "privacy.budget=0"), records)
-    assert isinstance(answer(ask()), Refusal)
+    assert isinstance(answer(request()), Refusal)
 
 
 def test_a_ledger_that_cannot_be_kept_refuses_and_keeps_its_secrets(small, records, tmp_path):
@@ -192,7 +195,7 @@ def test_a_ledger_that_cannot_be_kept_refuses_and_keeps_its_secrets(small, recor
             raise LedgerError(f"the ledger of a patient called {tmp_path} cannot be written")
 
     _, answer = make(small("training=plain", "answers=gradient"), records, Full())
-    refusal = answer(ask())
+    refusal = answer(request())
     assert refusal == Refusal(1, "the client's ledger cannot be read or written")
 
 
@@ -218,7 +221,7 @@ def test_a_private_training_is_charged_before_its_first_step(small, records, mon
     experiment = small(*PRIVATE, "teachers_per_client=2")
     site, answer = make(experiment, records, ledger)
     for number in range(3):
-        assert isinstance(answer(ask(number, number)), Answer)
+        assert isinstance(answer(request(number, number)), Response)
     training, *answers = ledger.entries()
     assert (training.kind, training.releases, training.queries) == ("training", 1, 0)
     assert training.training == ""
@@ -239,7 +242,7 @@ def test_what_privately_trained_teachers_answer_is_charged_by_its_own_noise_too(
     experiment = small(*PRIVATE, "answers=label", "answers.epsilon_per_answer=0.1")
     _, answer = make(experiment, records, ledger)
     for number in range(2):
-        assert isinstance(answer(ask(number, number)), Answer)
+        assert isinstance(answer(request(number, number)), Response)
     training, *answers = ledger.entries()
     assert [(entry.releases, entry.training) for entry in answers] == [(32, training.digest)] * 2
     for pair in UNITS_AND_RELATIONS:
@@ -255,7 +258,7 @@ def test_a_training_that_is_not_paid_for_covers_nothing(small, records):
     ledger = MemoryLedger()
     site, _ = make(small(*PRIVATE), records, ledger)
     with pytest.raises(ValueError, match="the training .* is not paid for"):
-        site.release(site.answers, np.full((1, 32, 10), 0.1), ask())
+        site.release(site.answers, np.full((1, 32, 10), 0.1), request())
     assert not ledger.entries()
 
 
@@ -267,16 +270,16 @@ def test_a_private_teacher_is_paid_for_once_and_a_retrained_one_again(small, rec
         (("teacher.seed=5",), 2),
         (("training.steps=4",), 3),
     ):
-        make(small(*PRIVATE, *settings), records, ledger)[1](ask())
+        make(small(*PRIVATE, *settings), records, ledger)[1](request())
         assert sum(entry.kind == "training" for entry in ledger.entries()) == trainings
-    make(small(*PRIVATE), records.take(np.arange(59)), ledger)[1](ask())
+    make(small(*PRIVATE), records.take(np.arange(59)), ledger)[1](request())
     assert sum(entry.kind == "training" for entry in ledger.entries()) == 4
 
 
 def test_over_budget_no_private_teacher_is_trained(small, records, monkeypatch):
     monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
     site, answer = make(small(*PRIVATE, "privacy.budget=0.1", "teacher.seed=99"), records)
-    assert isinstance(answer(ask()), Refusal)
+    assert isinstance(answer(request()), Refusal)
     assert not site.ledger.entries()
     assert np.isnan(site.diagnose()).all()
 
@@ -290,10 +293,10 @@ def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
     """Else an empty shard would show: a record more or less would be told for certain."""
     experiment = small(*PRIVATE, "teachers_per_client=3")
     site, _ = make(experiment, records.take(np.arange(1)))
-    assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
+    assert np.isfinite(site.sensitive_probabilities(request().images)).all()
 
 
-COUNTS = Ask.without_images("counts", (1, 8, 8), 10)
+COUNTS = Request.without_images("counts", (1, 8, 8), 10)
 
 
 def test_class_counts_are_charged_and_drawn_once(small, records, monkeypatch):
@@ -368,7 +371,7 @@ def test_class_counts_are_no_answer_of_teachers_whatever_they_are_asked_with(sma
     ledger = MemoryLedger()
     site, _ = make(small(*PRIVATE), records, ledger)
     site.pay_for_training()
-    one = replace(ask(), images=ask().images[:1], predictions=ask().predictions[:1])
+    one = replace(request(), images=request().images[:1], predictions=request().predictions[:1])
     site.release(ClassCounts(site.training), site.class_counts(one), one)
     assert [entry.training for entry in ledger.entries()] == ["", ""]
 
@@ -388,8 +391,8 @@ def test_over_budget_no_class_is_counted(small, records, monkeypatch):
 def test_a_client_with_one_class_or_few_records_works(small, records, labels):
     few = Split(records.images[: len(labels)], labels)
     site, answer = make(small("teacher.batch_size=64"), few)
-    assert np.isfinite(site.sensitive_probabilities(ask().images)).all()
-    assert isinstance(answer(ask()), Answer)
+    assert np.isfinite(site.sensitive_probabilities(request().images)).all()
+    assert isinstance(answer(request()), Response)
 
 
 def test_diagnostics_are_refused_outside_a_simulation(small, records):
@@ -400,7 +403,7 @@ def test_diagnostics_are_refused_outside_a_simulation(small, records):
 
 def test_images_of_a_wrong_shape_are_refused(small, records):
     with pytest.raises(ProtocolError, match=r"images have shape \[1, 12, 12\]"):
-        make(small(), records)[1](ask(shape=(1, 12, 12)))
+        make(small(), records)[1](request(shape=(1, 12, 12)))
 
 
 def test_simulated_clients_hold_their_share(small, tmp_path):

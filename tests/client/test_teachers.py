@@ -17,7 +17,7 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.footprint import weight_bytes
@@ -49,10 +49,10 @@ def same(one, other):
 def test_public_features_are_kept_in_the_cache(small):
     """A teacher's and a student's; other classifiers, the control, have no folder."""
     experiment = small("model=pretrained")
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     expected = Path(experiment.config.cache) / "features"
     assert make_teacher(experiment.config, 0, 0).backbone.folder == expected
-    assert world.make_student(Streams(0).torch("student")).backbone.folder == expected
+    assert context.make_student(Streams(0).torch("student")).backbone.folder == expected
     assert not hasattr(make_teacher(small().config, 0, 0).backbone, "folder")
 
 
@@ -116,7 +116,7 @@ def test_an_empty_shard_still_answers(small, records):
     for answers in ("label", "gradient", "probabilities"):
         mechanism = small(f"answers={answers}", "teachers_per_client=8").answers
         uniform = np.full(sensitive.shape[1:], 0.1, np.float32)
-        encoded = mechanism.encode(sensitive[empty][0], uniform)
+        encoded = mechanism.constrain_sensitivity(sensitive[empty][0], uniform)
         assert (encoded == encoded[0, 0]).all()
         assert encoded[0, 0] == pytest.approx(0 if answers == "gradient" else 0.1)
 

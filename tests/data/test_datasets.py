@@ -160,8 +160,8 @@ def test_a_hubs_classes_are_places_until_they_are_named(tmp_path, monkeypatch, c
 def test_a_hubs_classes_keep_their_names_in_another_order(tmp_path, monkeypatch):
     """The numbers in the table are those of the names that it declares, and of no other list."""
     config = declaring(monkeypatch, ["shirt", "coat", "bag"], [0, 1, 2])
-    turned = replace(config, classes=("bag", "shirt", "coat"))
-    assert datasets.load(turned, tmp_path).train.labels.tolist() == [1, 2, 0]
+    apply_polarity = replace(config, classes=("bag", "shirt", "coat"))
+    assert datasets.load(apply_polarity, tmp_path).train.labels.tolist() == [1, 2, 0]
     with pytest.raises(UserError, match=r"no class: shirt \(row 1\); the classes are a, coat, bag"):
         datasets.load(replace(config, classes=("a", "coat", "bag")), tmp_path)
     with pytest.raises(UserError, match=r"no class: bag \(row 3\), coat \(row 2\), shirt"):

@@ -267,11 +267,11 @@ def test_pictures_that_have_always_passed(tmp_path):
     place = tmp_path / "D" / "ill"
     picture(tmp_path / "D" / "well" / "0.png", 1)
     place.mkdir()
-    turned = np.zeros((8, 8), np.uint8)
-    turned[:4] = 255
+    apply_polarity = np.zeros((8, 8), np.uint8)
+    apply_polarity[:4] = 255
     exif = Image.Exif()
     exif[0x0112] = 3  # turned by 180 degrees
-    Image.fromarray(turned).save(place / "exif.png", exif=exif)
+    Image.fromarray(apply_polarity).save(place / "exif.png", exif=exif)
     Image.new("CMYK", (8, 8), (0, 0, 0, 128)).save(place / "cmyk.jpg")
     Image.new("RGBA", (8, 8), (9, 9, 9, 9)).convert("P").save(place / "palette.png")
     Image.new("L", (6_000, 6_000), 77).save(place / "large.png")

@@ -22,7 +22,7 @@ from fed_dpsd.protocol import MOST_CLASSES, compare_classes
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, Hospitals, ask, federate, site_file
+from tests.hospitals import CLIENT_APP, Hospitals, federate, request, site_file
 
 NAMES = ["normal", "covid"]
 OWN = {"normal": "NORMAL", "covid": "Covid"}  # how one hospital names its folders
@@ -101,8 +101,8 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
     with monkeypatch.context() as patch:
         patch.setattr(grids, "compare_classes", lambda hospital, experiment: None)
         federation = federate(experiment, Hospitals(files))
-        assert federation.total(ask()).refused == {0: BOTH, 1: BOTH}
-    assert warned(caplog).count(f"refused: {BOTH}") == 4  # at hello and at the ask
+        assert federation.total(request()).refused == {0: BOTH, 1: BOTH}
+    assert warned(caplog).count(f"refused: {BOTH}") == 4  # at hello and at the request
     assert untouched(files)
     caplog.clear()
     with monkeypatch.context() as patch:  # hospitals that do not compare are not asked
@@ -117,8 +117,8 @@ def test_either_side_alone_would_refuse(deployed, tmp_path, monkeypatch, caplog)
 
 
 def ask_of_two():
-    """An ask about two classes."""
-    whole = ask()
+    """A request about two classes."""
+    whole = request()
     predictions = np.full((len(whole.images), 2), 0.5, np.float32)
     return type(whole)(whole.query_id, whole.images, predictions)
 

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.tally import Tally
+from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.errors import UserError
 from fed_dpsd.flower import client
@@ -28,8 +28,16 @@ from fed_dpsd.flower.codec import (
     unpack_step,
 )
 from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
-from fed_dpsd.protocol import Answer, Refusal, SumStep
-from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, ask, federate, site_file, summing
+from fed_dpsd.protocol import Refusal, Response, SumStep
+from tests.hospitals import (
+    CLIENT_APP,
+    DISTRIBUTED,
+    Hospitals,
+    federate,
+    request,
+    site_file,
+    summing,
+)
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
@@ -143,10 +151,10 @@ def run(examples, test):
 
 
 def asks_of(file):
-    """Digests of the asks that a hospital was charged for."""
+    """Digests of the requests that a hospital was charged for."""
     ledger = open_file(file).ledger
     with ledger.transaction():
-        return [entry.ask for entry in ledger.entries()]
+        return [entry.request for entry in ledger.entries()]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -160,7 +168,7 @@ def test_a_hospital_takes_any_message(deployed, tmp_path, caplog, kind, examples
     outcomes = {"answered": 0, "refused": 0}
 
     def test(data):
-        question = ask(1, 4)
+        question = request(1, 4)
         step = SumStep(question.digest(), (0, 1))
         content = pack_ask(question) if kind == "answers" else pack_steps({0: step})
         content["meta"] = ConfigRecord(
@@ -213,10 +221,10 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
     files = [site_file(tmp_path / f"hospital{n}", n, budget=1e6) for n in (0, 1)]
     grid = Hospitals(files)
     federation = federate(experiment, grid)
-    question = ask()
+    question = request()
     federation.each(question)
     honest = federation.each(question)  # a reply that is sent again says that nothing was charged
-    assert all(isinstance(given, Answer) for given in honest.values())
+    assert all(isinstance(given, Response) for given in honest.values())
     kept = {
         node: next(
             reply
@@ -225,7 +233,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
         )
         for node in grid.files
     }
-    outcomes = {Answer: 0, Refusal: 0}
+    outcomes = {Response: 0, Refusal: 0}
 
     def test(data):
         def reply_of(node, number):
@@ -257,7 +265,7 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
         federation._grid = fuzzed
         given = federation.each(question)
         assert np.array_equal(given[0].values, honest[0].values)
-        outcomes[Refusal if isinstance(given[1], Refusal) else Answer] += 1
+        outcomes[Refusal if isinstance(given[1], Refusal) else Response] += 1
         if isinstance(given[1], Refusal):
             assert given[1].reason
             assert len(given[1].reason) <= 200
@@ -270,10 +278,10 @@ def test_the_coordinator_takes_any_reply(deployed, tmp_path, caplog, examples):
 
     run(examples, test)
     assert min(outcomes.values()) > examples / 20
-    tally = Tally(federation._run_folder, plan_of(experiment).releases)
-    assert tally.clients[0].charged == {"label": 16}
-    assert len(tally.charged) <= 2
-    card = privacy_card(experiment, plan_of(experiment), (), tally.charged, tally.notes())
+    charge_log = ChargeLog(federation._run_folder, plan_of(experiment).releases)
+    assert charge_log.clients[0].charged == {"label": 16}
+    assert len(charge_log.charged) <= 2
+    card = privacy_card(experiment, plan_of(experiment), (), charge_log.charged, charge_log.notes())
     assert all(float(row["epsilon"]) >= 1_920 for row in card["proven"])
 
 
@@ -334,7 +342,7 @@ def test_the_coordinator_takes_any_reply_in_a_secure_sum(deployed, caplog, examp
     """It is left out, changes the sum as any value may, or keeps it closed, which is an error."""
     caplog.set_level("CRITICAL")
     experiment, grid = deployed(*DISTRIBUTED), Summers()
-    federation, question = federate(experiment, grid), ask()
+    federation, question = federate(experiment, grid), request()
     honest = grid.values[:2].sum(axis=0) * experiment.answers.lattice
     outcomes = {"left out": 0, "summed": 0, "closed": 0}
 

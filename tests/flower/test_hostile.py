@@ -18,10 +18,10 @@ from fed_dpsd.flower import codec
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
-from tests.hospitals import CLIENT_APP, Hospitals, answer, ask, federate, site_file, summing
+from tests.hospitals import CLIENT_APP, Hospitals, answer, federate, request, site_file, summing
 from tests.ledgers import entries_of
 
 COUNTS = "training=dp_sgd", "answers=probabilities", "training.steps=2", "model.teacher=scattering"
@@ -74,13 +74,13 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
 ):
     """Else its processor and its disk were free to take. The control looks at the budget later."""
     if admitted:
-        monkeypatch.setattr(Site, "admit", lambda site, ask: None)
+        monkeypatch.setattr(Site, "admit", lambda site, request: None)
     allowed = {"methods": ["fed_dpsd", "fedavg"]}
     allowed["answers"] = ["gradient", "probabilities"]
     hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
-    weights = Ask.without_images("weights", (1, 8, 8), 10)
+    weights = Request.without_images("weights", (1, 8, 8), 10)
     for text in seeds(deployed(*overrides), 3):
-        question = weights if "method=fedavg" in overrides else ask()
+        question = weights if "method=fedavg" in overrides else request()
         assert isinstance(answer(hospital, text, question), Refusal)
     assert bool(on_disk(hospital)) == admitted
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
@@ -89,34 +89,34 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
 def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path))
     text = deployed("training=plain", "answers=gradient").to_json()
-    first = answer(hospital, text, ask())
+    first = answer(hospital, text, request())
     spent = replace(hospital, budget=0.0)
-    assert np.array_equal(answer(spent, text, ask()).values, first.values)
-    assert isinstance(answer(spent, text, ask(2)), Refusal)
+    assert np.array_equal(answer(spent, text, request()).values, first.values)
+    assert isinstance(answer(spent, text, request(2)), Refusal)
 
 
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_file(site_file(tmp_path))
     texts = list(seeds(deployed("training=plain", "answers=gradient", "teacher.epochs=0"), 5))
-    first = answer(hospital, texts[0], ask())
+    first = answer(hospital, texts[0], request())
     (used,) = on_disk(hospital)
     for query, text in enumerate(texts[1:]):
-        assert isinstance(answer(hospital, text, ask()), Answer)
-        assert isinstance(answer(hospital, texts[0], ask(2 + query)), Answer)
+        assert isinstance(answer(hospital, text, request()), Response)
+        assert isinstance(answer(hospital, texts[0], request(2 + query)), Response)
         assert used in on_disk(hospital)  # what is used stays
         assert len(on_disk(hospital)) <= 2 + 1 + 1  # and what was just trained
-    assert np.array_equal(answer(hospital, texts[0], ask()).values, first.values)
+    assert np.array_equal(answer(hospital, texts[0], request()).values, first.values)
 
 
 def test_asks_without_images_count_too(deployed, tmp_path):
     """An answer to nothing would be free, and a line of the ledger."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
-        Ask.without_images("answers", (1, 8, 8), 10)
+        Request.without_images("answers", (1, 8, 8), 10)
     first, other = seeds(deployed(*COUNTS), 2)
-    asked = Ask.without_images("counts", (1, 8, 8), 10)
-    assert isinstance(answer(hospital, first, asked), Answer)
+    asked = Request.without_images("counts", (1, 8, 8), 10)
+    assert isinstance(answer(hospital, first, asked), Response)
     unplanned = answer(replace(hospital, queries=4), other, asked)
     assert (
         unplanned.reason == "unplanned: this run would cost the client 2 releases of class_counts"
@@ -125,7 +125,7 @@ def test_asks_without_images_count_too(deployed, tmp_path):
     refused = answer(hospital, other, asked)  # one for the training, and one for its counts
     assert refused.reason == "the client has answered as many queries as it ever will"
     assert charges(hospital) == ["training", "counts"]
-    assert isinstance(answer(replace(hospital, queries=4), other, asked), Answer)
+    assert isinstance(answer(replace(hospital, queries=4), other, asked), Response)
     assert charges(hospital) == 2 * ["training", "counts"]
 
 
@@ -133,7 +133,7 @@ def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
     """However often they are asked for: the mean of many draws would be the exact counts."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=2))
     text = deployed(*COUNTS).to_json()
-    asked = [Ask.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
+    asked = [Request.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
     first, *others = (answer(hospital, text, each).values for each in asked)
     assert not np.array_equal(first, np.round(first))
     assert all(np.array_equal(other, first) for other in others)
@@ -147,7 +147,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
     federation = federate(deployed("training=plain", "answers=gradient"), grid)
     federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
-    asked = {100: codec.pack_ask(ask())}
+    asked = {100: codec.pack_ask(request())}
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
@@ -175,8 +175,8 @@ def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_p
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     grid = Hospitals(files)
-    first = federate(experiment, grid).total(ask())
-    second = federate(experiment, grid).total(ask())
+    first = federate(experiment, grid).total(request())
+    second = federate(experiment, grid).total(request())
     assert not np.isclose(first.sum, second.sum).any()
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 
@@ -187,12 +187,12 @@ def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deploye
     text = deployed(*settings).to_json()
     file = site_file(tmp_path, methods=["dp_fedavg"], queries=4)
     hospital = hospitals.open_file(file)
-    first = answer(hospital, text, Ask.without_images("weights", (1, 8, 8), 10))
+    first = answer(hospital, text, Request.without_images("weights", (1, 8, 8), 10))
     weights = first.values[:, 0].astype(np.float32)
-    train = Ask.without_images("train", (1, 8, 8), 10, 2, weights)
+    train = Request.without_images("train", (1, 8, 8), 10, 2, weights)
     given = answer(hospital, text, train)
     assert np.array_equal(answer(hospital, text, train).values, given.values)
-    another = Ask.without_images("train", (1, 8, 8), 10, 3, weights)
+    another = Request.without_images("train", (1, 8, 8), 10, 3, weights)
     assert isinstance(answer(hospital, text, another), Refusal)
     assert charges(hospital) == ["training", "weights", "training", "train"]
 
@@ -201,8 +201,8 @@ def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed,
     hospital = hospitals.open_file(site_file(tmp_path, methods=["dp_fedavg"]))
     experiment = deployed("method=dp_fedavg", *COUNTS, "teacher.same_start=true")
     start = to_vector(make_teacher(experiment.config, 0, 0)).detach().numpy()
-    train = Ask.without_images("train", (1, 8, 8), 10, 2, start)
-    assert isinstance(answer(hospital, experiment.to_json(), train), Answer)
+    train = Request.without_images("train", (1, 8, 8), 10, 2, start)
+    assert isinstance(answer(hospital, experiment.to_json(), train), Response)
     assert charges(hospital) == ["training", "train"]
 
 
@@ -210,13 +210,13 @@ def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
     resumed = GridFederation(experiment, grid, folder, CLIENT_APP)
     grid.offline = {101}
-    again = resumed.total(ask())
+    again = resumed.total(request())
     assert np.array_equal(first.sum, again.sum)
     assert (first.count, again.count) == (2, 2)
-    assert not np.isclose(first.sum, resumed.total(ask(2)).sum).any()
+    assert not np.isclose(first.sum, resumed.total(request(2)).sum).any()
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 
 
@@ -225,10 +225,10 @@ def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_pat
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
     shutil.rmtree(folder)
     folder.mkdir()
-    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
     assert not np.isclose(first.sum, second.sum).any()
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 
@@ -237,10 +237,10 @@ def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_pa
     """What the coordinator prints of a patient is for shards by patient."""
     text = deployed("training=plain", "answers=gradient", "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
-    refused = answer(hospital, text, ask())
+    refused = answer(hospital, text, request())
     assert refused.reason == "this site knows no patients: data.patient_column must be null"
     known = replace(hospital, files=replace(hospital.files, patient_column="patient"))
-    assert isinstance(answer(known, text, ask()), Answer)
+    assert isinstance(answer(known, text, request()), Response)
 
 
 # --- a hospital ---
@@ -253,7 +253,7 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
 
     files = [site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)]
     total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie)).total(
-        ask()
+        request()
     )
     assert total.count == 1
     assert "no reason given" in total.refused[1]
@@ -268,7 +268,7 @@ def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path
         return reply
 
     grid = Hospitals(summing(tmp_path, clients=5), lie)
-    assert federate(deployed(*SUMMED), grid).total(ask()).count == 4
+    assert federate(deployed(*SUMMED), grid).total(request()).count == 4
 
 
 def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
@@ -281,12 +281,12 @@ def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
     grid = Hospitals(summing(tmp_path, clients=5), lie)
     federation = federate(deployed(*SUMMED), grid)
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
-        federation.total(ask())
+        federation.total(request())
     told = [record.getMessage() for record in caplog.records]
     assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in told
     grid.offline = {104}
     again = federate(deployed(*SUMMED, "seed=1"), grid)  # another run
-    assert again.total(ask()).count == 4
+    assert again.total(request()).count == 4
 
 
 STRUCTURED = np.dtype([("a", np.float32)])
@@ -313,14 +313,14 @@ def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, 
 
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
     files = [site_file(tmp_path / f"{n}", n, methods=["dp_fedavg"]) for n in (0, 1)]
-    question = Ask.without_images("weights", (1, 8, 8), 10)
+    question = Request.without_images("weights", (1, 8, 8), 10)
     given = federate(deployed(*settings), Hospitals(files, lie)).each(question)
-    assert isinstance(given[0], Answer)
+    assert isinstance(given[0], Response)
     assert isinstance(given[1], Refusal)
 
     class Diverged(LocalFederation):
-        def _deliver(self, ask):
-            answers = super()._deliver(ask)
+        def _deliver(self, request):
+            answers = super()._deliver(request)
             bad = values(answers[1].values.astype(np.float64))
             return answers | {1: replace(answers[1], values=bad)}
 
@@ -340,8 +340,8 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
     wanted = deployed(*settings, "rounds=10")
     experiment = hospital.experiment(wanted.to_json(), 0)
     assert hospital.open(experiment, "check").lacking() == "budget"
-    first = answer(hospital, wanted.to_json(), Ask.without_images("weights", (1, 8, 8), 10))
-    assert isinstance(first, Answer)
+    first = answer(hospital, wanted.to_json(), Request.without_images("weights", (1, 8, 8), 10))
+    assert isinstance(first, Response)
     assert hospital.open(experiment, "check").lacking() == "budget"
     one = hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0)
     assert hospital.open(one, "check").lacking() == ""

@@ -13,14 +13,14 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.flower import grid as grids
 from fed_dpsd.flower import server
 from fed_dpsd.flower.grid import ATTEMPTS, GridFederation
-from fed_dpsd.protocol import Answer
+from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
     CLIENT_APP,
     Hospitals,
-    ask,
     federate,
+    request,
     site_file,
 )
 
@@ -50,13 +50,13 @@ def test_a_round_goes_on_without_a_hospital_that_is_away_and_with_it_again(deplo
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     grid = Hospitals(files)
     federation = federate(deployed("training=plain", "answers=gradient"), grid)
-    both = federation.total(ask())
+    both = federation.total(request())
     grid.offline = {101}
-    alone = federation.total(ask(2))
+    alone = federation.total(request(2))
     assert (both.count, alone.count) == (2, 1)
     assert alone.refused == {1: "no answer within 1.5 s"}
     grid.offline = set()
-    assert federation.total(ask(3)).count == 2
+    assert federation.total(request(3)).count == 2
 
 
 def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(deployed, tmp_path):
@@ -69,9 +69,9 @@ def test_too_few_hospitals_end_the_run_and_the_round_can_be_asked_again(deployed
     with pytest.raises(
         UserError, match=r"1 of 2 clients did not answer \(client 0: no answer within 1.5 s\)"
     ):
-        federation.each(ask())
+        federation.each(request())
     grid.offline = set()
-    assert all(isinstance(given, Answer) for given in federation.each(ask()).values())
+    assert all(isinstance(given, Response) for given in federation.each(request()).values())
     ledger = hospitals.open_file(files[1]).ledger
     with ledger.transaction():
         assert len(ledger.entries()) == 1
@@ -93,7 +93,7 @@ def test_a_node_that_fails_once_is_asked_again(deployed, tmp_path):
     federation = federate(
         deployed("training=plain", "answers=gradient"), Hospitals(files, fail_once)
     )
-    assert federation.total(ask()).count == 2
+    assert federation.total(request()).count == 2
     assert len(failures) == 1
     for file in files:
         ledger = hospitals.open_file(file).ledger
@@ -113,7 +113,7 @@ def test_a_node_that_fails_again_and_again_is_left_out(deployed, tmp_path, monke
 
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
     total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, fail)).total(
-        ask()
+        request()
     )
     assert (total.count, len(failures)) == (1, ATTEMPTS)
     assert "crashed" in total.refused[0]
@@ -136,7 +136,7 @@ def test_an_ask_that_was_lost_is_sent_again_and_charged_once(deployed, tmp_path,
         deployed("training=plain", "answers=gradient", *PATIENT), Hospitals(files, lose)
     )
     clock = simulated_clock(monkeypatch)
-    assert federation.total(ask()).count == 2
+    assert federation.total(request()).count == 2
     assert asked == ([0, 10, 30] if lost == "silent" else [0, 10, 20])
     ledger = hospitals.open_file(files[1]).ledger
     with ledger.transaction():
@@ -156,7 +156,7 @@ def test_a_hospital_that_left_does_not_cost_every_round_its_time_out(
         before = clock[0]
         if number == 4:
             grid.offline = set()
-        count = federation.total(ask(number)).count
+        count = federation.total(request(number)).count
         waited.append((count, round(clock[0] - before)))
     assert waited == [(1, 60), (1, 10), (1, 10), (2, 0)]
 
@@ -172,7 +172,7 @@ def test_nobody_is_given_up_whose_answer_is_needed(deployed, tmp_path, monkeypat
     for _ in range(2):
         before = clock[0]
         with pytest.raises(UserError, match="1 of 2 clients did not answer"):
-            federation.total(ask())
+            federation.total(request())
         assert clock[0] - before > 60
 
 
@@ -184,7 +184,7 @@ def test_a_hospital_with_other_code_is_left_out_before_it_is_asked(deployed, tmp
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
     federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, other))
-    assert federation.total(ask()).count == 1
+    assert federation.total(request()).count == 1
     assert "client 1 runs other code than this server" in caplog.text
     assert not hospitals.open_file(files[1]).folder.exists()
 
@@ -194,7 +194,7 @@ def test_a_coordinator_with_other_code_is_refused_and_nothing_charged(deployed, 
     federation = federate(deployed("training=plain", "answers=gradient"), Hospitals([file]))
     federation._code = "0" * 64
     with pytest.raises(UserError, match="runs other code than this server; install one version"):
-        federation.total(ask())
+        federation.total(request())
     assert not hospitals.open_file(file).folder.exists()
 
 
@@ -207,7 +207,7 @@ def test_a_coordinators_own_noise_follows_no_seed(deployed, tmp_path, seed):
     experiment = deployed(
         "training=plain", "answers=gradient", "answers.noise_at=server", f"seed={seed}"
     )
-    first, second = (federate(experiment, Hospitals(files)).total(ask()) for _ in range(2))
+    first, second = (federate(experiment, Hospitals(files)).total(request()) for _ in range(2))
     assert first.count == second.count == 2
     assert not np.allclose(first.sum, second.sum)
 
@@ -226,10 +226,10 @@ def test_two_nodes_cannot_be_the_same_client(deployed, tmp_path, caplog):
     grid = Hospitals(files)
     federation = federate(deployed("training=plain", "answers=gradient"), grid)
     assert "node 101 says that it is client 0, which another is" in caplog.text
-    assert federation.total(ask()).count == 1
+    assert federation.total(request()).count == 1
     grid.offline = {100}
     with pytest.raises(UserError, match="2 of 2 clients did not answer"):
-        federation.total(ask(2))
+        federation.total(request(2))
     with pytest.raises(UserError, match=r"only clients \[0\] connected"):
         federate(deployed("federation.min_clients=2"), Hospitals(files))
 
@@ -247,7 +247,7 @@ def test_a_node_that_is_no_client_of_this_federation_is_left_out(
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
     federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie))
-    assert federation.total(ask()).refused == {1: "no answer within 1.5 s"}
+    assert federation.total(request()).refused == {1: "no answer within 1.5 s"}
     assert "node 101 is no hospital" in caplog.text
 
 
@@ -256,7 +256,7 @@ def test_what_goes_wrong_inside_a_hospital_stays_there(deployed, tmp_path, caplo
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
     federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files))
     (tmp_path / "hospital1" / "scans.npz").unlink()
-    total = federation.total(ask())
+    total = federation.total(request())
     assert (total.count, total.refused) == (1, {1: "client 1 failed: see its log"})
 
 
@@ -280,7 +280,7 @@ def test_a_hospitals_bad_reply_is_its_own_refusal(deployed, tmp_path, break_meta
 
     files = [site_file(tmp_path / f"hospital{number}", number) for number in (0, 1)]
     federation = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie))
-    total = federation.total(ask())
+    total = federation.total(request())
     assert list(total.refused) == [1]
     assert 0 < len(total.refused[1]) <= 200
 

@@ -14,9 +14,9 @@ from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
-from fed_dpsd.protocol import Answer, Refusal, SumStep
+from fed_dpsd.protocol import Refusal, Response, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, ask, federate, summing
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, federate, request, summing
 from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
 
@@ -32,7 +32,9 @@ def exact_sum(files, experiment, question):
             decoupled_kd_gradient(p, question.predictions, experiment.method.balance)
             for p in probabilities
         ]
-        total += sum(experiment.answers.encode(g, question.predictions) for g in gradients)
+        total += sum(
+            experiment.answers.constrain_sensitivity(g, question.predictions) for g in gradients
+        )
     return total
 
 
@@ -44,10 +46,10 @@ def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
     grid = Hospitals(files)
     federation = federate(experiment, grid)
     grid.offline = offline
-    total = federation.total(ask())
+    total = federation.total(request())
     there = [file for node, file in grid.files.items() if node not in offline]
     assert total.count == len(there)
-    expected = exact_sum(there, experiment, ask())
+    expected = exact_sum(there, experiment, request())
     assert np.abs(total.sum - expected).max() < 0.01 * np.abs(expected).max()
     sent = [
         reply.content["values"][client].numpy()
@@ -66,12 +68,12 @@ def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
         *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),
     )
     files = summing(tmp_path, budget=1e6)
-    total = federate(experiment, Hospitals(files)).total(ask())
+    total = federate(experiment, Hospitals(files)).total(request())
     expected = np.zeros((16, 10))
     for file in files:
         hospital = hospitals.open_file(file)
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
-        classes = site.sensitive_probabilities(ask().images)[0].argmax(1)
+        classes = site.sensitive_probabilities(request().images)[0].argmax(1)
         expected[np.arange(16), classes] += 1
     assert np.array_equal(total.sum, expected)
     ledger = hospitals.open_file(files[0]).ledger
@@ -89,7 +91,7 @@ def test_the_sums_noise_has_the_promised_law(deployed, tmp_path):
     grid = Hospitals(files)
     federation = federate(experiment, grid)
     grid.offline = {102}
-    noise = (federation.total(ask(count=600)).sum / experiment.answers.bound).ravel()
+    noise = (federation.total(request(count=600)).sum / experiment.answers.bound).ravel()
     assert stats.kstest(noise, stats.norm(scale=100).cdf).pvalue > 1e-6
     assert stats.kstest(noise, stats.norm(scale=100 / 2**0.5).cdf).pvalue < 1e-6
 
@@ -100,12 +102,12 @@ def test_too_few_for_a_sum_is_an_error_and_nothing_is_unmasked(deployed, tmp_pat
     federation = federate(deployed(*DISTRIBUTED), grid)
     grid.offline = {101, 102}
     with pytest.raises(UserError, match="1 clients answered; 2 are needed; nothing of it was seen"):
-        federation.total(ask())
+        federation.total(request())
     assert not any(
         reply and reply.metadata.message_type == "query.step" for reply in grid.replies.values()
     )
     grid.offline = set()
-    assert federation.total(ask()).count == 3
+    assert federation.total(request()).count == 3
 
 
 def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(deployed, tmp_path):
@@ -113,11 +115,11 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
     experiment = deployed(*DISTRIBUTED)
     hospital = hospitals.open_file(files[0])
     site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
-    step = SumStep(ask().digest(), (0, 1, 2))
+    step = SumStep(request().digest(), (0, 1, 2))
     with pytest.raises(ProtocolError, match="no part in that sum"):
         sites.take_step(site, step)
-    first = sites.answer(experiment.method, ask(), site)
-    again = sites.answer(experiment.method, ask(), site)
+    first = sites.answer(experiment.method, request(), site)
+    again = sites.answer(experiment.method, request(), site)
     assert (first.values == again.values).all()
     assert first.sealed == again.sealed
     assert sites.take_step(site, step) == sites.take_step(site, step)
@@ -139,7 +141,7 @@ def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(d
 )
 def test_a_site_says_whom_it_trusts(deployed, tmp_path, changes, reason):
     hospital = hospitals.open_file(summing(tmp_path, **changes)[0])
-    given = answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
+    given = answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
     assert isinstance(given, Refusal)
     assert reason in given.reason
 
@@ -160,14 +162,14 @@ def test_a_key_that_is_not_its_own_is_an_error(deployed, tmp_path):
     keys = yaml.safe_load(files[0].read_text())["keys"]
     hospital = hospitals.open_file(summing(tmp_path, keys=keys[::-1])[0])
     with pytest.raises(UserError, match="keys: the public key of 0 is not that of its private"):
-        answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
+        answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
 
 
 def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, tmp_path):
     hospital = hospitals.open_file(summing(tmp_path)[0])
     hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
     with pytest.raises(UserError, match="keys: the public key of 2 is invalid"):
-        answer(hospital, deployed(*DISTRIBUTED).to_json(), ask())
+        answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
     assert not entries_of(hospital.ledger)
 
 
@@ -178,7 +180,7 @@ def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
     for run in ("one", "one", "two"):
         experiment = hospital.experiment(text, 16)
         site = hospital.open(experiment, run)
-        assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
+        assert isinstance(sites.answer(experiment.method, request(), site), Response)
         with site.ledger.transaction():
             entries = site.ledger.entries()
             noise.append(site.ledger.stored(entries[-1].digest))
@@ -195,9 +197,9 @@ def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
     grid = Hospitals(files)
     first = GridFederation(experiment, grid, folder, CLIENT_APP)
     grid.offline = {102}
-    total = first.total(ask())
+    total = first.total(request())
     grid.offline = set()
-    again = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    again = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
     assert (again.sum == total.sum).all()
     assert (total.count, again.count) == (2, 2)
 
@@ -208,10 +210,10 @@ def test_a_sum_is_finished_without_one_of_those_named(deployed, tmp_path):
     experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     folder = new_run_folder(experiment)
     grid = Hospitals(files)
-    whole = GridFederation(experiment, grid, folder, CLIENT_APP).total(ask())
+    whole = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
     again = GridFederation(experiment, grid, folder, CLIENT_APP)
     grid.offline = {102}
-    finished = again.total(ask())
+    finished = again.total(request())
     assert finished.count == whole.count == 3
     assert np.array_equal(finished.sum, whole.sum)
 
@@ -221,7 +223,7 @@ def test_hospitals_that_count_patients_and_records_are_summed(deployed, tmp_path
     raw = yaml.safe_load(files[0].read_text())
     raw["files"]["patient_column"] = "patient"
     files[0].write_text(yaml.safe_dump(raw))
-    assert federate(deployed(*DISTRIBUTED), Hospitals(files)).total(ask()).count == 3
+    assert federate(deployed(*DISTRIBUTED), Hospitals(files)).total(request()).count == 3
 
 
 def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path):
@@ -235,7 +237,7 @@ def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path)
             "answers.quorum={threshold: 3, colluding: 0}",
         )
         site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
-        assert isinstance(sites.answer(experiment.method, ask(), site), Answer)
+        assert isinstance(sites.answer(experiment.method, request(), site), Response)
         with site.ledger.transaction():
             kept.append([entry.digest for entry in site.ledger.entries()])
     assert [len(digests) for digests in kept] == [1, 2]
@@ -245,7 +247,7 @@ def test_shares_are_not_opened_before_names_are_confirmed(deployed, tmp_path):
     hospital = hospitals.open_file(summing(tmp_path)[0])
     experiment = hospital.experiment(deployed(*DISTRIBUTED).to_json(), 16)
     site = hospital.open(experiment, "run")
-    sites.answer(experiment.method, ask(), site)
-    step = SumStep(ask().digest(), (0, 1), {0: b"", 1: b""})
+    sites.answer(experiment.method, request(), site)
+    step = SumStep(request().digest(), (0, 1), {0: b"", 1: b""})
     with pytest.raises(ProtocolError, match="has confirmed other names"):
         sites.take_step(site, step)

@@ -15,13 +15,13 @@ import client_app
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.flower import server as flower
 from fed_dpsd.flower.grid import GridFederation
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents
 from tests.hospitals import CLIENT_APP
-from tests.server.test_federation import ask
+from tests.server.test_federation import request
 
 
 @pytest.fixture(autouse=True)
@@ -123,16 +123,16 @@ def test_an_answer_takes_few_bytes(small, answers, payload):
     replies = []
     grid = FakeGrid(2, lambda reply: replies.append(reply) or reply)
     federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
-    question = ask(1_000)
+    question = request(1_000)
     given = federation.each(question)
-    assert all(isinstance(answer, Answer) for answer in given.values())
+    assert all(isinstance(response, Response) for response in given.values())
     assert federation.bytes_to_server == 2 * 1_000 * payload
     pixels, predictions = question.images.nbytes, question.predictions.nbytes
     assert (pixels, predictions) == (1_000 * 8 * 8, 1_000 * 4 * 10)
     for message, reply in zip(grid.sent, replies, strict=True):
         answered, asked = sent_bytes(reply.content), sent_bytes(message.content)
         more = asked - pixels - predictions
-        print(f"{answers}: {answered / 1_000:.2f} bytes an answer, {more} bytes more an ask")
+        print(f"{answers}: {answered / 1_000:.2f} bytes an answer, {more} bytes more a request")
         assert 1_000 * payload < answered < 1_000 * payload + 600
         assert more < 0.01 * 1_000 * 28 * 28  # 1 % of the pixels of such images
 
@@ -140,7 +140,7 @@ def test_an_answer_takes_few_bytes(small, answers, payload):
 def test_a_nodes_clients_share_its_images(small):
     experiment = small("num_clients=5", "queries_per_round=500")
     federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
-    federation.each(question := ask(500))
+    federation.each(question := request(500))
     asked = [sent_bytes(message.content) for message in federation._grid.sent]
     assert len(asked) == 2
     assert max(asked) < question.nbytes + 4_000 < 2 * question.images.nbytes
@@ -149,7 +149,7 @@ def test_a_nodes_clients_share_its_images(small):
 def test_refusals_are_counted_out_and_named(small):
     experiment = small("privacy.budget=0")
     federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
-    total = federation.total(ask())
+    total = federation.total(request())
     assert total.count == 0
     assert total.refused == dict.fromkeys((0, 1), "the client's privacy budget is spent")
 
@@ -169,7 +169,7 @@ def test_no_node_within_the_time_out(small):
 
 def test_a_lost_reply_is_an_error_with_the_client(small):
     with pytest.raises(UserError, match=r"\(client 1: no answer .*round_timeout_seconds=1"):
-        failing(small, nodes=2, lose=1).each(ask())
+        failing(small, nodes=2, lose=1).each(request())
     with pytest.raises(UserError, match=r"clients \[1\] did not .*round_timeout_seconds=1"):
         list(failing(small, nodes=2, lose=1).diagnose())
 
@@ -180,7 +180,7 @@ def test_an_error_reply_names_the_clients(small):
         return Message(error=Error(2, "worker\ndied"), metadata=metadata)
 
     with pytest.raises(ProtocolError, match=r"hosts clients \[0, 1\] failed: worker died"):
-        failing(small, nodes=1, break_reply=broken).each(ask())
+        failing(small, nodes=1, break_reply=broken).each(request())
 
 
 @pytest.mark.parametrize("foreign", [{}, {"code": "0" * 64, "error": "", "refusals": "{}"}])
@@ -193,12 +193,12 @@ def test_foreign_code_is_refused(small, foreign):
         return reply
 
     with pytest.raises(ProtocolError, match="runs other code than this server"):
-        failing(small, nodes=1, break_reply=replace).each(ask())
+        failing(small, nodes=1, break_reply=replace).each(request())
 
 
 def test_a_client_failure_is_one_line_in_a_simulation(small, caplog):
     caplog.set_level(logging.CRITICAL)
-    wrong = Ask(1, np.zeros((4, 1, 12, 12), np.uint8), np.full((4, 10), 0.1, np.float32))
+    wrong = Request(1, np.zeros((4, 1, 12, 12), np.uint8), np.full((4, 10), 0.1, np.float32))
     with pytest.raises(ProtocolError, match=r"client 0 failed: ProtocolError: images have shape"):
         failing(small, nodes=1).each(wrong)
 
@@ -210,9 +210,9 @@ def test_a_node_that_is_no_simulations_answers_nothing(small):
     federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
     grid.node_config = {}
     with pytest.raises(ProtocolError, match=r"no simulation's.*--node-config 'site="):
-        federation.each(ask())
+        federation.each(request())
     grid.node_config = {"simulation": True}
-    assert len(federation.each(ask())) == 2
+    assert len(federation.each(request())) == 2
 
 
 # --- the server app ---

@@ -6,7 +6,7 @@ import pytest
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import test_split as split_of
 from fed_dpsd.methods.class_counts import pool, weigh
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.server.diagnostics import diagnose
 from tests.methods.test_white_box import finish
 
@@ -74,9 +74,9 @@ def test_labels_and_the_weighted_ensemble_follow_pooled_odds(small, tmp_path):
             *("rounds=1", f"method.pooling={pooling}"),
         )
         federation, (last,) = finish(experiment, tmp_path / pooling)
-        world = World.of(experiment.config, experiment.training, experiment.answers)
-        scores = diagnose(experiment, federation, world, split_of(experiment).labels)
-        return last.state.bank[0].labels, scores["auroc"]["weighted_ensemble"]
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        scores = diagnose(experiment, federation, context, split_of(experiment).labels)
+        return last.state.buffer[0].labels, scores["auroc"]["weighted_ensemble"]
 
     (odds, pooled), (mean, averaged) = labels_and_score("odds"), labels_and_score("mean")
     assert odds.sum(1) == pytest.approx(np.ones(len(odds)), abs=1e-5)

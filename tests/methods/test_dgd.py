@@ -13,10 +13,10 @@ from fed_dpsd.accounts.account import Unplanned
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods import dgd
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.training import BaselineWeights
-from fed_dpsd.protocol import Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -29,18 +29,18 @@ PLAIN = ("method=dgd", *QUICK)
 PAID = (*PLAIN, "training@method.baseline=dp_sgd", "method.baseline.steps=3", "model.teacher=mlp")
 
 
-def world_of(experiment):
-    return World.of(experiment.config, experiment.training, experiment.answers)
+def context_of(experiment):
+    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
 
 
 def finish(experiment, folder):
     federation = LocalFederation(experiment, folder)
-    world = world_of(experiment)
-    return federation, list(experiment.method.server(federation, world, Streams(0), None))
+    context = context_of(experiment)
+    return federation, list(experiment.method.server(federation, context, Streams(0), None))
 
 
 def record(experiment):
-    plan = experiment.method.plan(world_of(experiment))
+    plan = experiment.method.plan(context_of(experiment))
     return cards.proven(experiment, plan, "record", "add_remove")["answers"]
 
 
@@ -64,7 +64,7 @@ def test_a_private_baseline_and_the_votes_add_up(small):
     ]
     assert max(alone) < record(experiment).value < sum(alone) + 1e-3
     assert record(experiment).trust == "nobody"
-    plan = experiment.method.plan(world_of(experiment))
+    plan = experiment.method.plan(context_of(experiment))
     client = cards.proven(experiment, plan, "client", "add_remove")
     assert [claim.value for claim in client.values()] == [math.inf]
 
@@ -75,7 +75,7 @@ def test_the_baseline_is_paid_before_it_is_trained(small, tmp_path, monkeypatch)
     monkeypatch.setattr(Teachers, "_train", lambda *arguments: trained.append(arguments))
     federation = LocalFederation(experiment, tmp_path)
     with pytest.raises(UserError, match="no client answers"):
-        list(experiment.method.server(federation, world_of(experiment), Streams(0), None))
+        list(experiment.method.server(federation, context_of(experiment), Streams(0), None))
     assert not trained
     assert not entries_of(federation._sites[0].ledger)
 
@@ -89,10 +89,10 @@ def test_the_ledger_holds_the_baseline_once(small, tmp_path):
         "record", "add_remove"
     )
     assert {entry.kind for entry in others} == {"answers"}
-    again = federation.each(world_of(experiment).ask("baseline"))[0]
+    again = federation.each(context_of(experiment).request("baseline"))[0]
     assert len(entries_of(federation._sites[0].ledger)) == 1 + len(others)
     (baseline,) = federation._sites[0]._baseline(experiment.method.baseline).models
-    fetched = dgd.fetch_baseline(federation, world_of(experiment))
+    fetched = dgd.fetch_baseline(federation, context_of(experiment))
     assert torch.equal(fetched.classifier.weight, baseline.classifier.weight)
     assert again.values.shape[1] == 1
 
@@ -103,11 +103,11 @@ def test_a_baseline_that_is_not_planned_is_refused(small, tmp_path, monkeypatch)
     monkeypatch.setattr(
         dgd.DGD,
         "plan",
-        lambda self, world: replace(plan(self, world), stages=plan(self, world).stages[1:]),
+        lambda self, context: replace(plan(self, context), stages=plan(self, context).stages[1:]),
     )
     experiment = small(*PAID)
     federation = LocalFederation(experiment, tmp_path)
-    reply = federation.each(world_of(experiment).ask("baseline"))[0]
+    reply = federation.each(context_of(experiment).request("baseline"))[0]
     assert isinstance(reply, Refusal)
     assert "baseline" in str(reply.statement.wanted) or Unplanned.__name__ in reply.reason
 
@@ -123,20 +123,20 @@ def test_without_a_generators_training_no_baseline_leaves_and_the_votes_alone_co
     votes = prove([Stage(experiment.answers, 1, queries)], 1e-5, "record", "add_remove")
     assert record(experiment).value == pytest.approx(votes.value)
     with pytest.raises(ProtocolError, match="does not answer 'baseline'"):
-        federation.each(world_of(experiment).ask("baseline"))
+        federation.each(context_of(experiment).request("baseline"))
 
 
 def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
     """Whatever a message says: the configuration is the site's own."""
     experiment = small(*PAID)
     federation = LocalFederation(experiment, tmp_path)
-    federation.each(world_of(experiment).ask("baseline"))
+    federation.each(context_of(experiment).request("baseline"))
     (site,) = federation._sites.values()
     deployed = replace(site.config.federation, simulation=False)
     site.config = replace(site.config, federation=deployed)
     mechanism = BaselineWeights(experiment.method.baseline)
     with pytest.raises(ProtocolError, match="in a simulation only"):
-        site.sensitive_baseline(mechanism, world_of(experiment).ask("baseline"))
+        site.sensitive_baseline(mechanism, context_of(experiment).request("baseline"))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_baseline_is_private_only_where_its_training_is(small):
 
 
 def test_hard_labels_are_the_largest_sums_and_silence_has_none():
-    total = Total(np.array([[1.0, 3, 2], [0, 0, 0], [-2, -1, -3]]), 3)
+    total = Aggregate(np.array([[1.0, 3, 2], [0, 0, 0], [-2, -1, -3]]), 3)
     assert dgd.hard_labels(total).tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
 
 

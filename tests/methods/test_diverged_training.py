@@ -93,12 +93,12 @@ def test_a_loss_that_is_infinite_in_a_later_round_is_found(small, tmp_path, monk
     """The first round is whole; the last one's, the third, is planted."""
     distil, planted = Distilling.distil, []
 
-    def later(self, student, bank, *given):
-        if len(bank) == 3:
-            planted.append(len(bank))
+    def later(self, student, buffer, *given):
+        if len(buffer) == 3:
+            planted.append(len(buffer))
             for parameter in student.parameters():
                 parameter.data.mul_(1e38)
-        return distil(self, student, bank, *given)
+        return distil(self, student, buffer, *given)
 
     monkeypatch.setattr(Distilling, "distil", later)
     server = rounds(named(small, "feddf", *CLEAR), tmp_path)

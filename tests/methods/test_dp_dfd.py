@@ -8,39 +8,39 @@ import torch
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ConfigError, ProtocolError
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import fetch_teachers
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
 
 TEACHER = ("method=dp_dfd", "training=plain", "method.pretraining_steps=4")
 STUDENT = (*TEACHER, "method.discriminator=student")
-WEIGHTS = Ask.without_images("weights", (1, 8, 8), 10)
+WEIGHTS = Request.without_images("weights", (1, 8, 8), 10)
 
 
 class Listening:
     """A federation that notes what is asked."""
 
     def __init__(self, inner):
-        self.inner, self.asked, self.settle = inner, [], inner.settle
+        self.inner, self.asked, self.get_or_store = inner, [], inner.get_or_store
 
-    def total(self, ask):
-        self.asked.append(ask.kind)
-        return self.inner.total(ask)
+    def total(self, request):
+        self.asked.append(request.kind)
+        return self.inner.total(request)
 
-    def each(self, ask):
-        self.asked.append(ask.kind)
-        return self.inner.each(ask)
+    def each(self, request):
+        self.asked.append(request.kind)
+        return self.inner.each(request)
 
 
 def finish(experiment, folder):
     federation = Listening(LocalFederation(experiment, folder))
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    return federation, list(experiment.method.server(federation, world, Streams(0), None))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return federation, list(experiment.method.server(federation, context, Streams(0), None))
 
 
 def test_a_student_driven_generator_never_gets_the_teachers_weights(small, tmp_path):
@@ -54,7 +54,7 @@ def test_a_student_driven_generator_never_gets_the_teachers_weights(small, tmp_p
 
     federation, _ = finish(small(*TEACHER), tmp_path / "teacher")
     assert federation.asked == ["weights", *["answers"] * 3]
-    assert isinstance(federation.inner.each(WEIGHTS)[0], Answer)
+    assert isinstance(federation.inner.each(WEIGHTS)[0], Response)
 
 
 def test_the_teacher_as_discriminator_proves_nothing_and_says_so(small):
@@ -92,16 +92,16 @@ def test_the_generator_is_pretrained_against_the_very_teacher(small, tmp_path):
     for name, settings in (("teacher", TEACHER), ("student", STUDENT)):
         experiment = small(*settings, "method.pretraining_steps=60", "rounds=1")
         federation = LocalFederation(small(*TEACHER), tmp_path / name)
-        world = World.of(experiment.config, experiment.training, experiment.answers)
-        (teacher,) = fetch_teachers(federation, world)[0]
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        (teacher,) = fetch_teachers(federation, context)[0]
         (true,) = federation._sites[0]._teachers.models
         assert all(torch.equal(t, true.state_dict()[n]) for n, t in teacher.state_dict().items())
-        generator = world.make_generator(64, Streams(0).torch("generator"))
+        generator = context.make_generator(64, Streams(0).torch("generator"))
         generator.set_levels(experiment.method.contrast, experiment.method.brightness)
         latents = torch.randn((64, 64), generator=Streams(0).torch("test"))
         loss = [experiment.method.generator_loss(teacher, generator(latents)).item()]
         own = LocalFederation(experiment, tmp_path / f"{name} run")
-        (finished,) = experiment.method.server(own, world, Streams(0), None)
+        (finished,) = experiment.method.server(own, context, Streams(0), None)
         state = finished.state.tensors.items()
         generator.load_state_dict(
             {n.removeprefix("generator."): t for n, t in state if n.startswith("generator.")}

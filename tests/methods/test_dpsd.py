@@ -10,8 +10,8 @@ import torch
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import site as sites
 from fed_dpsd.errors import ConfigError, ProtocolError
-from fed_dpsd.methods.method import World
-from fed_dpsd.protocol import Answer, Ask, Refusal
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
@@ -24,8 +24,8 @@ AGAINST_TEACHER = (*DPSD, "method.discriminator=teacher", "method.generator_step
 
 def finish(experiment, folder):
     federation = LocalFederation(experiment, folder)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    return federation, list(experiment.method.server(federation, world, Streams(0), None))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return federation, list(experiment.method.server(federation, context, Streams(0), None))
 
 
 def test_it_is_feddpsd_with_one_client_bit_by_bit(small, tmp_path):
@@ -55,7 +55,7 @@ def test_a_teacher_as_discriminator_proves_nothing(small, tmp_path, answers):
     if answers != "probabilities":
         assert "teachers' own weights" in summary["privacy"]["reason"]
         safe = small(*DPSD, "training=plain", f"answers={answers}")
-        plan = safe.method.plan(World.of(safe.config, safe.training, safe.answers))
+        plan = safe.method.plan(PublicContext.of(safe.config, safe.training, safe.answers))
         found = cards.proven(safe, plan, "record", "replace_one")
         assert math.isfinite(found["answers"].value)
 
@@ -73,8 +73,8 @@ def test_the_weights_of_a_private_teacher_are_paid_for(small, tmp_path):
 def test_its_generators_are_trained_against_the_very_teacher(small, tmp_path):
     experiment = small(*AGAINST_TEACHER)
     federation, _ = finish(experiment, tmp_path)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    discriminator = experiment.method.fetch_discriminator(federation, world)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    discriminator = experiment.method.fetch_discriminator(federation, context)
     (teacher,) = federation._sites[0]._teachers.models
     given, true = discriminator.state_dict(), teacher.state_dict()
     assert all(torch.equal(given[name], true[name]) for name in true)
@@ -94,20 +94,20 @@ def test_what_generators_ask_the_teacher_are_answers_too(small, tmp_path, settin
 
 
 def test_weights_are_refused_where_the_clients_own_method_does_not_ship_them(small, tmp_path):
-    ask = Ask.without_images("weights", (1, 8, 8), 10)
+    request = Request.without_images("weights", (1, 8, 8), 10)
     for settings in (DPSD, ("num_clients=1",)):
         experiment = small(*settings, "training=plain", "answers=probabilities")
         federation = LocalFederation(experiment, tmp_path / settings[0])
-        for refused in federation.each(ask).values():
+        for refused in federation.each(request).values():
             assert isinstance(refused, Refusal)
             assert refused.reason.endswith("cost the client 1 releases of weights")
-        granted = replace(ask, acknowledged={"weights": 1})
+        granted = replace(request, acknowledged={"weights": 1})
         with pytest.raises(ProtocolError, match="does not answer 'weights'"):
             sites.answer(experiment.method, granted, federation._sites[0])
         assert not entries_of(federation._sites[0].ledger)
-    answer = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(ask)[0]
-    assert isinstance(answer, Answer)
-    assert answer.values.dtype == np.float32
+    response = LocalFederation(small(*AGAINST_TEACHER), tmp_path / "teacher").each(request)[0]
+    assert isinstance(response, Response)
+    assert response.values.dtype == np.float32
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,30 @@ from PIL import Image
 
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import Bank, World, draw_public
+from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
 from fed_dpsd.models.inference import predict
-from fed_dpsd.protocol import Total
+from fed_dpsd.protocol import Aggregate
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 
 def test_gradient_labels_follow_eq_3(small):
     experiment = small("training=plain", "answers=gradient", "method.label_step=0.5")
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     predictions = np.full((1, 10), 0.1, np.float32)
-    total = Total(np.arange(10.0)[None], count=4)
-    labels = experiment.method.noisy_labels(world, predictions, total)
+    total = Aggregate(np.arange(10.0)[None], count=4)
+    labels = experiment.method.noisy_labels(context, predictions, total)
     bound = experiment.answers.bound
     assert labels == pytest.approx(predictions - 0.5 * np.arange(10.0) / 4 / bound)
 
 
 def test_response_labels_are_shares_of_the_votes(small):
     experiment = small()
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     votes = np.array([[3.0, 1.0, *[0] * 8]])
-    labels = experiment.method.noisy_labels(world, np.zeros((1, 10), np.float32), Total(votes, 4))
+    labels = experiment.method.noisy_labels(
+        context, np.zeros((1, 10), np.float32), Aggregate(votes, 4)
+    )
     assert labels[0, :2].tolist() == [0.75, 0.25]
 
 
@@ -37,13 +39,13 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
         small("training=plain", "answers=probabilities", f"method.generator_steps={steps}")
         for steps in (0, 30)
     )
-    world = World.of(trained.config, trained.training, trained.answers)
-    discriminator = world.make_student(Streams(0).torch("discriminator"))
+    context = PublicContext.of(trained.config, trained.training, trained.answers)
+    discriminator = context.make_student(Streams(0).torch("discriminator"))
     before = {name: t.clone() for name, t in discriminator.state_dict().items()}
     losses = []
     for experiment in (untrained, trained):
         method = experiment.method
-        images = method.generate(discriminator, world, 32, Streams(0).torch("generator"))
+        images = method.generate(discriminator, context, 32, Streams(0).torch("generator"))
         assert 0 <= images.min() < images.max() <= 1
         losses.append(method.generator_loss(discriminator, images).item())
     assert losses[1] < losses[0] - 0.1
@@ -57,11 +59,11 @@ def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
     experiment = small("training=plain", "answers=probabilities", *settings)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    student = world.make_student(Streams(0).torch("student"))
-    images = experiment.method.draw(student, world, Streams(0), 1)
-    again = experiment.method.draw(student, world, Streams(0), 1)
-    later = experiment.method.draw(student, world, Streams(0), 2)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    student = context.make_student(Streams(0).torch("student"))
+    images = experiment.method.draw(student, context, Streams(0), 1)
+    again = experiment.method.draw(student, context, Streams(0), 1)
+    later = experiment.method.draw(student, context, Streams(0), 2)
     assert (images.shape, images.dtype) == ((64, 1, 8, 8), np.uint8)
     assert (images == again).all()
     assert all((images[i] != later[i]).any() for i in range(64))
@@ -76,10 +78,10 @@ def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path, polarit
 
     def asked(*overrides):
         experiment = small("training=plain", "rounds=1", *overrides)
-        world = World.of(experiment.config, experiment.training, experiment.answers)
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         federation = LocalFederation(experiment, tmp_path / str(len(overrides)))
-        (only,) = experiment.method.server(federation, world, Streams(0), None)
-        return {bool(image.mean() < 127.5) for image in only.state.bank[0].images}
+        (only,) = experiment.method.server(federation, context, Streams(0), None)
+        return {bool(image.mean() < 127.5) for image in only.state.buffer[0].images}
 
     assert asked(f"method.polarity={polarity}") == dark
     assert asked() == {True, False}
@@ -88,8 +90,8 @@ def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path, polarit
 def test_recombined_images_are_made_of_the_bank(small):
     """White images in the bank make white ones, black images black ones: nothing else shows."""
     experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    student = world.make_student(Streams(0).torch("student"))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    student = context.make_student(Streams(0).torch("student"))
     counts = experiment.method.mixture(64)
     assert counts["recombined"] == 16
     assert sum(counts.values()) == 64
@@ -98,17 +100,17 @@ def test_recombined_images_are_made_of_the_bank(small):
     even = np.full((4, 10), 0.1, np.float32)
     drawn = {}
     for pixel in (0, 255):
-        bank = [Bank(np.full((4, 1, 8, 8), pixel, np.uint8), even, even)]
-        drawn[pixel] = experiment.method.draw(student, world, Streams(0), 2, bank)
+        buffer = [ReplayBuffer(np.full((4, 1, 8, 8), pixel, np.uint8), even, even)]
+        drawn[pixel] = experiment.method.draw(student, context, Streams(0), 2, buffer)
         assert (drawn[pixel][place] == pixel).all()
     same = (drawn[0] == drawn[255]).all((1, 2, 3))
     assert same.sum() == 48  # the other images do not depend on the bank
     labels, predictions = np.eye(10, dtype=np.float32)[[0, *[1] * 63]], np.full((64, 10), 0.1)
     one_white = np.repeat(np.uint8([255, *[0] * 63]), 64).reshape(64, 1, 8, 8)
-    bank = [Bank(one_white, predictions.astype(np.float32), labels)]
-    drawn = experiment.method.draw(student, world, Streams(0), 2, bank)
+    buffer = [ReplayBuffer(one_white, predictions.astype(np.float32), labels)]
+    drawn = experiment.method.draw(student, context, Streams(0), 2, buffer)
     assert drawn[place].mean() > 40  # by its label it is rare; by predictions it would be a 64th
-    first = experiment.method.draw(student, world, Streams(0), 1)  # nothing is answered yet
+    first = experiment.method.draw(student, context, Streams(0), 1)  # nothing is answered yet
     assert len(first) == 64
     assert len({image.tobytes() for image in first[place]}) == 16
 
@@ -119,9 +121,9 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
 
     def flat(*overrides):
         experiment = small("queries_per_round=64", *overrides)
-        world = World.of(experiment.config, experiment.training, experiment.answers)
-        student = world.make_student(Streams(0).torch("student"))
-        images = experiment.method.draw(student, world, Streams(0), 1)
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        student = context.make_student(Streams(0).torch("student"))
+        images = experiment.method.draw(student, context, Streams(0), 1)
         assert len(images) == 64
         return (images == images[:, :, :1, :1]).all((1, 2, 3))
 
@@ -132,9 +134,9 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
 
 def test_each_round_asks_other_crops(small):
     experiment = small("queries_per_round=64", "pictures=scikit-learn")
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     counts = {"areas": 20, "lines": 12}
-    rounds = [draw_public(counts, world, Streams(0), number)[0] for number in (1, 2, 1)]
+    rounds = [draw_public(counts, context, Streams(0), number)[0] for number in (1, 2, 1)]
     assert rounds[0].shape == (32, 1, 8, 8)
     assert (rounds[0] == rounds[2]).all()
     assert (rounds[0] != rounds[1]).any((1, 2, 3)).all()
@@ -146,22 +148,22 @@ def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
     settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
     experiment = small(f"queries_per_round={queries}", *settings)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    student = world.make_student(Streams(0).torch("student"))
-    asked = len(experiment.method.draw(student, world, Streams(0), 1))
-    assert asked * experiment.config.rounds == experiment.method.plan(world).queries
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    student = context.make_student(Streams(0).torch("student"))
+    asked = len(experiment.method.draw(student, context, Streams(0), 1))
+    assert asked * experiment.config.rounds == experiment.method.plan(context).queries
 
 
 def test_gradients_are_asked_for_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; with our divisor at lambda 8 it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)
     experiment = small("training=plain", "answers=gradient")
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    student = world.make_student(Streams(0).torch("student"))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    student = context.make_student(Streams(0).torch("student"))
     with torch.no_grad():
         student.classifier.bias[3] = 5
-    asked = experiment.method.predictions(student, images, world)
-    assert predict(student, images, world.device).max() > 0.9
+    asked = experiment.method.predictions(student, images, context)
+    assert predict(student, images, context.device).max() > 0.9
     assert asked.argmax() == 3
     assert asked == pytest.approx(np.full((1, 10), 0.1), abs=0.01)
     teacher = np.full((1, 10), 1e-3)
@@ -186,13 +188,13 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
     seen = {}
     original = federation.total
 
-    def total(ask):
-        seen["total"] = original(ask)
+    def total(request):
+        seen["total"] = original(request)
         return seen["total"]
 
     federation.total = total
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    list(experiment.method.server(federation, world, Streams(0), None))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    list(experiment.method.server(federation, context, Streams(0), None))
     scale = seen["total"].sum.std() / experiment.answers.bound
     assert scale == pytest.approx(1000, rel=0.05)  # 5,120 draws: 5 standard errors
     assert scale < 1000 * 8**0.5 * 0.95
@@ -213,7 +215,7 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     )
     federation = LocalFederation(experiment, tmp_path)
     test = load_data(experiment.config.data, experiment.config.cache).test
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    *_, last = experiment.method.server(federation, world, Streams(0), None)
-    accuracy = (predict(last.student, test.images, world.device).argmax(1) == test.labels).mean()
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    *_, last = experiment.method.server(federation, context, Streams(0), None)
+    accuracy = (predict(last.student, test.images, context.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5

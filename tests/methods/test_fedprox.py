@@ -11,7 +11,7 @@ from torch import nn
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.client.learning import pulled_back
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import to_vector
 from tests.client.test_site import make, records  # noqa: F401
 from tests.ledgers import entries_of
@@ -68,9 +68,9 @@ def to_vector_of(model):
 
 
 def retraining(experiment):
-    """An ask to train from the first weights."""
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    return world.ask("train", 2, to_vector(world.make_teacher(0)).numpy())
+    """A request to train from the first weights."""
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
 
 
 def test_clients_stay_nearer_to_the_model_they_are_sent(small, records):  # noqa: F811
@@ -79,8 +79,8 @@ def test_clients_stay_nearer_to_the_model_they_are_sent(small, records):  # noqa
         settings = "method=fedprox", f"method.proximal_weight={weight}"
         experiment = small(*CLEAR, *settings, "teacher.momentum=0", "teacher.learning_rate=0.05")
         site, _ = make(experiment, records)
-        ask = retraining(experiment)
-        away.append(np.linalg.norm(site.retrain(ask, 40)[0, :, 0] - ask.weights))
+        request = retraining(experiment)
+        away.append(np.linalg.norm(site.retrain(request, 40)[0, :, 0] - request.weights))
     assert away[0] > 1.1 * away[1] > 1.1 * 1.1 * away[2] > 0
 
 
@@ -91,11 +91,11 @@ def test_another_pull_is_another_private_training_with_noise_of_its_own(small, r
     for weight in (0, 1, 2, 1):
         settings = "method=fedprox", f"method.proximal_weight={weight}", f"model.teacher={teacher}"
         experiment = small(*PRIVATE, *settings)
-        site, ask = make(experiment, records, ledger)
+        site, request = make(experiment, records, ledger)
         ledger = site.ledger
-        answer = ask(retraining(experiment))
-        assert weight not in sent or np.array_equal(sent[weight], answer.values)
-        sent[weight] = answer.values
+        response = request(retraining(experiment))
+        assert weight not in sent or np.array_equal(sent[weight], response.values)
+        sent[weight] = response.values
     trainings = {e.digest for e in entries_of(ledger) if e.kind == "training"}
     assert len(trainings) == 3
     assert {e.training for e in entries_of(ledger) if e.kind == "train"} == trainings

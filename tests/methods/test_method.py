@@ -9,9 +9,9 @@ import pytest
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Answer, Ask, Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
@@ -21,54 +21,58 @@ class Counting:
     """A federation whose clients answer with given rows; a row of None is a refusal."""
 
     def __init__(self, *rows):
-        self.rows, self.asks = rows, []
+        self.rows, self.requests = rows, []
 
-    def each(self, ask):
-        self.asks.append(ask)
+    def each(self, request):
+        self.requests.append(request)
         return {
-            client: Refusal(0, "spent") if row is None else Answer(0, np.array([row]))
+            client: Refusal(0, "spent") if row is None else Response(0, np.array([row]))
             for client, row in enumerate(self.rows)
         }
 
-    def settle(self, ask):
-        return ask
+    def get_or_store(self, request):
+        return request
 
-    def total(self, ask):
-        self.asks.append(ask)
-        return Total(np.zeros(ask.predictions.shape), 0, {})
+    def total(self, request):
+        self.requests.append(request)
+        return Aggregate(np.zeros(request.predictions.shape), 0, {})
 
 
 @pytest.fixture
-def world(small):
+def context(small):
     experiment = small(*PRIVATE)
-    full = World.of(experiment.config, experiment.training, experiment.answers)
+    full = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     return dataclasses.replace(full, num_classes=3)
 
 
-def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(world):
+def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(context):
     """The middle class: 30 of 40 records, and of the last nobody seems to have one."""
     federation = Counting([10.0, 30.0, -4.0], [90.0, 10.0, 0.0], [-50.0, 0.0, -1.0])
-    shares = fetch_class_weights(federation, world)
+    shares = fetch_class_weights(federation, context)
     assert shares[0] == pytest.approx([0.1, 0.75, 1 / 3])
     assert shares[1] == pytest.approx([0.9, 0.25, 1 / 3])
     assert shares[2] == pytest.approx([0.0, 0.0, 1 / 3])
     assert sum(shares.values()) == pytest.approx(np.ones(3))
-    (ask,) = federation.asks
-    assert (ask.kind, ask.images.shape, ask.predictions.shape) == ("counts", (0, 1, 8, 8), (0, 3))
+    (request,) = federation.requests
+    assert (request.kind, request.images.shape, request.predictions.shape) == (
+        "counts",
+        (0, 1, 8, 8),
+        (0, 3),
+    )
 
 
-def test_one_client_has_all_and_a_refusing_one_no_share(world):
-    assert fetch_class_weights(Counting([5.0, 0.0, -1.0]), world)[0].tolist() == [1, 1, 1]
-    shares = fetch_class_weights(Counting([1.0, 1.0, 1.0], None, [3.0, 1.0, 0.0]), world)
+def test_one_client_has_all_and_a_refusing_one_no_share(context):
+    assert fetch_class_weights(Counting([5.0, 0.0, -1.0]), context)[0].tolist() == [1, 1, 1]
+    shares = fetch_class_weights(Counting([1.0, 1.0, 1.0], None, [3.0, 1.0, 0.0]), context)
     assert list(shares) == [0, 2]
     assert shares[0] == pytest.approx([0.25, 0.5, 1])
-    assert fetch_class_weights(Counting(None, None), world) == {}
+    assert fetch_class_weights(Counting(None, None), context) == {}
 
 
 @pytest.mark.parametrize("lie", [1e300, np.finfo(float).max, np.finfo(float).tiny])
-def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
+def test_no_lie_about_counts_makes_shares_that_are_not_finite(context, lie):
     """A liar may claim every class; the others' labels must stay probabilities."""
-    shares = fetch_class_weights(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), world)
+    shares = fetch_class_weights(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), context)
     assert all(np.isfinite(share).all() for share in shares.values())
     assert sum(shares.values()) == pytest.approx(np.ones(3))
     rows = {client: np.full((2, 3), 1 / 3) for client in shares}
@@ -87,12 +91,12 @@ def test_no_lie_about_counts_makes_shares_that_are_not_finite(world, lie):
 )
 def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
     experiment = small(*settings)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     federation, streams = Counting(), Streams(0)
-    assert not experiment.method.plan(world).counts
+    assert not experiment.method.plan(context).counts
     with pytest.raises(UserError, match="no client answers"):
-        next(experiment.method.server(federation, world, streams, None))
-    assert [ask.kind for ask in federation.asks] == ["answers"]
+        next(experiment.method.server(federation, context, streams, None))
+    assert [request.kind for request in federation.requests] == ["answers"]
 
 
 def test_a_client_is_believed_about_the_classes_that_it_holds():
@@ -110,24 +114,24 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
 def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     experiment = small(*PRIVATE)
     method = experiment.method
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     predictions = np.full((1, 2), 0.5, np.float32)
-    ask = Ask(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
+    request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {
-        0: Answer(1, np.array([[1.2, 0.8]]), 2),
+        0: Response(1, np.array([[1.2, 0.8]]), 2),
         1: Refusal(1, "spent"),
-        2: Answer(1, np.array([[1.6, 0.4]]), 2),
-        3: Answer(1, np.array([[0.0, 2.0]]), 2),
+        2: Response(1, np.array([[1.6, 0.4]]), 2),
+        3: Response(1, np.array([[0.0, 2.0]]), 2),
     }
-    federation = SimpleNamespace(each=lambda ask: answers, total=lambda ask: "plain")
+    federation = SimpleNamespace(each=lambda request: answers, total=lambda request: "plain")
     shares = {0: np.array([1.0, 0.25]), 1: np.zeros(2), 2: np.array([0.0, 0.75])}
-    total = method.ask(federation, ask, world, shares)
+    total = method.request(federation, request, context, shares)
     assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
     assert (total.count, total.refused) == (4, {1: "spent"})
-    nobody = method.ask(federation, ask, world, {1: np.ones(2)})
+    nobody = method.request(federation, request, context, {1: np.ones(2)})
     assert (nobody.count, nobody.refused, nobody.sum.tolist()) == (0, {1: "spent"}, [[0, 0]])
-    assert method.ask(federation, ask, world, {}) == "plain"
-    answers[0] = Answer(1, np.array([[-1.2, 0.8]]), 2)
-    signed = replace(world, answers=NormalizedGradient(2, 1.0))
-    total = method.ask(federation, ask, signed, shares)
+    assert method.request(federation, request, context, {}) == "plain"
+    answers[0] = Response(1, np.array([[-1.2, 0.8]]), 2)
+    signed = replace(context, answers=NormalizedGradient(2, 1.0))
+    total = method.request(federation, request, signed, shares)
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))

@@ -6,10 +6,10 @@ import torch
 from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
-from fed_dpsd.protocol import Answer, Refusal, Total
+from fed_dpsd.protocol import Aggregate, Refusal, Response
 from fed_dpsd.server import checkpoint
 from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
@@ -105,8 +105,8 @@ def experiment(request, small):
 
 def rounds(experiment, folder, resume=None):
     federation = LocalFederation(experiment, folder)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    return experiment.method.server(federation, world, Streams(0), resume)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return experiment.method.server(federation, context, Streams(0), resume)
 
 
 def weights(finished):
@@ -136,9 +136,9 @@ def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp
 
 def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
     federation = LocalFederation(experiment, tmp_path)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    list(experiment.method.server(federation, world, Streams(0), None))
-    planned = experiment.method.plan(world)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    list(experiment.method.server(federation, context, Streams(0), None))
+    planned = experiment.method.plan(context)
     for site in federation._sites.values():
         entries = entries_of(site.ledger)
         assert sum(entry.queries for entry in entries) == planned.queries
@@ -160,24 +160,24 @@ class Refusing:
     """A federation whose clients all refuse from some round on."""
 
     def __init__(self, inner, last):
-        self.inner, self.last, self.settle = inner, last, inner.settle
+        self.inner, self.last, self.get_or_store = inner, last, inner.get_or_store
 
-    def total(self, ask):
-        if ask.query_id > self.last:
-            return Total(np.zeros(ask.predictions.shape), 0, {0: "spent", 1: "spent"})
-        return self.inner.total(ask)
+    def total(self, request):
+        if request.query_id > self.last:
+            return Aggregate(np.zeros(request.predictions.shape), 0, {0: "spent", 1: "spent"})
+        return self.inner.total(request)
 
-    def each(self, ask):
-        if ask.query_id > self.last:
-            return {0: Refusal(ask.query_id, "spent"), 1: Refusal(ask.query_id, "spent")}
-        return self.inner.each(ask)
+    def each(self, request):
+        if request.query_id > self.last:
+            return {0: Refusal(request.query_id, "spent"), 1: Refusal(request.query_id, "spent")}
+        return self.inner.each(request)
 
 
 @pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True, ids=str)
 def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=1)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    finished = list(experiment.method.server(federation, world, Streams(0), None))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    finished = list(experiment.method.server(federation, context, Streams(0), None))
     first, last = finished
     assert first.state.round == last.state.round == 1
     assert last.refused == {0: "spent", 1: "spent"}
@@ -187,9 +187,9 @@ def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
 @pytest.mark.parametrize("experiment", ASKING, indirect=True, ids=lambda p: p[0])
 def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
     federation = Refusing(LocalFederation(experiment, tmp_path), last=-1)
-    world = World.of(experiment.config, experiment.training, experiment.answers)
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     with pytest.raises(UserError, match="no client answers: spent$"):
-        list(experiment.method.server(federation, world, Streams(0), None))
+        list(experiment.method.server(federation, context, Streams(0), None))
 
 
 class Recorder:
@@ -201,22 +201,24 @@ class Recorder:
     def __getattr__(self, name):
         return getattr(self.site, name)
 
-    def release(self, mechanism, sensitive_value, ask):
-        answer = self.site.release(mechanism, sensitive_value, ask)
-        bounded = [mechanism.encode(value, ask.predictions) for value in sensitive_value]
-        self.released.append((mechanism, np.sum(bounded, axis=0), answer))
-        return answer
+    def release(self, mechanism, sensitive_value, request):
+        response = self.site.release(mechanism, sensitive_value, request)
+        bounded = [
+            mechanism.constrain_sensitivity(value, request.predictions) for value in sensitive_value
+        ]
+        self.released.append((mechanism, np.sum(bounded, axis=0), response))
+        return response
 
 
 def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
     federation = LocalFederation(experiment, tmp_path)
     recorders = {c: Recorder(site) for c, site in federation._sites.items()}
     federation._sites = recorders
-    world = World.of(experiment.config, experiment.training, experiment.answers)
-    next(iter(experiment.method.server(federation, world, Streams(0), None)))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    next(iter(experiment.method.server(federation, context, Streams(0), None)))
     for recorder in recorders.values():
         assert recorder.released
-        for mechanism, bounded, answer in recorder.released:
+        for mechanism, bounded, response in recorder.released:
             # Weights, counts and probabilities; and no noise, which only private teachers may have.
             clear = isinstance(mechanism, Clear) or (
                 mechanism.event("record", "add_remove") == NonPrivateDpEvent()
@@ -225,6 +227,6 @@ def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
             assert not (clear and mechanism == experiment.answers) or (
                 experiment.training.name == "dp_sgd" or mechanism.name == "probabilities"
             )
-            assert isinstance(answer, Answer | Refusal)
-            same = np.allclose(bounded, answer.values, rtol=0, atol=1e-8)  # the noise's grid
+            assert isinstance(response, Response | Refusal)
+            same = np.allclose(bounded, response.values, rtol=0, atol=1e-8)  # the noise's grid
             assert same == exact_is_allowed

@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.losses import decoupled_kd_gradient, kd_gradients
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.inference import predict, to_bytes
-from fed_dpsd.protocol import Ask, Total
+from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 
@@ -20,51 +20,51 @@ ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
 
 
 class Answering:
-    """A federation whose clients' sum is a fixed function of the ask."""
+    """A federation whose clients' sum is a fixed function of the request."""
 
     def __init__(self, count):
-        self.count, self.asks = count, []
+        self.count, self.requests = count, []
 
-    def settle(self, ask):
-        return ask
+    def get_or_store(self, request):
+        return request
 
-    def total(self, ask):
-        self.asks.append(ask)
-        rng = np.random.default_rng(ask.query_id)
-        return Total(rng.normal(size=ask.predictions.shape), self.count, {})
+    def total(self, request):
+        self.requests.append(request)
+        rng = np.random.default_rng(request.query_id)
+        return Aggregate(rng.normal(size=request.predictions.shape), self.count, {})
 
 
-def world_of(experiment):
-    return World.of(experiment.config, experiment.training, experiment.answers)
+def context_of(experiment):
+    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
 
 
 def after(experiment, rounds):
-    """The asks and states of a run over so many rounds."""
-    federation, world = Answering(2), world_of(experiment)
-    states = [r.state for r in experiment.method.server(federation, world, Streams(0), None)]
-    return federation.asks, states[:rounds]
+    """The requests and states of a run over so many rounds."""
+    federation, context = Answering(2), context_of(experiment)
+    states = [r.state for r in experiment.method.server(federation, context, Streams(0), None)]
+    return federation.requests, states[:rounds]
 
 
 def test_one_iteration_by_hand(small):
     """Alg. 2, lines 3 to 18, with plain gradient steps."""
     experiment = small(*FED, "method.optimiser=sgd", "rounds=1", "queries_per_round=8")
-    method, world = experiment.method, world_of(experiment)
-    student, generator, _ = method.start(world, Streams(0))
+    method, context = experiment.method, context_of(experiment)
+    student, generator, _ = method.start(context, Streams(0))
     draw = Streams(0).torch("latents", query_id=1)
     latents = torch.randn((8, method.latent_size), generator=draw)
     twin, twins_generator = copy.deepcopy(student), copy.deepcopy(generator)
-    (ask,), (state,) = after(experiment, 1)
+    (request,), (state,) = after(experiment, 1)
 
     twins_generator.train()
     images = twins_generator(latents)
-    assert (ask.images == to_bytes(images)).all()
-    assert (ask.predictions == predict(twin, ask.images, world.device)).all()
+    assert (request.images == to_bytes(images)).all()
+    assert (request.predictions == predict(twin, request.images, context.device)).all()
     gradient = np.random.default_rng(1).normal(size=(8, 10)) / 2
-    labels = torch.from_numpy((ask.predictions - 0.1 * gradient).astype(np.float32))
-    assert torch.equal(torch.from_numpy(state.bank[0].labels), labels)
+    labels = torch.from_numpy((request.predictions - 0.1 * gradient).astype(np.float32))
+    assert torch.equal(torch.from_numpy(state.buffer[0].labels), labels)
 
     twin.train()
-    asked = torch.from_numpy(ask.images).float() / 255
+    asked = torch.from_numpy(request.images).float() / 255
     loss = -(labels * twin(asked).log_softmax(1)).sum()
     for parameter, slope in zip(
         twin.parameters(), torch.autograd.grad(loss, list(twin.parameters())), strict=True
@@ -98,7 +98,7 @@ def test_one_generator_lives_for_the_whole_run(small):
         ((*FED, kept), True),
         ((*ONE, drawn), False),
     ):
-        asks, states = after(small(*overrides, "rounds=3", "queries_per_round=8"), 3)
+        requests, states = after(small(*overrides, "rounds=3", "queries_per_round=8"), 3)
         drawn = [state.tensors["latents"] for state in states]
         assert not torch.equal(drawn[0], drawn[1])
         near = functional.mse_loss(drawn[0], drawn[1]) < 0.01
@@ -106,7 +106,7 @@ def test_one_generator_lives_for_the_whole_run(small):
         weights = [state.tensors["generator.project.weight"] for state in states]
         assert not torch.equal(weights[0], weights[1])
         assert (weights[0] - weights[1]).abs().max() < 0.1
-        assert len({ask.images.tobytes() for ask in asks}) == 3
+        assert len({request.images.tobytes() for request in requests}) == 3
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_one_generator_lives_for_the_whole_run(small):
 def test_readings_of_the_label(small, reading, expected):
     experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
     predictions = np.full((4, 10), 0.1, np.float32)
-    total = Total(np.random.default_rng(0).normal(size=(4, 10)), 2)
-    labels = experiment.method.noisy_labels(world_of(experiment), predictions, total)
+    total = Aggregate(np.random.default_rng(0).normal(size=(4, 10)), 2)
+    labels = experiment.method.noisy_labels(context_of(experiment), predictions, total)
     assert labels == pytest.approx(expected(predictions, total.sum / 2))
 
 
@@ -130,7 +130,7 @@ def test_responses_are_labels_as_they_are(small):
     experiment = small(*FED, "answers=label")
     votes = np.eye(10)[[1, 2]] * 2
     labels = experiment.method.noisy_labels(
-        world_of(experiment), np.full((2, 10), 0.1, np.float32), Total(votes, 2)
+        context_of(experiment), np.full((2, 10), 0.1, np.float32), Aggregate(votes, 2)
     )
     assert (labels == votes / 2).all()
 
@@ -144,7 +144,7 @@ def test_readings_of_eq_8(small, entropy, activation, sign):
     names = "one_hot_weight", "entropy_weight", "activation_weight"
     weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
     experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
-    student, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
+    student, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
     images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
     loss = experiment.method.generator_loss(student, images, labels).item()
     features = student.features(images)
@@ -199,7 +199,7 @@ class Teachers:
     def sensitive_probabilities(self, images):
         return self.probabilities
 
-    def release(self, mechanism, sensitive, ask):
+    def release(self, mechanism, sensitive, request):
         self.released = sensitive
 
 
@@ -209,8 +209,11 @@ def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor)
     keys = f"method.balance={balance}", f"method.divisor={divisor}"
     experiment = small(*FED, *keys)
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
-    ask, site = Ask(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), Teachers(experiment.answers)
-    experiment.method.client(ask, site)
+    request, site = (
+        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
+        Teachers(experiment.answers),
+    )
+    experiment.method.client(request, site)
     for own, teacher in zip(site.released, site.probabilities, strict=True):
         expected = decoupled_kd_gradient(teacher, predictions, balance, divisor)
         assert own == pytest.approx(expected)
@@ -222,11 +225,14 @@ def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor)
 def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(small, method):
     experiment = small(method, *FED[1:], "method.distillation=classic")
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
-    ask, site = Ask(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), Teachers(experiment.answers)
-    experiment.method.client(ask, site)
+    request, site = (
+        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
+        Teachers(experiment.answers),
+    )
+    experiment.method.client(request, site)
     assert site.released == pytest.approx(kd_gradients(site.probabilities, predictions))
     decoupled = small(method, *FED[1:])
-    decoupled.method.client(ask, site)
+    decoupled.method.client(request, site)
     assert site.released != pytest.approx(kd_gradients(site.probabilities, predictions))
 
 
@@ -240,7 +246,7 @@ def test_the_untrained_generator_has_the_levels_of_its_keys(small):
     for contrast, brightness in ((2.0, 1.0), (5.0, -3.0)):
         levels = f"method.contrast={contrast}", f"method.brightness={brightness}"
         experiment = small(*FED, *levels)
-        _, generator, latents = experiment.method.start(world_of(experiment), Streams(0))
+        _, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
         before = torch.logit(generator(latents).double(), eps=1e-12)
         assert before.mean().item() == pytest.approx(brightness, abs=0.05)
         assert before.std().item() == pytest.approx(contrast, rel=0.05)
@@ -263,7 +269,7 @@ def test_a_rate_that_falls_moves_the_student_less(small):
             *FED, "method.optimiser=sgd", "rounds=2",
             "queries_per_round=8", f"method.student_learning_rate_falls={falls}",
         )  # fmt: skip
-        start, _, _ = experiment.method.start(world_of(experiment), Streams(0))
+        start, _, _ = experiment.method.start(context_of(experiment), Streams(0))
         _, states = after(experiment, 2)
         weights = [start.classifier.bias, *(s.tensors["student.classifier.bias"] for s in states)]
         return [later - sooner for sooner, later in itertools.pairwise(weights)]

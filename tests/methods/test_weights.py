@@ -29,12 +29,12 @@ def test_weights_prove_nothing_whatever_noise_answers_would_have(small, method, 
     private = small(*settings, "training=dp_sgd")
     once, *counts = bases(plan_of(private))["training"]
     averages = private.method.averages
-    assert (once.mechanism, once.asks) == (
+    assert (once.mechanism, once.requests) == (
         private.training,
         private.config.rounds if averages else 1,
     )
     # Averages weigh by class counts, which are drawn once; no other student reads them.
-    assert [(stage.mechanism.name, stage.asks) for stage in counts] == [
+    assert [(stage.mechanism.name, stage.requests) for stage in counts] == [
         ("class_counts", 1)
     ] * averages
     card = privacy_card(private, plan_of(private))

@@ -18,7 +18,7 @@ from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.experiment import load_data, set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import World
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import (
     BatchStatistics,
     Ensemble,
@@ -29,7 +29,7 @@ from fed_dpsd.methods.white_box import (
 from fed_dpsd.models import to_vector
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.accounting import Stage, epsilon, prove
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import scores_of
@@ -49,14 +49,14 @@ WITH_STATISTICS = ("model.teacher=cnn_bn", "model.student=cnn_bn")
 
 
 def open_(experiment, folder):
-    return LocalFederation(experiment, folder), World.of(
+    return LocalFederation(experiment, folder), PublicContext.of(
         experiment.config, experiment.training, experiment.answers
     )
 
 
 def finish(experiment, folder, federation=None):
-    opened, world = open_(experiment, folder)
-    server = experiment.method.server(federation or opened, world, Streams(0), None)
+    opened, context = open_(experiment, folder)
+    server = experiment.method.server(federation or opened, context, Streams(0), None)
     return opened, list(server)
 
 
@@ -65,21 +65,21 @@ def images(count=6, size=8):
 
 
 def ensemble_of(experiment, folder):
-    federation, world = open_(experiment, folder)
-    teachers = fetch_teachers(federation, world)
-    return Ensemble([teacher for own in teachers.values() for teacher in own]), federation, world
+    federation, context = open_(experiment, folder)
+    teachers = fetch_teachers(federation, context)
+    return Ensemble([teacher for own in teachers.values() for teacher in own]), federation, context
 
 
 # --- the ensemble ---
 
 
 def test_an_ensemble_counts_every_image_that_a_teacher_sees_and_every_gradient(small, tmp_path):
-    ensemble, _, world = ensemble_of(small(*CLEAR, "method=ensemble"), tmp_path)
+    ensemble, _, context = ensemble_of(small(*CLEAR, "method=ensemble"), tmp_path)
     batch = images().requires_grad_()
     ensemble(batch).sum().backward()
     assert (ensemble.forward_answers, ensemble.backward_answers) == (12, 12)
     ensemble(batch)  # no gradient is asked for
-    ensemble_logits(ensemble, np.zeros((5, 1, 8, 8), np.uint8), world.device)
+    ensemble_logits(ensemble, np.zeros((5, 1, 8, 8), np.uint8), context.device)
     assert (ensemble.forward_answers, ensemble.backward_answers) == (34, 12)
 
 
@@ -298,10 +298,10 @@ def test_batch_statistics_are_those_that_the_teachers_keep():
 
 def test_hooks_do_not_pile_up_over_rounds(small, tmp_path):
     experiment = small(*CLEAR, *WITH_STATISTICS, "method=dense", "method.generator_steps=1")
-    ensemble, _, world = ensemble_of(experiment, tmp_path)
-    student = world.make_student(Streams(0).torch("student"))
+    ensemble, _, context = ensemble_of(experiment, tmp_path)
+    student = context.make_student(Streams(0).torch("student"))
     for number in (1, 2):
-        experiment.method.synthesise(ensemble, student, world, Streams(0), number)
+        experiment.method.synthesise(ensemble, student, context, Streams(0), number)
     assert not any(layer._forward_hooks for layer in ensemble.modules())
 
 
@@ -337,11 +337,11 @@ def test_inverted_images_are_of_their_classes(small, tmp_path, method):
         experiment = small(
             *(*CLEAR, f"method={method}", f"method.{name}={steps}", "teacher.min_steps=100"),
         )
-        ensemble, _, world = ensemble_of(experiment, tmp_path / f"{steps}")
-        student = world.make_student(Streams(0).torch("student"))
-        made = experiment.method.synthesise(ensemble, student, world, Streams(0), 1)
+        ensemble, _, context = ensemble_of(experiment, tmp_path / f"{steps}")
+        student = context.make_student(Streams(0).torch("student"))
+        made = experiment.method.synthesise(ensemble, student, context, Streams(0), 1)
         assert (made.shape, made.dtype) == ((64, 1, 8, 8), np.uint8)
-        logits = torch.from_numpy(ensemble_logits(ensemble, made, world.device))
+        logits = torch.from_numpy(ensemble_logits(ensemble, made, context.device))
         sure.append(logits.softmax(1).max(1).values.mean().item())
     assert sure[1] > sure[0] + 0.1
 
@@ -350,8 +350,8 @@ def test_feddf_starts_at_the_average_where_it_can(small, tmp_path):
     widths = ("model.teacher_width=4", "model.student_width=4")
     for settings, same in ((widths, True), (("model.student=mlp",), False)):
         experiment = small(*CLEAR, "method=feddf", *settings)
-        ensemble, _, world = ensemble_of(experiment, tmp_path / str(same))
-        start = experiment.method.start(ensemble, world, Streams(0))
+        ensemble, _, context = ensemble_of(experiment, tmp_path / str(same))
+        start = experiment.method.start(ensemble, context, Streams(0))
         mean = average([to_vector(teacher) for teacher in ensemble.teachers], [1, 1])
         assert (len(to_vector(start)) == len(mean)) == same
         assert not same or torch.equal(to_vector(start), mean)
@@ -374,9 +374,9 @@ def test_divergences_are_zero_at_equality_and_bounded():
 def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_path, method):
     off = ("method.class_counts=false",) if method == "fed_dpsd" else ()
     experiment = small(*CLEAR, f"method={method}", *off)
-    federation, world = open_(experiment, tmp_path)
-    assert not experiment.method.plan(world).counts
-    counts = Ask.without_images("counts", world.image_shape, world.num_classes)
+    federation, context = open_(experiment, tmp_path)
+    assert not experiment.method.plan(context).counts
+    counts = Request.without_images("counts", context.image_shape, context.num_classes)
     for refused in federation.each(counts).values():
         assert refused.reason.endswith("cost the client 1 releases of class_counts")
     granted = replace(counts, acknowledged={"class_counts": 1})
@@ -387,11 +387,11 @@ def test_counts_in_the_clear_are_given_only_where_the_plan_says_so(small, tmp_pa
 
 
 def test_weights_that_no_training_can_start_from_are_not_charged(small, tmp_path):
-    federation, world = open_(small(*PRIVATE, "method=dp_fedavg"), tmp_path)
+    federation, context = open_(small(*PRIVATE, "method=dp_fedavg"), tmp_path)
     weights = np.zeros(7, np.float32)
-    ask = Ask.without_images("train", world.image_shape, world.num_classes, 2, weights)
+    request = Request.without_images("train", context.image_shape, context.num_classes, 2, weights)
     with pytest.raises(ProtocolError, match="sent 7 weights instead of"):
-        federation.each(ask)
+        federation.each(request)
     assert not any(entries_of(site.ledger) for site in federation._sites.values())
 
 

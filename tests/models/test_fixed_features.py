@@ -186,7 +186,7 @@ def test_a_generator_can_be_trained_through_the_features(kind):
 
 
 def test_records_and_asked_images_have_memories_of_their_own(empty_memory):
-    """Else an ask that is answered at once would tell that its images are records."""
+    """Else a request that is answered at once would tell that its images are records."""
     features, images = empty_memory(), pixels(drawn(4))
     with remembering("records"):
         first = features(images)
@@ -202,8 +202,8 @@ def test_records_and_asked_images_have_memories_of_their_own(empty_memory):
 
 def test_the_layout_of_an_image_does_not_change_its_features(empty_memory):
     images = pixels(drawn(6, (3, 8, 8)))
-    turned = images.contiguous(memory_format=torch.channels_last)
-    assert torch.equal(empty_memory((3, 8, 8))(images), empty_memory((3, 8, 8))(turned))
+    apply_polarity = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(empty_memory((3, 8, 8))(images), empty_memory((3, 8, 8))(apply_polarity))
 
 
 def test_the_features_of_many_images_are_reported_as_they_are_computed():

@@ -62,8 +62,8 @@ def test_crops_are_mirrored_turned_shifted_and_in_other_colours(tmp_path):
     right = (grey[:, :, -1] - grey[:, :, 0]).mean(1)
     down = (grey[:, -1] - grey[:, 0]).mean(1)
     assert 0.3 < (right > 0).mean() < 0.7  # mirrored
-    turned = np.abs(down) > 0.2 * np.abs(right)
-    assert 0.3 < turned.mean() < 0.95  # by up to half a radian
+    apply_polarity = np.abs(down) > 0.2 * np.abs(right)
+    assert 0.3 < apply_polarity.mean() < 0.95  # by up to half a radian
     reddest = (drawn.mean((2, 3)).argmax(1) == 0).mean()
     assert 0.5 < reddest < 0.85  # half have their channels in a random order
     centres = pictures._cropped(loaded.levels[0], 200, 16, rng())[:, 0, 8, 8] * 255

@@ -65,16 +65,16 @@ def test_images_are_turned_to_the_side_whose_answers_vary_more():
         labels = np.where(side[:, None], one_hot, 0.1) + rng.normal(0, 1, one_hot.shape)
         polarity = procedural.varied_polarity(answered, labels)
         assert polarity == ("dark" if side is dark else "light")
-        turned = procedural.turned(images, polarity)
-        is_dark = turned.mean((1, 2, 3)) < 127.5
+        apply_polarity = procedural.apply_polarity(images, polarity)
+        is_dark = apply_polarity.mean((1, 2, 3)) < 127.5
         assert is_dark.all() if side is dark else not is_dark.any()
-        same = (turned == images).all((1, 2, 3))
+        same = (apply_polarity == images).all((1, 2, 3))
         assert 0 < same.sum() < 200
-        assert (turned == np.where(same[:, None, None, None], images, 255 - images)).all()
+        assert (apply_polarity == np.where(same[:, None, None, None], images, 255 - images)).all()
 
 
 def test_nothing_turns_before_both_sides_were_answered():
     images = procedural.lines(20, (1, 8, 8), Streams(0).numpy("images"))
     black = np.zeros((5, 1, 8, 8), np.uint8)
     assert procedural.varied_polarity(black, np.eye(5)) == "both"
-    assert (procedural.turned(images, "both") == images).all()
+    assert (procedural.apply_polarity(images, "both") == images).all()

@@ -76,8 +76,8 @@ def times(event, count):
     return SelfComposedDpEvent(event, count)
 
 
-def proven(mechanism, queries, unit="record", relation="add_remove", asks=1):
-    return prove([Stage(mechanism, asks, queries)], DELTA, unit, relation)
+def proven(mechanism, queries, unit="record", relation="add_remove", requests=1):
+    return prove([Stage(mechanism, requests, queries)], DELTA, unit, relation)
 
 
 # --- golden numbers ---------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def test_gaussian_golden_numbers(sigma, record, client):
 
 def test_a_batch_normalised_as_a_whole_is_one_release():
     gradient = NormalizedGradient(10, 100.0, normalise="batch")
-    assert proven(gradient, 256, asks=200).value == pytest.approx(1.061, abs=0.01)
-    assert proven(gradient, 256, asks=200).queries == RUN
+    assert proven(gradient, 256, requests=200).value == pytest.approx(1.061, abs=0.01)
+    assert proven(gradient, 256, requests=200).queries == RUN
 
 
 def test_one_mean_gradient_with_noise_outside_the_batch_sum():
@@ -494,7 +494,7 @@ def test_edges():
     assert math.isinf(epsilon(GaussianDpEvent(1e-200), DELTA).epsilon)
     for clear in (Probabilities(), Weights(), ExactCounts()):
         assert math.isinf(proven(clear, 1).value)
-        assert math.isinf(proven(clear, 0).value)  # an ask without images
+        assert math.isinf(proven(clear, 0).value)  # a request without images
     for delta in (0, 1, -1):
         with pytest.raises(ValueError, match="delta"):
             epsilon(EVENTS["gaussian"], delta)

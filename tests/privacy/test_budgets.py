@@ -200,13 +200,13 @@ def test_a_budget_reserves_a_part_for_finite_precision():
 def test_a_budget_admits_no_noise_of_finite_precision_at_a_delta_that_its_proof_leaves_out():
     """Theorem 8 adds at least 1e-300 to delta: nothing that a claim calls infinite is paid."""
     gaussian, lost = GaussianDpEvent(30.0), FinitePrecisionDpEvent(1e-9)
-    answer = ComposedDpEvent([gaussian, lost])
+    response = ComposedDpEvent([gaussian, lost])
     other = ComposedDpEvent([LaplaceDpEvent(30.0), lost])
-    for life in ([answer], [answer, other]):
+    for life in ([response], [response, other]):
         assert within_budget(life, 100.0, 1e-99)
         assert not within_budget(life, 100.0, 1e-101)
     assert within_budget([gaussian], 100.0, 1e-101)
-    assert math.isinf(unchanged_epsilon(answer, 1e-101))
+    assert math.isinf(unchanged_epsilon(response, 1e-101))
 
 
 @pytest.mark.parametrize("units", [4, 16, 64])

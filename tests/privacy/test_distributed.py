@@ -30,7 +30,7 @@ def test_shares_of_the_honest_are_the_whole_noise(mechanism, unit, seed):
     """Failure probability 1e-6 each. The control: a share too few is noticed."""
     rng = np.random.Generator(np.random.PCG64(seed))
     nothing = np.zeros((1, *PREDICTIONS.shape))
-    shares = [mechanism.noise(nothing, PREDICTIONS, rng) for _ in range(FIVE.honest)]
+    shares = [mechanism.add_noise(nothing, PREDICTIONS, rng) for _ in range(FIVE.honest)]
     whole = stats.norm(scale=3.0 * unit)
     assert stats.kstest(np.sum(shares, 0).ravel(), whole.cdf).pvalue > 1e-6
     assert stats.kstest(np.sum(shares[:-2], 0).ravel(), whole.cdf).pvalue < 1e-6
@@ -151,7 +151,7 @@ def test_shares_lie_on_one_grid():
     """Of a power of two, so that the sum of whole numbers of it is exact."""
     for mechanism in SHARED[:2]:
         assert math.frexp(mechanism.lattice)[0] == 0.5
-        share = mechanism.noise(
+        share = mechanism.add_noise(
             np.zeros((1, 500, 10)), PREDICTIONS, np.random.Generator(np.random.PCG64(0))
         )
         assert np.array_equal(share % mechanism.lattice, np.zeros_like(share))

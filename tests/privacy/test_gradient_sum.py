@@ -1,4 +1,4 @@
-"""One noisy sum for all gradients of an ask: what it releases, and what it costs."""
+"""One noisy sum for all gradients of a request: what it releases, and what it costs."""
 
 import math
 
@@ -23,11 +23,13 @@ def gradients(rows, seed=0):
 def test_the_first_row_is_the_sum_of_the_bounded_gradients(normalise):
     mechanism = GradientSum(10, 100.0, normalise=normalise)
     usual = NormalizedGradient(10, 100.0, normalise=normalise)
-    encoded = mechanism.encode(gradients(256), UNIFORM)
+    encoded = mechanism.constrain_sensitivity(gradients(256), UNIFORM)
     assert encoded.shape == (256, 10)
-    assert encoded[0] == pytest.approx(usual.encode(gradients(256), UNIFORM).sum(axis=0))
+    assert encoded[0] == pytest.approx(
+        usual.constrain_sensitivity(gradients(256), UNIFORM).sum(axis=0)
+    )
     assert not encoded[1:].any()
-    assert mechanism.encode(np.empty((0, 10)), UNIFORM[:0]).shape == (0, 10)
+    assert mechanism.constrain_sensitivity(np.empty((0, 10)), UNIFORM[:0]).shape == (0, 10)
 
 
 @pytest.mark.parametrize(("normalise", "most"), [("sample", 256), ("batch", 16)])
@@ -36,11 +38,15 @@ def test_no_change_moves_a_sum_farther_than_is_charged(normalise, most):
     mechanism = GradientSum(10, 100.0, normalise=normalise, stability=1e-12)
     equal = np.tile(np.eye(10)[0], (256, 1))
     worst = np.linalg.norm(
-        mechanism.encode(equal, UNIFORM)[0] - mechanism.encode(-equal, UNIFORM)[0]
+        mechanism.constrain_sensitivity(equal, UNIFORM)[0]
+        - mechanism.constrain_sensitivity(-equal, UNIFORM)[0]
     )
     bound = 2 * mechanism.bound * most
     assert bound * (1 - 1e-6) < worst <= bound
-    other = mechanism.encode(gradients(256), UNIFORM)[0] - mechanism.encode(-equal, UNIFORM)[0]
+    other = (
+        mechanism.constrain_sensitivity(gradients(256), UNIFORM)[0]
+        - mechanism.constrain_sensitivity(-equal, UNIFORM)[0]
+    )
     assert np.linalg.norm(other) < bound
     # B^2 or B releases of a shift of 2 bound compose to one of that size.
     releases = mechanism.releases(1, 256)
@@ -53,13 +59,13 @@ def test_noise_is_drawn_once_and_has_its_size():
 
     The control draws for every row, as Eq. 3 of DPSD does."""
     mechanism, rng = GradientSum(10, 3.0), np.random.default_rng(0)
-    encoded = mechanism.encode(gradients(4), UNIFORM[:4])
+    encoded = mechanism.constrain_sensitivity(gradients(4), UNIFORM[:4])
     drawn = np.array(
-        [mechanism.noise(encoded[None], UNIFORM[:4], rng) - encoded for _ in range(2_000)]
+        [mechanism.add_noise(encoded[None], UNIFORM[:4], rng) - encoded for _ in range(2_000)]
     )
     assert not drawn[:, 1:].any()
     assert np.square(drawn[:, 0]).mean() == pytest.approx(mechanism.scale**2, rel=0.05)
-    usual = NormalizedGradient(10, 3.0).noise(encoded[None], UNIFORM[:4], rng) - encoded
+    usual = NormalizedGradient(10, 3.0).add_noise(encoded[None], UNIFORM[:4], rng) - encoded
     assert usual[1:].all()
 
 
@@ -91,8 +97,8 @@ def test_clients_of_several_teachers_pay_as_with_gradients():
 def test_an_honest_answer_is_admissible_and_a_longer_one_is_not(normalise):
     mechanism = GradientSum(10, 1.0, normalise=normalise)
     equal = np.tile(np.eye(10)[0], (256, 1))
-    encoded = mechanism.encode(equal, UNIFORM)
-    noisy = mechanism.noise(np.stack([encoded] * 3), UNIFORM, np.random.default_rng(0))
+    encoded = mechanism.constrain_sensitivity(equal, UNIFORM)
+    noisy = mechanism.add_noise(np.stack([encoded] * 3), UNIFORM, np.random.default_rng(0))
     assert mechanism.admissible(noisy, UNIFORM, 3).all()
     assert not mechanism.admissible(2 * noisy, UNIFORM, 3)[0]
     noisy[7, 3] = 1e-9
@@ -105,5 +111,5 @@ def test_what_a_sum_cannot_do_is_named():
     with pytest.raises(ValueError, match=r"noise_multiplier=0\.01 must be at least"):
         GradientSum(10, 0.01)
     rows = np.zeros((1, MOST_IMAGES + 1, 10))
-    with pytest.raises(ValueError, match=r"1,025 images in an ask.*ask fewer queries"):
-        GradientSum(10, 1.0).noise(rows, rows[0], np.random.default_rng(0))
+    with pytest.raises(ValueError, match=r"1,025 images in a request.*ask fewer queries"):
+        GradientSum(10, 1.0).add_noise(rows, rows[0], np.random.default_rng(0))

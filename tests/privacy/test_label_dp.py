@@ -212,9 +212,9 @@ def test_two_labels_noisy_vectors_lose_epsilon_and_less_noise_is_rejected(epsilo
 @pytest.mark.parametrize("secret", [False, True])
 def test_the_noise_of_a_vector_is_laplaces_and_drawn_once(secret, monkeypatch):
     """Kolmogorov and Smirnov's test of 8,000 numbers: a p-value below 1e-6 for one seed in 10^6."""
-    drawn, noise = [], NoisyVotes.noise
+    drawn, noise = [], NoisyVotes.add_noise
     monkeypatch.setattr(
-        NoisyVotes, "noise", lambda *given: drawn.append(noise(*given)) or drawn[-1]
+        NoisyVotes, "add_noise", lambda *given: drawn.append(noise(*given)) or drawn[-1]
     )
     mechanism, labels = ALIBI(4, 0.5), rng(1).integers(0, 4, 2_000)
     source = SecretStreams(bytes(32)).numpy("test") if secret else rng(2)
@@ -288,20 +288,22 @@ class Overlapping(LabelPATE):
         for _ in range(self.teachers):
             learner.fit(order, fixed(labels))
             answers = learner.probabilities(order[: self.queries])
-            self.votes.noise(self.teachers * self.votes.encode(answers, answers)[None], None, rng)
+            self.votes.add_noise(
+                self.teachers * self.votes.constrain_sensitivity(answers, answers)[None], None, rng
+            )
 
 
 def counted(pate, labels, monkeypatch):
     """The exact counts of votes that get noise in a training."""
-    counts, noise = [], NoisyVotes.noise
+    counts, noise = [], NoisyVotes.add_noise
 
     def remembering(self, value, predictions, rng):
         counts.append(value.sum(0))
         return noise(self, value, predictions, rng)
 
-    monkeypatch.setattr(NoisyVotes, "noise", remembering)
+    monkeypatch.setattr(NoisyVotes, "add_noise", remembering)
     pate.train(Majority(), labels, rng())
-    monkeypatch.setattr(NoisyVotes, "noise", noise)
+    monkeypatch.setattr(NoisyVotes, "add_noise", noise)
     return np.concatenate(counts)
 
 
@@ -325,7 +327,7 @@ def test_another_label_moves_one_vote_an_image_and_noise_is_drawn_once(monkeypat
 
 def test_the_student_learns_from_the_noisy_votes_on_asked_images_alone(monkeypatch):
     chosen = np.eye(4)[rng(5).integers(0, 4, 6)]
-    monkeypatch.setattr(NoisyVotes, "noise", lambda *given: chosen)
+    monkeypatch.setattr(NoisyVotes, "add_noise", lambda *given: chosen)
     learner = Majority()
     LabelPATE(4, 1.0, 1e-5, teachers=3, queries=6).train(learner, np.zeros(30, int), rng())
     *teachers, student = learner.fits
@@ -360,7 +362,7 @@ def test_it_is_a_plain_training_and_covers_no_answer(training):
 def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, monkeypatch):
     """With the mechanism's output held fixed, other labels change nothing."""
     monkeypatch.setattr(LPMST, "respond", lambda self, labels, prior, rng: labels * 0 + 1)
-    monkeypatch.setattr(NoisyVotes, "noise", lambda self, value, *_: np.ones(value.shape[1:]))
+    monkeypatch.setattr(NoisyVotes, "add_noise", lambda self, value, *_: np.ones(value.shape[1:]))
 
     def seen(training, labels):
         learner = Majority()

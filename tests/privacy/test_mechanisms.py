@@ -40,7 +40,7 @@ def test_encoded_rows_never_exceed_the_bound():
     gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12)
     scale = 10.0 ** rng().uniform(-300, 300, (5_000, 1))
     values = rng(1).normal(size=(5_000, 10)) * scale
-    encoded = gradient.encode(values, np.full((5_000, 10), 0.1, np.float32))
+    encoded = gradient.constrain_sensitivity(values, np.full((5_000, 10), 0.1, np.float32))
     lengths = np.linalg.norm(encoded, axis=1)
     assert np.isfinite(encoded).all()
     assert (lengths <= 0.1 * (1 + 4e-16)).all()
@@ -56,16 +56,20 @@ def test_clipping_shortens_longer_gradients_alone(normalise, bound):
     predictions = np.full((200, 10), 0.1)
     clip = NormalizedGradient(10, 1.0, bound=bound, normalise=normalise, scaling="clip")
     axis = 1 if normalise == "sample" else None
-    encoded = clip.encode(rows, predictions)
+    encoded = clip.constrain_sensitivity(rows, predictions)
     before = np.linalg.norm(rows, axis=axis, keepdims=True)
     after = np.linalg.norm(encoded, axis=axis, keepdims=True)
     assert (after <= bound).all()
     assert encoded == pytest.approx(rows * np.minimum(1, bound / before), rel=1e-8)
     usual = NormalizedGradient(10, 1.0, bound=bound, normalise=normalise)
     short = before < 1e-2 * bound
-    lengths = np.linalg.norm(usual.encode(rows, predictions), axis=axis, keepdims=True)
+    lengths = np.linalg.norm(
+        usual.constrain_sensitivity(rows, predictions), axis=axis, keepdims=True
+    )
     assert (lengths[short] > after[short]).all()
-    first, second = (clip.encode(world[0], predictions[:1]) for world in clip.worst_case())
+    first, second = (
+        clip.constrain_sensitivity(world[0], predictions[:1]) for world in clip.worst_case()
+    )
     assert np.linalg.norm(first - second) == pytest.approx(2 * bound)
     assert clip.event("record", "replace_one") == usual.event("record", "replace_one")
 
@@ -77,7 +81,7 @@ def test_a_small_gradient_is_shortened_by_the_stability_constant():
         for multiple, expected in ((1, 0.05), (9, 0.09)):
             row = np.zeros((1, 10))
             row[0, :2] = 0.5 * multiple * np.array([0.6, -0.8])
-            encoded = gradient.encode(row, np.full((1, 10), 0.1))
+            encoded = gradient.constrain_sensitivity(row, np.full((1, 10), 0.1))
             assert np.linalg.norm(encoded) == pytest.approx(expected)
 
 
@@ -85,24 +89,30 @@ def test_a_small_gradient_is_shortened_by_the_stability_constant():
 def test_a_row_that_is_not_finite_becomes_zero(bad):
     gradient = NormalizedGradient(4, 1.0, bound=1.0)
     values = np.array([[1.0, bad, 0, 0], [3.0, 4.0, 0, 0]])
-    encoded = gradient.encode(values, np.repeat(UNIFORM, 2, 0))
+    encoded = gradient.constrain_sensitivity(values, np.repeat(UNIFORM, 2, 0))
     assert (encoded[0] == 0).all()
     assert encoded[1] == pytest.approx([0.6, 0.8, 0, 0], abs=1e-4)
 
 
 def test_zero_and_empty_inputs():
     gradient = NormalizedGradient(4, 1.0)
-    assert (gradient.encode(np.zeros((1, 4)), UNIFORM) == 0).all()
-    assert gradient.encode(np.zeros((0, 4)), np.zeros((0, 4), np.float32)).shape == (0, 4)
-    assert gradient.noise(np.zeros((1, 0, 4)), np.zeros((0, 4), np.float32), rng()).shape == (0, 4)
+    assert (gradient.constrain_sensitivity(np.zeros((1, 4)), UNIFORM) == 0).all()
+    assert gradient.constrain_sensitivity(np.zeros((0, 4)), np.zeros((0, 4), np.float32)).shape == (
+        0,
+        4,
+    )
+    assert gradient.add_noise(np.zeros((1, 0, 4)), np.zeros((0, 4), np.float32), rng()).shape == (
+        0,
+        4,
+    )
 
 
 def test_the_mask_is_public_and_noise_stays_inside():
     gradient = NormalizedGradient(4, 5.0, bound=1.0, k=2)
     predictions = np.array([[0.1, 0.4, 0.4, 0.1]], np.float32)
-    encoded = gradient.encode(np.array([[9.0, 3.0, 4.0, 9.0]]), predictions)
+    encoded = gradient.constrain_sensitivity(np.array([[9.0, 3.0, 4.0, 9.0]]), predictions)
     assert encoded[0] == pytest.approx([0, 0.6, 0.8, 0], abs=1e-3)
-    noisy = gradient.noise(encoded[None], predictions, rng())
+    noisy = gradient.add_noise(encoded[None], predictions, rng())
     assert (noisy[0, [0, 3]] == 0).all()
     assert (noisy[0, [1, 2]] != encoded[0, [1, 2]]).all()
 
@@ -113,8 +123,10 @@ def test_zeros_outside_a_public_mask_have_no_sign(source, noise_multiplier):
     """The control: a product with the mask keeps the signs of what the mask hides."""
     gradient = NormalizedGradient(4, noise_multiplier, bound=1.0, k=2)
     predictions = np.repeat(np.array([[0.4, 0.4, 0.1, 0.1]], np.float32), 50, axis=0)
-    encoded = gradient.encode(np.random.default_rng(0).normal(size=(50, 4)), predictions)
-    released = gradient.noise(encoded[None], predictions, source())
+    encoded = gradient.constrain_sensitivity(
+        np.random.default_rng(0).normal(size=(50, 4)), predictions
+    )
+    released = gradient.add_noise(encoded[None], predictions, source())
     hidden = released[:, 2:]
     assert (hidden == 0).all()
     assert not np.signbit(hidden).any()
@@ -135,7 +147,7 @@ def test_noise_has_its_law_and_no_other(seed):
     """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-100."""
     gradient = NormalizedGradient(10, 7.0, bound=0.01)
     shape = (2_000, 10)
-    sample = gradient.noise(
+    sample = gradient.add_noise(
         np.zeros((3, *shape)), np.full(shape, 0.1, np.float32), rng(seed)
     ).ravel()
     assert fits(sample, 0.07)
@@ -145,7 +157,9 @@ def test_noise_has_its_law_and_no_other(seed):
 
 def test_sensitivities_are_attained_and_folded_into_the_event():
     gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
-    one, other = (gradient.encode(np.array([[sign, 0, 0, 0]]), UNIFORM) for sign in (1.0, -1.0))
+    one, other = (
+        gradient.constrain_sensitivity(np.array([[sign, 0, 0, 0]]), UNIFORM) for sign in (1.0, -1.0)
+    )
     assert np.linalg.norm(one - other) == pytest.approx(
         gradient.sensitivity("record", "add_remove")
     )
@@ -186,11 +200,11 @@ def test_what_a_private_mask_hides_gets_noise_too(seed):
     """The mask is the teacher's own, so zeros outside it would tell it: all get noise."""
     gradient = NormalizedGradient(4, 7.0, bound=1.0, k=2, mask="private")
     rows = np.array([[0.1, -9.0, 0.2, 5.0]])
-    encoded = gradient.encode(rows, UNIFORM)
+    encoded = gradient.constrain_sensitivity(rows, UNIFORM)
     assert (encoded[0] != 0).tolist() == [False, True, False, True]
     assert np.linalg.norm(encoded) < 1
     predictions = np.repeat(UNIFORM, 5_000, 0)
-    noisy = gradient.noise(np.zeros((1, 5_000, 4)), predictions, rng(seed))
+    noisy = gradient.add_noise(np.zeros((1, 5_000, 4)), predictions, rng(seed))
     for column in noisy.T:
         assert fits(column, 7.0)
         assert not fits(column, 7.0 * 2 / 3)
@@ -202,15 +216,17 @@ def test_a_batch_is_bounded_as_a_whole():
     gradient = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12, normalise="batch")
     values = rng().normal(size=(64, 10)) * 10.0 ** rng(1).uniform(-200, 200, (64, 1))
     predictions = np.full((64, 10), 0.1, np.float32)
-    whole = np.linalg.norm(gradient.encode(values, predictions))
+    whole = np.linalg.norm(gradient.constrain_sensitivity(values, predictions))
     assert 0.0999 < whole <= 0.1 * (1 + 4e-16)
     by_row = NormalizedGradient(10, 1.0, bound=0.1, stability=1e-12)
-    assert np.linalg.norm(by_row.encode(values, predictions)) > 0.5  # the control: up to 0.8
+    assert (
+        np.linalg.norm(by_row.constrain_sensitivity(values, predictions)) > 0.5
+    )  # the control: up to 0.8
     assert (gradient.releases(3, 64), by_row.releases(3, 64)) == (3, 192)
     assert gradient.row_norm(64) == pytest.approx(0.1 / 8)
     empty = np.zeros((0, 10))
-    assert gradient.encode(empty, empty).shape == (0, 10)
-    assert (gradient.encode(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
+    assert gradient.constrain_sensitivity(empty, empty).shape == (0, 10)
+    assert (gradient.constrain_sensitivity(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
 
 
 def test_the_last_bits_of_a_noisy_sum_tell_nothing():
@@ -218,7 +234,7 @@ def test_the_last_bits_of_a_noisy_sum_tell_nothing():
     for mechanism in (NoisyVotes(4, 2.0, "laplace"), NormalizedGradient(4, 2.0, bound=1.0)):
         grids = []
         for value in (0.0, 1.0, 0.1):
-            noisy = mechanism.noise(np.full((1, 2_000, 4), value), np.ones((2_000, 4)), rng())
+            noisy = mechanism.add_noise(np.full((1, 2_000, 4), value), np.ones((2_000, 4)), rng())
             grids.append((noisy * 2**19 == np.round(noisy * 2**19)).all())
         assert all(grids)
     plain = rng().laplace(0, 2, 2_000) + 1.0
@@ -275,8 +291,8 @@ def test_honest_noise_is_always_admissible(mechanism, seed):
     worst = mechanism.worst_case()[0]
     predictions = np.tile(np.array([0.4, 0.3, 0.2, 0.1], np.float32), (50_000, 1))
     whole = np.repeat(worst, 50_000, 1)
-    encoded = np.stack([mechanism.encode(teacher, predictions) for teacher in whole])
-    values = mechanism.noise(encoded, predictions, rng(seed))
+    encoded = np.stack([mechanism.constrain_sensitivity(teacher, predictions) for teacher in whole])
+    values = mechanism.add_noise(encoded, predictions, rng(seed))
     assert mechanism.admissible(values, predictions, 2).all()
     assert not mechanism.admissible(values * 100, predictions, 2).all()
 
@@ -289,8 +305,10 @@ def test_honest_noise_is_always_admissible(mechanism, seed):
 def test_vote_noise_has_its_law_and_no_other(law, named, seed):
     """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
     votes = NoisyVotes(10, 3.0, law)
-    ones = votes.encode(np.eye(10)[np.zeros(2_000, int)], np.full((2_000, 10), 0.1, np.float32))
-    noisy = votes.noise(np.stack([ones] * 3), ones, rng(seed)) - 3 * ones
+    ones = votes.constrain_sensitivity(
+        np.eye(10)[np.zeros(2_000, int)], np.full((2_000, 10), 0.1, np.float32)
+    )
+    noisy = votes.add_noise(np.stack([ones] * 3), ones, rng(seed)) - 3 * ones
 
     def accepts(scale):
         return stats.kstest(noisy.ravel(), getattr(stats, named)(scale=scale).cdf).pvalue > 1e-6
@@ -303,10 +321,13 @@ def test_vote_noise_has_its_law_and_no_other(law, named, seed):
 def test_votes_are_one_hot_and_ties_and_silence_are_settled():
     votes = NoisyVotes(3, 1.0)
     rows = np.array([[0.2, 0.4, 0.4], [math.nan, 1, 0], [0, math.inf, 0], [0, 0, 1]])
-    encoded = votes.encode(rows, np.full((4, 3), 1 / 3, np.float32))
+    encoded = votes.constrain_sensitivity(rows, np.full((4, 3), 1 / 3, np.float32))
     assert encoded.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1]]
     empty = np.zeros((0, 3))
-    assert votes.noise(votes.encode(empty, empty)[None], empty, rng()).shape == (0, 3)
+    assert votes.add_noise(votes.constrain_sensitivity(empty, empty)[None], empty, rng()).shape == (
+        0,
+        3,
+    )
 
 
 def test_vote_events_are_those_of_the_largest_moves():
@@ -357,7 +378,7 @@ def test_shards_are_checked(field, value):
 
 def response_law(mechanism, predictions, teacher_class):
     teacher = np.eye(mechanism.num_classes)[[teacher_class]]
-    return mechanism.encode(teacher, predictions)[0]
+    return mechanism.constrain_sensitivity(teacher, predictions)[0]
 
 
 @pytest.mark.parametrize(
@@ -389,15 +410,19 @@ def test_half_the_noise_would_be_noticed():
 def test_responses_are_drawn_from_their_law(seed):
     """Chi-square at level 1e-6; the control is the law of another epsilon."""
     mechanism = TopKRandomizedResponse(4, 1.0, 3)
-    law = mechanism.encode(np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
-    drawn = mechanism.noise(np.repeat(law, 20_000, 0)[None], UNIFORM, rng(seed))
+    law = mechanism.constrain_sensitivity(
+        np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)
+    )
+    drawn = mechanism.add_noise(np.repeat(law, 20_000, 0)[None], UNIFORM, rng(seed))
     assert drawn.dtype == np.uint8
     assert (drawn.sum(1) == 1).all()
     counts = drawn.sum(0)
     assert counts[3] == 0
     assert stats.chisquare(counts[:3], 20_000 * law[0, :3]).pvalue > 1e-6
     other = TopKRandomizedResponse(4, 1.5, 3)
-    wrong = other.encode(np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
+    wrong = other.constrain_sensitivity(
+        np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)
+    )
     assert stats.chisquare(counts[:3], 20_000 * wrong[0, :3]).pvalue < 1e-20
 
 
@@ -407,7 +432,7 @@ def test_a_threshold_keeps_what_is_probable_and_at_least_two_classes():
         [[0.97, 0.01, 0.01, 0.01], [0.3, 0.25, 0.25, 0.2], [0.1, 0.1, 0.4, 0.4]], np.float32
     )
     assert mechanism.members(predictions).sum(1).tolist() == [2, 3, 2]
-    law = mechanism.encode(np.eye(4)[[0, 1, 0]], predictions)
+    law = mechanism.constrain_sensitivity(np.eye(4)[[0, 1, 0]], predictions)
     lies = [1 / (math.e + 1), 1 / (math.e + 2)]
     assert law[0] == pytest.approx([1 - lies[0], lies[0], 0, 0])
     assert law[1] == pytest.approx([lies[1], 1 - 2 * lies[1], lies[1], 0])
@@ -420,7 +445,9 @@ def test_a_threshold_keeps_what_is_probable_and_at_least_two_classes():
 
 def test_a_teacher_without_a_class_answers_uniformly():
     mechanism = TopKRandomizedResponse(4, 3.0, 2)
-    law = mechanism.encode(np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32))
+    law = mechanism.constrain_sensitivity(
+        np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32)
+    )
     assert law[0].tolist() == [0, 0.5, 0.5, 0]
 
 
@@ -447,10 +474,10 @@ def test_each_teacher_responds_on_its_own():
     With eps0 = 20 a lie has probability 6e-9 a response.
     """
     mechanism = TopKRandomizedResponse(4, 20.0, shards=Shards(3))
-    laws = np.stack([mechanism.encode(np.eye(4)[[c]], UNIFORM) for c in (0, 2, 2)])
-    votes = mechanism.noise(laws, UNIFORM, rng())
+    laws = np.stack([mechanism.constrain_sensitivity(np.eye(4)[[c]], UNIFORM) for c in (0, 2, 2)])
+    votes = mechanism.add_noise(laws, UNIFORM, rng())
     assert votes.tolist() == [[1, 0, 2, 0]]
-    assert mechanism.noise(np.repeat(laws, 100, 0), UNIFORM, rng()).dtype == np.uint16
+    assert mechanism.add_noise(np.repeat(laws, 100, 0), UNIFORM, rng()).dtype == np.uint16
 
 
 # --- several teachers at a client ---
@@ -459,7 +486,7 @@ def test_each_teacher_responds_on_its_own():
 def test_a_client_is_all_its_teachers_and_a_record_is_one():
     gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9, shards=Shards(5))
     rows = [np.array([[sign, 0.0, 0, 0]]) for sign in (1.0, -1.0)]
-    up, down = (gradient.encode(row, UNIFORM) for row in rows)
+    up, down = (gradient.constrain_sensitivity(row, UNIFORM) for row in rows)
     zero = np.zeros_like(up)
 
     def moved(before, after):
@@ -490,18 +517,18 @@ def test_a_clients_responses_all_count():
 
 @pytest.mark.parametrize("mechanism", [Probabilities(), Weights(), ExactCounts()])
 def test_what_leaves_in_the_clear_is_the_value_itself(mechanism):
-    value = mechanism.encode(np.array([[0.25, 0.75]]), UNIFORM)
-    assert mechanism.noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
+    value = mechanism.constrain_sensitivity(np.array([[0.25, 0.75]]), UNIFORM)
+    assert mechanism.add_noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
     assert (mechanism.releases(3, 4), mechanism.event("record", "add_remove")) == (
         12,
         NonPrivateDpEvent(),
     )
-    assert mechanism.releases(3, 0) == 3  # an ask without images is a release too
-    encoded = mechanism.encode(np.array([[math.nan, 1.0]]), UNIFORM)
+    assert mechanism.releases(3, 0) == 3  # a request without images is a release too
+    encoded = mechanism.constrain_sensitivity(np.array([[math.nan, 1.0]]), UNIFORM)
     # Of probabilities a teacher may have none; the server refuses weights that are not finite.
     uniform = isinstance(mechanism, Probabilities)
     assert np.array_equal(encoded, [[0.5, 0.5] if uniform else [math.nan, 1.0]], equal_nan=True)
-    assert mechanism.encode(value, UNIFORM).dtype == np.float32
+    assert mechanism.constrain_sensitivity(value, UNIFORM).dtype == np.float32
 
 
 NOISELESS = [
@@ -517,8 +544,8 @@ def test_no_noise_leaves_the_sum_as_it_is_and_proves_nothing(mechanism):
     """For teachers that were trained with DP; an experiment refuses it for others."""
     predictions = np.tile(UNIFORM, (3, 1))
     teachers = rng().dirichlet(np.ones(4), (2, 3))
-    encoded = np.stack([mechanism.encode(own, predictions) for own in teachers])
-    values = mechanism.noise(encoded, predictions, rng(1))
+    encoded = np.stack([mechanism.constrain_sensitivity(own, predictions) for own in teachers])
+    values = mechanism.add_noise(encoded, predictions, rng(1))
     np.testing.assert_array_equal(values, encoded.sum(0))
     assert mechanism.admissible(values, predictions, 2).all()
     assert not mechanism.admissible(values + 2, predictions, 2).any()

@@ -44,7 +44,7 @@ from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, lattice_spaci
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 from fed_dpsd.streams import Streams
 from tests.conftest import SMALL
 from tests.privacy.per_record import clip_records_alone
@@ -150,8 +150,8 @@ def charges(config):
     site = Site(config, Plain(), GRADIENT, 0, nobody, np.zeros(0, np.int64), None, account)
     images = np.zeros((1, *config.data.shape), np.uint8)
     for number in (1, 2):
-        ask = Ask(number, images, np.full((1, 10), 0.1, np.float32))
-        site.release(GRADIENT, np.ones((1, 1, 10)), ask)
+        request = Request(number, images, np.full((1, 10), 0.1, np.float32))
+        site.release(GRADIENT, np.ones((1, 1, 10)), request)
     return len(ledger.entries()) != 2
 
 
@@ -159,17 +159,17 @@ def charges(config):
 
 
 def truthful(patch):
-    def noise(self, value, predictions, rng):
+    def add_noise(self, value, predictions, rng):
         return np.eye(self.num_classes)[value.argmax(-1)].sum(0).astype(np.uint8)
 
-    patch.setattr(TopKRandomizedResponse, "noise", noise)
+    patch.setattr(TopKRandomizedResponse, "add_noise", add_noise)
 
 
 def lies_half_as_often(patch):
-    encode = TopKRandomizedResponse.encode
+    encode = TopKRandomizedResponse.constrain_sensitivity
     patch.setattr(
         TopKRandomizedResponse,
-        "encode",
+        "constrain_sensitivity",
         lambda self, *rest: encode(dataclasses.replace(self, epsilon_per_answer=1.4), *rest),
     )
 
@@ -210,7 +210,7 @@ def rows_share_noise(patch):
 
 
 def rows_share_a_draw(patch):
-    noise = TopKRandomizedResponse.noise
+    noise = TopKRandomizedResponse.add_noise
 
     class Repeats:
         def __init__(self, rng):
@@ -221,7 +221,7 @@ def rows_share_a_draw(patch):
 
     patch.setattr(
         TopKRandomizedResponse,
-        "noise",
+        "add_noise",
         lambda self, value, predictions, rng: noise(self, value, predictions, Repeats(rng)),
     )
 
@@ -263,12 +263,14 @@ def laplace_of_half_the_units(patch):
 
 
 def not_normalised(patch):
-    patch.setattr(NormalizedGradient, "encode", lambda self, value, _: self.bound * value)
+    patch.setattr(
+        NormalizedGradient, "constrain_sensitivity", lambda self, value, _: self.bound * value
+    )
 
 
 def counted_twice(patch):
-    encode = NoisyVotes.encode
-    patch.setattr(NoisyVotes, "encode", lambda *arguments: 2 * encode(*arguments))
+    encode = NoisyVotes.constrain_sensitivity
+    patch.setattr(NoisyVotes, "constrain_sensitivity", lambda *arguments: 2 * encode(*arguments))
 
 
 def sensitivity_of_an_added_vote(patch):
@@ -278,10 +280,12 @@ def sensitivity_of_an_added_vote(patch):
 def sends_what_it_encoded(patch):
     release = Site.release
 
-    def unnoised(self, mechanism, value, ask):
-        answer = release(self, mechanism, value, ask)
-        bounded = np.stack([mechanism.encode(each, ask.predictions) for each in value])
-        return Answer(answer.query_id, bounded.sum(0), answer.teachers)
+    def unnoised(self, mechanism, value, request):
+        response = release(self, mechanism, value, request)
+        bounded = np.stack(
+            [mechanism.constrain_sensitivity(each, request.predictions) for each in value]
+        )
+        return Response(response.query_id, bounded.sum(0), response.teachers)
 
     patch.setattr(Site, "release", unnoised)
 
@@ -436,13 +440,13 @@ def site_noise_from_the_seed(patch):
 
 
 def rows_unnormalised_where_the_student_is_sure(patch):
-    encode = NormalizedGradient.encode
+    encode = NormalizedGradient.constrain_sensitivity
 
     def sure(self, value, predictions):
         rows = predictions.max(axis=1, keepdims=True) > 0.9
         return np.where(rows, value, encode(self, value, predictions))
 
-    patch.setattr(NormalizedGradient, "encode", sure)
+    patch.setattr(NormalizedGradient, "constrain_sensitivity", sure)
 
 
 def noise_cut_at_4_sigma(patch):
@@ -471,7 +475,7 @@ def uniform_draws_of_8_bits(patch):
 
 def responses_from_draws_of_8_bits(patch):
     """The generator is as it was: only responses use a part of its draws."""
-    noise = TopKRandomizedResponse.noise
+    noise = TopKRandomizedResponse.add_noise
 
     class Coarse:
         def __init__(self, rng):
@@ -482,7 +486,7 @@ def responses_from_draws_of_8_bits(patch):
 
     patch.setattr(
         TopKRandomizedResponse,
-        "noise",
+        "add_noise",
         lambda self, value, predictions, rng: noise(self, value, predictions, Coarse(rng)),
     )
 
@@ -548,15 +552,17 @@ def fresh_noise_for_a_repeated_request(patch):
     """Uncharged, as the request is paid for."""
     release, seen = Site.release, set()
 
-    def fresh(self, mechanism, value, ask):
-        answer = release(self, mechanism, value, ask)
-        if ask.digest() in seen:
-            bounded = np.stack([mechanism.encode(each, ask.predictions) for each in value])
+    def fresh(self, mechanism, value, request):
+        response = release(self, mechanism, value, request)
+        if request.digest() in seen:
+            bounded = np.stack(
+                [mechanism.constrain_sensitivity(each, request.predictions) for each in value]
+            )
             rng = SecureGenerator(hashlib.sha256(str(len(seen)).encode()).digest())
-            values = mechanism.noise(bounded, ask.predictions, rng)
-            answer = Answer(answer.query_id, values, answer.teachers)
-        seen.add(ask.digest())
-        return answer
+            values = mechanism.add_noise(bounded, request.predictions, rng)
+            response = Response(response.query_id, values, response.teachers)
+        seen.add(request.digest())
+        return response
 
     patch.setattr(Site, "release", fresh)
 
@@ -620,12 +626,12 @@ def clipping_error_per_layer(patch):
 
 
 def half_the_noise_in_answers(patch):
-    noise = NormalizedGradient.noise
+    noise = NormalizedGradient.add_noise
 
     def half(self, value, *rest):
         return (value.sum(0) + noise(self, value, *rest)) / 2
 
-    patch.setattr(NormalizedGradient, "noise", half)
+    patch.setattr(NormalizedGradient, "add_noise", half)
 
 
 def on_answers(experiment):

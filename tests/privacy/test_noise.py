@@ -133,13 +133,15 @@ def test_every_mechanism_draws_its_noise_from_a_secret(seed):
         (NoisyVotes(3, 5.0), 5.0, "gaussian"),
         (NoisyVotes(3, 5.0, "laplace"), 5.0, "laplace"),
     ):
-        noisy = mechanism.noise(zeros, ones, generator(seed)).ravel()
+        noisy = mechanism.add_noise(zeros, ones, generator(seed)).ravel()
         assert stats.kstest(noisy, LAWS[law](scale=scale).cdf).pvalue > LEVEL
         assert stats.kstest(noisy, LAWS[law](scale=1.5 * scale).cdf).pvalue < LEVEL
     response = TopKRandomizedResponse(3, 1.0)
     told = np.repeat([[1.0, 0.0, 0.0]], 30_000, 0)
     uniform = np.full((30_000, 3), 1 / 3, np.float32)
-    counts = response.noise(response.encode(told, uniform)[None], uniform, generator(seed)).sum(0)
+    counts = response.add_noise(
+        response.constrain_sensitivity(told, uniform)[None], uniform, generator(seed)
+    ).sum(0)
     lie = 1 / (math.e + 2)
     expected = np.array([1 - 2 * lie, lie, lie]) * 30_000
     assert stats.chisquare(counts, expected).pvalue > LEVEL

@@ -37,7 +37,7 @@ def test_the_label_has_the_law_of_a_noisy_maximum_and_no_other(seed):
     """Rejects the right law with probability 1e-6; wrong scales are 20 standard errors away."""
     mechanism, queries = NoisyMax(2, 3.0, shards=Shards(5)), 50_000
     votes = votes_for((0, 0, 0, 0, 1), 2, queries)
-    labels = mechanism.noise(votes, np.empty((queries, 2)), rng(seed))
+    labels = mechanism.add_noise(votes, np.empty((queries, 2)), rng(seed))
     assert set(np.unique(labels)) == {0, 5}
     assert (labels.sum(1) == 5).all()
     second = int((labels[:, 1] == 5).sum())
@@ -111,7 +111,7 @@ def test_with_gumbel_noise_classes_are_drawn_in_proportion_to_exp_votes(
     mechanism = NoisyMax(num_classes, scale, "gumbel", Shards(5))
     classes, queries = (0, 0, 0, 1, 1), 200_000
     votes = votes_for(classes, num_classes, queries)
-    labels = mechanism.noise(votes, np.empty((queries, num_classes)), generator)
+    labels = mechanism.add_noise(votes, np.empty((queries, num_classes)), generator)
     assert (labels.max(axis=1) == 5).all()
     assert (labels.sum(axis=1) == 5).all()
     seen = np.bincount(labels.argmax(axis=1), minlength=num_classes)
@@ -126,7 +126,7 @@ def test_with_gumbel_noise_classes_are_drawn_in_proportion_to_exp_votes(
 
 def test_a_lattice_coarser_than_a_vote_tells_nothing():
     mechanism = NoisyMax(2, 2.0**40, "gumbel", Shards(1))
-    labels = mechanism.noise(
+    labels = mechanism.add_noise(
         votes_for([0], 2, 10_000), np.empty((10_000, 2)), SecureGenerator(bytes(32))
     )
     assert abs(int((labels[:, 0] > 0).sum()) - 5_000) < 300  # 6 standard errors

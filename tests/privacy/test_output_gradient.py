@@ -39,7 +39,7 @@ def network(scale=1.0):
     return model
 
 
-# Worlds that are one record apart: in the first alone, a record has the second pixel.
+# Contexts that are one record apart: in the first alone, a record has the second pixel.
 USED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]])
 UNUSED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.7, 0.0]])
 LABELS = torch.tensor([0, 1, 2])

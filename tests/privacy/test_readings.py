@@ -27,12 +27,14 @@ def test_lies_among_all_classes_follow_eq_5_and_prove_nothing():
     """A class in I is answered among all ten; one outside I uniformly in I."""
     mechanism = TopKRandomizedResponse(10, 1.0, 3, lies="classes")
     predictions = np.array([[0.5, 0.2, 0.1, *[0.2 / 7] * 7]] * 2, np.float32)
-    law = mechanism.encode(np.eye(10)[[1, 7]], predictions)
+    law = mechanism.constrain_sensitivity(np.eye(10)[[1, 7]], predictions)
     truth, lie = math.e / (math.e + 9), 1 / (math.e + 9)
     assert law[0] == pytest.approx([lie, truth, *[lie] * 8])
     assert law[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3, *[0] * 7])
     # Outside I the ratio of the two laws has no bound; among candidates it is e^eps0.
-    usual = TopKRandomizedResponse(10, 1.0, 3).encode(np.eye(10)[[1, 2, 7]], predictions[[0, 0, 0]])
+    usual = TopKRandomizedResponse(10, 1.0, 3).constrain_sensitivity(
+        np.eye(10)[[1, 2, 7]], predictions[[0, 0, 0]]
+    )
     ratios = usual[:, None, :3] / usual[None, :, :3]
     assert ratios.max() == pytest.approx(math.e)
     for pair in UNITS_AND_RELATIONS:
@@ -55,13 +57,15 @@ def test_a_signed_mask_keeps_a_teachers_largest_entries():
     predictions = np.full((1, 10), 0.1, np.float32)
     kept = {
         mask: np.flatnonzero(
-            NormalizedGradient(10, 1.0, k=3, mask=mask).encode(gradient, predictions)[0]
+            NormalizedGradient(10, 1.0, k=3, mask=mask).constrain_sensitivity(
+                gradient, predictions
+            )[0]
         ).tolist()
         for mask in ("signed", "private")
     }
     assert kept == {"signed": [1, 2, 3], "private": [0, 1, 2]}
     signed = NormalizedGradient(10, 1.0, k=3, mask="signed")
-    noisy = signed.noise(np.zeros((1, 1, 10)), predictions, np.random.default_rng(0))
+    noisy = signed.add_noise(np.zeros((1, 1, 10)), predictions, np.random.default_rng(0))
     assert (noisy != 0).all()  # its support says something of the teacher
 
 
@@ -75,18 +79,18 @@ def test_readings_of_the_noise_leak_and_prove_nothing(draws):
     gradients = np.random.default_rng(0).normal(size=(4, 10))
     usual = NormalizedGradient(10, 100.0, k=3, mask="signed")
     reading = GradientReading(10, 100.0, k=3, mask="signed", draws=draws)
-    encoded = usual.encode(gradients, predictions)
-    assert (reading.encode(gradients, predictions) == encoded).all()
+    encoded = usual.constrain_sensitivity(gradients, predictions)
+    assert (reading.constrain_sensitivity(gradients, predictions) == encoded).all()
 
     def leaks(mechanism, rng):
-        noisy = mechanism.noise(encoded[None], predictions, rng)
+        noisy = mechanism.add_noise(encoded[None], predictions, rng)
         if draws == "inside_mask":
             return ((noisy != 0) == (encoded != 0)).all()
         return np.allclose(noisy - noisy[0], encoded - encoded[0], atol=1e-5)
 
     assert leaks(reading, np.random.default_rng(1))
     assert not leaks(usual, np.random.default_rng(1))
-    noise = reading.noise(encoded[None], predictions, np.random.default_rng(1)) - encoded
+    noise = reading.add_noise(encoded[None], predictions, np.random.default_rng(1)) - encoded
     assert ((noise != 0) == (encoded != 0)).all() or draws == "one_draw"
     for pair in UNITS_AND_RELATIONS:
         assert reading.event(*pair) == NonPrivateDpEvent()
@@ -103,14 +107,16 @@ def test_a_readings_noise_has_its_size(draws, multiplier):
     reading = GradientReading(10, multiplier, k=3, mask="private", draws=draws)
     rng = np.random.default_rng(0)
     if draws == "one_draw":
-        asks = [np.zeros((1, 2, 10))] * 2_000
+        requests = [np.zeros((1, 2, 10))] * 2_000
     else:
-        encoded = reading.encode(rng.normal(size=(6_667, 10)), np.full((6_667, 10), 0.1))
-        asks = [encoded[None]]
-    noises = [reading.noise(ask, ask[0], rng) - ask[0] for ask in asks]
+        encoded = reading.constrain_sensitivity(
+            rng.normal(size=(6_667, 10)), np.full((6_667, 10), 0.1)
+        )
+        requests = [encoded[None]]
+    noises = [reading.add_noise(request, request[0], rng) - request[0] for request in requests]
     drawn = np.concatenate([
-        noise[0] if draws == "one_draw" else noise[ask[0] != 0]
-        for noise, ask in zip(noises, asks, strict=True)
+        noise[0] if draws == "one_draw" else noise[request[0] != 0]
+        for noise, request in zip(noises, requests, strict=True)
     ])  # fmt: skip
     assert drawn.size >= 20_000
     assert np.square(drawn).mean() == pytest.approx(reading.scale**2, rel=0.05)

@@ -66,7 +66,7 @@ def test_no_gradient_is_longer_than_its_bound(normalise):
             value = rng.choice([-1, 1], (1, classes)) * 10 ** rng.normal(0, spread, (1, classes))
             value *= 10 ** rng.uniform(-30, 30)
             asked = np.full((1, classes), 1 / classes, np.float32)
-            own = square(mechanism.encode(value, asked)) / Fraction(bound) ** 2
+            own = square(mechanism.constrain_sensitivity(value, asked)) / Fraction(bound) ** 2
             longest = max(longest, own)
             assert own <= 1
             with np.errstate(all="ignore"):
@@ -86,7 +86,7 @@ def test_a_teacher_moves_a_sum_of_gradients_by_its_own_value(silent):
             7, float(10 ** rng.uniform(0, 3)), bound, shards=Shards(teachers)
         )
         value = rng.normal(size=(teachers, 1, 7)) * 10 ** rng.uniform(-6, 6, (teachers, 1, 1))
-        encoded = np.stack([mechanism.encode(each, ASKED) for each in value])
+        encoded = np.stack([mechanism.constrain_sensitivity(each, ASKED) for each in value])
         grid = Fraction(lattice_spacing(mechanism.scale))
         own = [Fraction(int(np.trunc(v / float(grid)))) * grid for v in encoded[0].ravel()]
         more, less = (_exact(part, mechanism.scale, silent) for part in (encoded, encoded[1:]))
@@ -125,7 +125,7 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
         sensitive = teachers.sensitive_probabilities(Images(images)).astype(np.float64)[0]
         if answers == "gradient":
             sensitive = losses.decoupled_kd_gradient(sensitive, asked, 0.0)
-        return mechanism.encode(sensitive, asked)
+        return mechanism.constrain_sensitivity(sensitive, asked)
 
     nothing = encoded(0, 0)
     assert (nothing == 0).all() == (training == "plain")
@@ -143,7 +143,9 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
 def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
     """A vote that its noise's grid is coarser than is no vote: it moves a count by at most one."""
     votes = NoisyVotes(7, noise, shards=Shards(200))
-    encoded = np.stack([votes.encode(np.eye(7)[[number % 7]], ASKED) for number in range(200)])
+    encoded = np.stack(
+        [votes.constrain_sensitivity(np.eye(7)[[number % 7]], ASKED) for number in range(200)]
+    )
     more, less = (_exact(part, votes.scale, silent) for part in (encoded, encoded[1:]))
     moved = [abs(a - b) for a, b in zip(more, less, strict=True)]
     assert moved in ([1, 0, 0, 0, 0, 0, 0], [0] * 7)

@@ -90,7 +90,7 @@ def deployment(folder, **changes):
     """The facts of a deployment in which hospital 1 was late, refused and was restored."""
     asked = {"kind": "answers", "ask": "aa", "at": "2026-11-25T08:52:23Z", "seconds": 1.5}
     late = {"1": "no answer within 20 s"}
-    asks = [
+    requests = [
         asked | {"kind": "counts", "query_id": 0, "answered": [0, 1, 2], "refused": {}},
         asked | {"query_id": 1, "answered": [0, 1, 2], "refused": {}},
         asked | {"query_id": 2, "answered": [0, 2], "refused": late, "seconds": 20.0},
@@ -111,7 +111,7 @@ def deployment(folder, **changes):
         folder,
         summary=summary,
         simulated=False,
-        asks=asks,
+        requests=requests,
         charges={"clients": {"0": statement, "1": restored, "2": statement}},
     )
     return dataclasses.replace(facts, **changes)

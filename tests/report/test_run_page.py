@@ -345,8 +345,8 @@ def test_faults_are_told_once_each_with_when_they_were_seen(tmp_path):
 
 def test_without_faults_that_is_said(tmp_path):
     facts = deployment(tmp_path)
-    quiet = [ask for ask in facts.asks if not ask["refused"]]
-    text = page(dataclasses.replace(facts, asks=quiet))
+    quiet = [request for request in facts.requests if not request["refused"]]
+    text = page(dataclasses.replace(facts, requests=quiet))
     assert "None: all 3 asks were answered by all." in text
 
 
@@ -375,13 +375,13 @@ def test_an_unfinished_deployment_tells_what_hospitals_have_stated(tmp_path):
         "This deployment is not finished: it has done 2 of 5 rounds. It ended: only"
     )
     assert "the hospitals have stated charges of at most epsilon 2.5 (record, add_remove," in lead
-    assert "; a ledger may hold one ask more, whose answer was lost." in lead
+    assert "; a ledger may hold one request more, whose answer was lost." in lead
     assert shown.all("pre")[0]["text"] == HALF.command
     assert "a-run stands for the path" in shown.text_of("main")
     assert "diagnostics" not in shown.text_of("section", id="traffic")  # hospitals give none
     assert "of the whole plan, for a record" in shown.text_of("dl", class_="tiles")
     quiet = page(deployment(tmp_path, unfinished=HALF, costs={}))
-    assert "So far no hospital has stated a charge; a ledger may hold one ask more" in quiet
+    assert "So far no hospital has stated a charge; a ledger may hold one request more" in quiet
 
 
 @pytest.mark.parametrize(

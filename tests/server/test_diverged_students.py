@@ -80,7 +80,7 @@ def test_a_run_is_not_resumed_from_a_student_that_is_not_finite(small, monkeypat
     folder, *_ = complete(small("rounds=1", "seed=1"))
     checkpoint.save(folder / "checkpoint", state)
     asked = []
-    monkeypatch.setattr(LocalFederation, "_deliver", lambda self, ask: asked.append(ask))
+    monkeypatch.setattr(LocalFederation, "_deliver", lambda self, request: asked.append(request))
     *_, error = failed(small("seed=1", "method.polarity=both"), folder)
     assert "after round 1" in error
     assert not asked

@@ -6,20 +6,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fed_dpsd.protocol import Answer, Ask
+from fed_dpsd.protocol import Request, Response
 from fed_dpsd.simulation.local import LocalFederation
 
 
-def ask(count=16):
+def request(count=16):
     rng = np.random.Generator(np.random.PCG64(0))
     images = rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8)
-    return Ask(1, images, rng.dirichlet(np.ones(10), count).astype(np.float32))
+    return Request(1, images, rng.dirichlet(np.ones(10), count).astype(np.float32))
 
 
 def test_the_sum_counts_every_teacher(small, tmp_path):
     for teachers in (1, 4):
         experiment = small(f"teachers_per_client={teachers}", "training=plain", "answers=label")
-        total = LocalFederation(experiment, tmp_path / str(teachers)).total(ask())
+        total = LocalFederation(experiment, tmp_path / str(teachers)).total(request())
         assert total.count == 2 * teachers
         assert (total.sum.sum(1) == 2 * teachers).all()
 
@@ -28,9 +28,9 @@ def test_a_total_is_the_sum_of_each(small, tmp_path):
     federation = LocalFederation(
         small("num_clients=3", "training=plain", "answers=gradient"), tmp_path
     )
-    answers, total = federation.each(ask()), federation.total(ask())
+    answers, total = federation.each(request()), federation.total(request())
     assert list(answers) == [0, 1, 2]
-    assert (total.sum == sum(answer.values for answer in answers.values())).all()
+    assert (total.sum == sum(response.values for response in answers.values())).all()
     assert (total.count, total.refused) == (3, {})
 
 
@@ -44,8 +44,8 @@ class Lying(LocalFederation):
         super().__init__(experiment, folder)
         self.lie = lie
 
-    def _deliver(self, ask):
-        answers = super()._deliver(ask)
+    def _deliver(self, request):
+        answers = super()._deliver(request)
         return answers | {1: self.lie(answers[1])}
 
 
@@ -63,9 +63,9 @@ class Lying(LocalFederation):
 def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, lie, said):
     """The number of teachers stays, and what was wrong is in the operator's log alone."""
     experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
-    honest = LocalFederation(experiment, tmp_path / "a").each(ask())
+    honest = LocalFederation(experiment, tmp_path / "a").each(request())
     lying = Lying(experiment, tmp_path / "b", lie)
-    each, total = lying.each(ask()), lying.total(ask())
+    each, total = lying.each(request()), lying.total(request())
     assert (each[0].values == honest[0].values).all()
     assert (each[1].values == 0).all()
     assert (total.count, total.refused) == (2, {})
@@ -73,14 +73,14 @@ def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, c
 
 
 def test_one_bad_row_costs_that_row_alone(small, tmp_path):
-    def lie(answer):
-        values = answer.values.astype(float)
+    def lie(response):
+        values = response.values.astype(float)
         values[3, 0] = np.inf
-        return replace(answer, values=values)
+        return replace(response, values=values)
 
     experiment = small("training=plain", "answers=gradient")
-    honest = LocalFederation(experiment, tmp_path / "a").each(ask())[1].values
-    received = Lying(experiment, tmp_path / "b", lie).each(ask())[1].values
+    honest = LocalFederation(experiment, tmp_path / "a").each(request())[1].values
+    received = Lying(experiment, tmp_path / "b", lie).each(request())[1].values
     assert (received[3] == 0).all()
     kept = np.arange(16) != 3
     assert (received[kept] == honest[kept]).all()
@@ -101,7 +101,7 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
     experiment = small(
         "training=dp_sgd", "answers=probabilities", "training.steps=1", "model=scattering"
     )
-    counts = Ask.without_images("counts", (1, 8, 8), 10)
+    counts = Request.without_images("counts", (1, 8, 8), 10)
     honest = LocalFederation(experiment, tmp_path / "a").each(counts)
     received = Lying(experiment, tmp_path / "b", lie).each(counts)
     assert (received[0].values == honest[0].values).all()
@@ -130,7 +130,7 @@ def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
 def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, change, answers):
     experiment = small("training=plain", *answers.split())
     lying = Lying(experiment, tmp_path, lambda a: replace(a, values=change(a.values)))
-    given = lying.each(ask())
+    given = lying.each(request())
     assert given[0].values.any()
     assert given[1].values.shape == (16, 10)
     assert not given[1].values.any()
@@ -148,25 +148,25 @@ def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, 
 def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, answers, integer):
     """The votes of 300 teachers may be 255; a uint8 must not end the run."""
     experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
-    federation, question = LocalFederation(experiment, tmp_path), ask()
-    answer = Answer(question.query_id, np.full(question.predictions.shape, integer))
-    received = federation._receive(question, 1, answer)
+    federation, question = LocalFederation(experiment, tmp_path), request()
+    response = Response(question.query_id, np.full(question.predictions.shape, integer))
+    received = federation._receive(question, 1, response)
     assert received.values.any() == ("votes" in answers)
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):
     experiment = small("training=plain", "answers=label")
-    lying = Lying(experiment, tmp_path, lambda answer: replace(answer, teachers=1_000))
-    assert lying.total(ask()).count == 2
+    lying = Lying(experiment, tmp_path, lambda response: replace(response, teachers=1_000))
+    assert lying.total(request()).count == 2
 
 
 def test_the_servers_noise_is_another_one_for_other_answers(small, tmp_path):
-    """Else two sums of one ask would differ by exactly what one client answered."""
+    """Else two sums of one request would differ by exactly what one client answered."""
     experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
-    honest = LocalFederation(experiment, tmp_path / "a").total(ask())
+    honest = LocalFederation(experiment, tmp_path / "a").total(request())
     silent = Lying(
-        experiment, tmp_path / "b", lambda answer: replace(answer, values=0 * answer.values)
+        experiment, tmp_path / "b", lambda response: replace(response, values=0 * response.values)
     )
-    exact = LocalFederation(experiment, tmp_path / "c").each(ask())[1].values
-    gap = honest.sum - silent.total(ask()).sum
+    exact = LocalFederation(experiment, tmp_path / "c").each(request())[1].values
+    gap = honest.sum - silent.total(request()).sum
     assert np.abs(gap).mean() > 10 * np.abs(exact).mean()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fed_dpsd.protocol import Answer
+from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.simulation.local import LocalFederation
-from tests.server.test_federation import ask
+from tests.server.test_federation import request
 
 # What client 0 sends instead of its honest values; `first` are those of its first answer.
 LIES = {
@@ -46,7 +46,7 @@ class Lied(LocalFederation):
     def _deliver(self, asked):
         answers = super()._deliver(asked)
         given = answers[0]
-        if asked.kind == "answers" and isinstance(given, Answer) and self._lie != "honest":
+        if asked.kind == "answers" and isinstance(given, Response) and self._lie != "honest":
             if self._first is None:
                 self._first = given.values
             values = LIES[self._lie](given.values, self._first)
@@ -75,8 +75,8 @@ def test_a_lie_that_could_be_an_answer_moves_a_sum_by_two_of_them(small, tmp_pat
     """Of the longest that are admissible: a vote, probabilities, or a gradient and its noise."""
     experiment = small(*MECHANISMS[mechanism], "num_clients=3", "queries_per_round=16")
     honest, lied = (Lied(experiment, tmp_path / name, name) for name in ("honest", lie))
-    lied.total(ask(count=16))
-    question = replace(ask(count=16), query_id=2)
+    lied.total(request(count=16))
+    question = replace(request(count=16), query_id=2)
     moved = np.linalg.norm(lied.total(question).sum - honest.total(question).sum, axis=1)
     longest = {"label": 1, "dp_sgd": 1.001, "votes": None, "gradient": None}[mechanism]
     if longest is None:

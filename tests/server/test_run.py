@@ -271,10 +271,10 @@ class Breaking(LocalFederation):
 
     error: Exception = RuntimeError("the disk\nis full")
 
-    def _deliver(self, ask):
-        if ask.query_id == 3:
+    def _deliver(self, request):
+        if request.query_id == 3:
             raise self.error
-        return super()._deliver(ask)
+        return super()._deliver(request)
 
 
 @pytest.mark.parametrize("settings", [(), PRIVATE], ids=["label", "private, fixed features"])

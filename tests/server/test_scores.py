@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, scores_of
@@ -179,8 +179,8 @@ def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
     folder, summary, _ = complete(small(*settings, "rounds=1"))
     experiment = open_run_folder(folder)
     federation = LocalFederation(experiment, folder)
-    ask = Ask.without_images("counts", (1, 8, 8), 10)
-    counts = {client: given.values[0].clip(0) for client, given in federation.each(ask).items()}
+    request = Request.without_images("counts", (1, 8, 8), 10)
+    counts = {client: given.values[0].clip(0) for client, given in federation.each(request).items()}
     weighted = sum(
         counts[client] / sum(counts.values()) * teachers[0]
         for client, teachers in enumerate(federation.diagnose())

@@ -83,7 +83,7 @@ def test_a_generator_that_the_run_keeps_draws_from_new_latent_vectors(finished):
     images, origin, run = images_of(folder, 100)
     assert origin.startswith("The run's generator drew them from new latent vectors")
     assert len(np.unique(images, axis=0)) == 100
-    asked = {image.tobytes() for part in run.state.bank for image in part.images}
+    asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert not asked & {image.tobytes() for image in images}
 
 
@@ -91,7 +91,7 @@ def test_questions_are_those_of_rounds_to_come(finished):
     folder, _, _ = finished("method.noise_fraction=0", "method.lines_fraction=0.75")
     images, origin, run = images_of(folder, 64, "questions", seed=0)
     assert origin == "They are questions as the run's next rounds would have asked them."
-    asked = {image.tobytes() for part in run.state.bank for image in part.images}
+    asked = {image.tobytes() for part in run.state.buffer for image in part.images}
     assert len({image.tobytes() for image in images} - asked) == 64
     # The run's own procedure drew them: without generators it needs no student.
     folder, _, _ = finished(
@@ -102,7 +102,7 @@ def test_questions_are_those_of_rounds_to_come(finished):
     (expected,) = procedural.draw(
         {"noise": 64, "areas": 0, "lines": 0, "leaves": 0}, (1, 8, 8), Streams(5), 2
     )[:1]
-    expected = procedural.turned(expected, "both")
+    expected = procedural.apply_polarity(expected, "both")
     assert sorted(map(bytes, images)) == sorted(map(bytes, expected))
 
 
@@ -110,7 +110,7 @@ def test_methods_that_throw_generators_away_have_the_images_that_they_asked(fini
     folder, _, _ = finished(*DENSE)
     images, origin, run = images_of(folder, 64)
     assert origin == "They are among the images that the run asked."
-    (part,) = run.state.bank
+    (part,) = run.state.buffer
     assert sorted(map(bytes, images)) == sorted(map(bytes, part.images))
     with pytest.raises(UserError, match="--num 65: the run asked 64 images, and its method draws"):
         images_of(folder, 65)

@@ -61,7 +61,7 @@ def finish(rehearsal, *overrides):
     return newest(rehearsal)
 
 
-def asks(folder):
+def requests(folder):
     return [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
 
 
@@ -89,7 +89,7 @@ def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
     axes = "training=dp_sgd", "answers=label"
     folder = finish(rehearsal, *axes, f"training.unit={unit}", taken)
     summary = json.loads((folder / "summary.json").read_text())
-    assert all(line["answered"] == [0, 1, 2] for line in asks(folder))
+    assert all(line["answered"] == [0, 1, 2] for line in requests(folder))
     assert not reconcile(rehearsal, folder)
     found = claims(summary["privacy"])
     for (protected, relation), (basis, claimed) in found.items():
@@ -109,7 +109,7 @@ def test_a_run_over_hosts_ends_and_accounts_agree(rehearsal, overrides):
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["accuracy"]["ensemble"] is None  # no exact diagnostics outside a simulation
-    assert all(line["answered"] == [0, 1, 2] for line in asks(folder))
+    assert all(line["answered"] == [0, 1, 2] for line in requests(folder))
     assert not reconcile(rehearsal, folder)
 
 
@@ -131,7 +131,7 @@ def test_a_hospital_out_of_budget_refuses_and_the_others_go_on(rehearsal):
         folder = finish(rehearsal)
     finally:
         path.write_text(before)
-    for line in asks(folder):
+    for line in requests(folder):
         assert line["answered"] == [0, 2]
         assert line["refused"] == {"1": "the client's privacy budget is spent"}
     assert not reconcile(rehearsal, folder)

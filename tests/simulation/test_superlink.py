@@ -337,8 +337,8 @@ def test_a_gpu_is_asked_of_ray_where_clients_are_placed_on_one(
     tmp_path, monkeypatch, placement, asked
 ):
     words = []
-    answer = {"success": True, "run-id": "7"}
-    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or answer)
+    response = {"success": True, "run-id": "7"}
+    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or response)
     assert superlink._submit(tmp_path, {}, tmp_path, {"overrides": "seed=1"}, 5, placement) == "7"
     assert words[words.index("--federation-config") + 1] == asked
 
@@ -346,8 +346,8 @@ def test_a_gpu_is_asked_of_ray_where_clients_are_placed_on_one(
 def test_a_running_ray_cluster_is_not_told_what_it_has(tmp_path, monkeypatch):
     """Ray refuses to join a cluster with a number of processors or GPUs."""
     words = []
-    answer = {"success": True, "run-id": "7"}
-    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or answer)
+    response = {"success": True, "run-id": "7"}
+    monkeypatch.setattr(superlink, "_flwr", lambda _, __, *given: words.extend(given) or response)
     for address, told in (("192.0.2.1:6379", False), ("local", True), ("", True)):
         words.clear()
         superlink._submit(tmp_path, {"RAY_ADDRESS": address}, tmp_path, {}, 5, SHARED)

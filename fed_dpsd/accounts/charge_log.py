@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fed_dpsd.claims import TIMES_PLANNED
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.protocol import Answer, Refusal, Releases, Statement, check_releases
+from fed_dpsd.protocol import Refusal, Releases, Response, Statement, check_releases
 from fed_dpsd.storage import json_of, write_atomically
 
 OTHER = "other"  # stands for all mechanisms that are not the run's
@@ -41,7 +41,7 @@ class Known:
         check_releases("changed", {"": self.changed})
 
 
-class Tally:
+class ChargeLog:
     """The charges of a run, in a file that only grows.
 
     Args:
@@ -91,16 +91,16 @@ class Tally:
         )
         return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
 
-    def take(self, answers: Mapping[int, Answer | Refusal]) -> set[int]:
-        """Write down the clients' statements, and return the clients to send the ask again.
+    def take(self, answers: Mapping[int, Response | Refusal]) -> set[int]:
+        """Write down the clients' statements, and return the clients to send the request again.
 
         Their charges are acknowledged, which is durable on return.
         """
         before, again = self._content(), set()
-        for client, answer in answers.items():
-            if answer.statement is not None:
-                self._hear(client, answer.statement)
-                wanted = answer.statement.wanted
+        for client, response in answers.items():
+            if response.statement is not None:
+                self._hear(client, response.statement)
+                wanted = response.statement.wanted
                 if wanted and self._acknowledge(client, wanted):
                     again.add(client)
         if self._content() != before:

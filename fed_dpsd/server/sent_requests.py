@@ -1,6 +1,6 @@
-"""The asks of a run, kept as they were sent.
+"""The requests of a run, kept as they were sent.
 
-A client is charged for the bytes of an ask. A resumed run may compute other bytes, since another
+A client is charged for the bytes of a request. A resumed run may compute other bytes, since another
 number of threads or another processor rounds differently. So it sends the stored ask again.
 """
 
@@ -11,41 +11,42 @@ from pathlib import Path
 import numpy as np
 
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.protocol import Ask
+from fed_dpsd.protocol import Request
 from fed_dpsd.server.checkpoint import KEPT
 from fed_dpsd.storage import npz_of, write_atomically
 
 
-class Asks:
-    """The asks in a folder, with one file for each id and kind."""
+class SentRequests:
+    """The requests in a folder, with one file for each id and kind."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def settle(self, ask: Ask) -> Ask:
-        """Return the ask that was kept under this id and kind, or keep this one and return it.
+    def get_or_store(self, request: Request) -> Request:
+        """Return the request that was kept under this id and kind, or keep this one and return it.
 
-        The ask is durable on return, and may leave only then.
+        The request is durable on return, and may leave only then.
 
         Raises:
             UserError: the file cannot be read.
         """
-        path = self._folder / f"{ask.query_id:05d}_{ask.kind}.npz"
+        path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"
         if not path.exists():
-            arrays = {name: getattr(ask, name) for name in ("images", "predictions", "weights")}
+            arrays = {name: getattr(request, name) for name in ("images", "predictions", "weights")}
             write_atomically(path, npz_of(arrays))
-            return ask
+            return request
         try:
             with np.load(path, allow_pickle=False) as kept:
-                return replace(ask, **kept)
+                return replace(request, **kept)
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
-                f"the ask {path} cannot be read ({error}); restore it, or delete it: clients then "
+                f"the request {path} cannot be read ({error}); restore it, or delete it: "
+                "clients then "
                 "charge what is asked in its place, and the run's card says so"
             ) from None
 
     def prune(self, rounds: int) -> None:
-        """Delete the asks that no checkpoint needs any more, once this many rounds are saved."""
+        """Delete the requests that no checkpoint needs once this many rounds are saved."""
         for path in self._folder.glob("*.npz"):
             if 0 < int(path.name.partition("_")[0]) <= rounds - KEPT:
                 path.unlink(missing_ok=True)

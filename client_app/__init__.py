@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fed_dpsd.flower import client
+from fed_dpsd.engines.flower import client
 
 app = ClientApp()
 

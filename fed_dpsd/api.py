@@ -14,6 +14,9 @@ from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.display import shown
+from fed_dpsd.engines.flower.superlink import simulate
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.engines.ready import check_simulated, placed, ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, unused
 from fed_dpsd.planned import PlannedRun, planned_run
@@ -35,11 +38,8 @@ from fed_dpsd.server.summary import (
 from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
-from fed_dpsd.simulation.local import LocalFederation
-from fed_dpsd.simulation.ready import check_simulated, placed, ready
-from fed_dpsd.simulation.superlink import simulate
-from fed_dpsd.simulation.sweep_grid import one_run
 from fed_dpsd.storage import encoded, write_atomically
+from fed_dpsd.sweep.grid import one_run
 
 Engine = Literal["local", "flower"]
 

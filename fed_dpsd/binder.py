@@ -146,7 +146,7 @@ class Binder:
         Nothing outside our own `package` and the plug-ins' is imported, whatever a file or a
         message names.
         """
-        known = (package, *self.packages)
+        known = (package, "fed_dpsd.papers", *self.packages)
         for each in known:
             pattern = rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
             if isinstance(path, str) and (match := re.fullmatch(pattern, path)):

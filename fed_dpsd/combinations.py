@@ -16,12 +16,12 @@ from fed_dpsd.methods.method import Method, Plan
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+from fed_dpsd.papers.gradient_sum import GradientSum
+from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.gradient_sum import GradientSum
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, quorum_of
 from fed_dpsd.privacy.noisy_max import NoisyMax
-from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes

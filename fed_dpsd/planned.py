@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
+from fed_dpsd.engines.duration import Duration, expected
+from fed_dpsd.engines.duration import words as time_text
 from fed_dpsd.experiment import Experiment, calibrated_axis
-from fed_dpsd.simulation.duration import Duration, expected
-from fed_dpsd.simulation.duration import words as time_text
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fed_dpsd.flower import server
+from fed_dpsd.engines.flower import server
 
 app = ServerApp()
 

@@ -18,7 +18,7 @@ import client_app
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.terms import NotAllowed
-from fed_dpsd.flower.grid import GridFederation
+from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Refusal, Request
 from fed_dpsd.server.run_folder import new_run_folder

@@ -18,11 +18,11 @@ from rich.console import Console
 
 import fed_dpsd
 from fed_dpsd import api
+from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_overrides
-from fed_dpsd.flower.run_config import from_run_config
 from fed_dpsd.progress import listening
-from fed_dpsd.simulation.sweep_grid import one_run
+from fed_dpsd.sweep.grid import one_run
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
 from tests.listeners import Counting

@@ -7,15 +7,15 @@ import pytest
 
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.cohort import cohort, most_asked
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.methods.class_counts import among
 from fed_dpsd.privacy.accounting import prove
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
-from tests.flower.test_server import PRIVATE, FakeGrid, _flower_process  # noqa: F401
+from tests.engines.flower.test_server import PRIVATE, FakeGrid, _flower_process  # noqa: F401
 from tests.hospitals import CLIENT_APP
 
 SOME = "num_clients=5", "clients_per_round=2"

@@ -11,6 +11,7 @@ from PIL import Image
 
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks, sampling
+from fed_dpsd.engines.placement import place
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device, gib
 from fed_dpsd.overrides import compose
@@ -19,8 +20,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
-from fed_dpsd.simulation.placement import place
-from fed_dpsd.simulation.sweep_grid import one_run
+from fed_dpsd.sweep.grid import one_run
 from tests.conftest import SMALL, quick_for, small_for
 
 ROOT = Path(__file__).parents[1]

@@ -16,12 +16,12 @@ import pytest
 from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from fed_dpsd import __version__
+from fed_dpsd.engines.flower import superlink
+from fed_dpsd.engines.flower.run_config import SHORT, from_run_config
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.flower.run_config import SHORT, from_run_config
 from fed_dpsd.server.summary import read_summary
-from fed_dpsd.simulation import superlink
-from tests.simulation.test_ray_cluster import wait_until
-from tests.simulation.test_superlink import free_port
+from tests.engines.flower.test_superlink import free_port
+from tests.engines.test_ray_cluster import wait_until
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import cli
-from fed_dpsd.simulation.sweep_grid import expand
 from fed_dpsd.storage import conf_folder
+from fed_dpsd.sweep.grid import expand
 from tests import pages
 from tests.conftest import composed
 from tests.shapes import CLASSES, picture, write_shapes
@@ -29,12 +29,12 @@ ELSEWHERE = {
     "docs/artefacts.md": "tests/test_artefacts.py",
     "docs/commands.md": "tests/test_docs.py",
     "docs/extending.md": "tests/plugin.py",
-    "docs/scaling.md": "tests/simulation/test_ray_cluster.py",
+    "docs/scaling.md": "tests/engines/test_ray_cluster.py",
 }
 # Commands that a slow test runs, since they start processes, or hosts, of their own.
 SLOW = {
-    "flwr run . --run-config num_clients=5 --stream": "tests/simulation/test_superlink.py",
-    "fed-dpsd rehearse num_clients=3": "tests/simulation/test_rehearsal.py",
+    "flwr run . --run-config num_clients=5 --stream": "tests/engines/flower/test_superlink.py",
+    "fed-dpsd rehearse num_clients=3": "tests/rehearsal/test_rehearsal.py",
 }
 NEITHER = re.compile(r"^No test runs the commands .{40,}", re.MULTILINE)
 RESULTS = [name for name in pages.names() if name.startswith("docs/results/")]

@@ -22,6 +22,7 @@ from fed_dpsd.audits.roc import Claim
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Dataset
 from fed_dpsd.data.partition import Coins
+from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models.classifiers import Classifier
@@ -32,9 +33,8 @@ from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.summary import read_summary, scores_of
-from fed_dpsd.simulation.clients import with_patients
-from fed_dpsd.simulation.reported import tables_of
 from fed_dpsd.storage import client_name
+from fed_dpsd.sweep.reported import tables_of
 
 Victim = Literal["student", "teachers", "untrained teachers"]
 

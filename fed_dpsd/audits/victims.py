@@ -222,7 +222,7 @@ def _unlimited(config: Config) -> Config:
 
 def _sent(answers: Sequence[Values]) -> list[Values]:
     """Send the clients' answers through the bytes of one of Flower's messages."""
-    from fed_dpsd.flower import codec
+    from fed_dpsd.engines.flower import codec
 
     content = codec.pack_replies({c: codec.Reply(each) for c, each in enumerate(answers)})
     replies = codec.unpack_replies(codec.over_the_wire(content), range(len(answers)))

@@ -41,7 +41,7 @@ def bench(
     if table:
         print(report.markdown(report.read(table)), end="")
         return
-    from fed_dpsd.bench import rows as benches
+    from fed_dpsd.benchmarks import rows as benches
 
     chosen = rows.split(",") if rows else benches.ROWS if not clients else ("local",)
     planned = benches.plan(overrides or (), chosen, _numbers(clients))

@@ -16,7 +16,7 @@ from fed_dpsd.progress import reporting
 
 if TYPE_CHECKING:
     from fed_dpsd.api import Run
-    from fed_dpsd.simulation.rehearsal import Rehearsal
+    from fed_dpsd.rehearsal.rehearsal import Rehearsal
 
 RETRY = "federation.retry_seconds=20"  # links on one machine are fast
 
@@ -46,8 +46,8 @@ def rehearse(
     Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
     With --kills, stdout is a line of CSV for each fault. Otherwise the last line is the run folder.
     """
+    from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps
-    from fed_dpsd.simulation.rehearsal import Rehearsal, can_make_hosts
 
     home = folder.absolute()
     if home.exists() and any(home.iterdir()):
@@ -71,10 +71,10 @@ def rehearse(
 def _run(rehearsal: "Rehearsal") -> "Run":
     """Run the experiment in `run`, and show its rounds as the coordinator writes them."""
     from fed_dpsd.api import Run, shown_progress
+    from fed_dpsd.rehearsal.faults import COMPLETED, PATIENCE
     from fed_dpsd.server.run_folder import read_log
     from fed_dpsd.server.summary import read_summary
     from fed_dpsd.server.words import opening
-    from fed_dpsd.simulation.faults import COMPLETED, PATIENCE
 
     folder, lines = rehearsal.folder / "run", list[dict[str, Any]]()
     for text in opening(rehearsal.experiment, folder):
@@ -95,7 +95,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
     """Run with faults until there were enough of them, and repeat each run without faults."""
-    from fed_dpsd.simulation.faults import Fault, endure
+    from fed_dpsd.rehearsal.faults import Fault, endure
 
     writer = csv.writer(sys.stdout)
     writer.writerow([field.name for field in dataclasses.fields(Fault)])

@@ -92,7 +92,7 @@ def doctor(overrides: Overrides = None) -> None:
     The run's data is read; nothing is trained or charged.
     """
     from fed_dpsd import api
-    from fed_dpsd.simulation.doctor import examine, examine_run
+    from fed_dpsd.engines.doctor import examine, examine_run
 
     experiment = api.composed(overrides or ())
     table = Table("check", "state", "remedy")

@@ -80,7 +80,7 @@ def serve(
     minute to see that the old node is gone, and refuses a new one until then.
     """
     from fed_dpsd.client.hospital import open_file
-    from fed_dpsd.flower.supernode import serve
+    from fed_dpsd.engines.flower.supernode import serve
 
     for path in (certificate, node_key):
         if not path.is_file():

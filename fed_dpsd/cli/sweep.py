@@ -23,8 +23,8 @@ def sweep(
 
     Values stand between commas, as in seed=0,1,2. The same command again skips what is finished.
     """
-    from fed_dpsd.simulation import sweep as sweeps
-    from fed_dpsd.simulation.ready import ready
+    from fed_dpsd.engines.ready import ready
+    from fed_dpsd.sweep import sweep as sweeps
 
     folder = out.absolute()
     path = (table or folder / "results.csv").absolute()
@@ -65,7 +65,7 @@ def report(
     seconds and partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
-    from fed_dpsd.simulation.reported import facts_of, run_in, tables_of, unfinished_beside
+    from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside
 
     places = [path.absolute() for path in paths]
     run = facts_of(places)

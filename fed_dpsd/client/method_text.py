@@ -1,10 +1,11 @@
 """The text of a method's settings in the digests of charges."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-_PACKAGE = "fed_dpsd.methods."
+_PACKAGES = re.compile(r"^fed_dpsd\.(methods|papers)\.")
 _NAMES = {
     "_target_": "_class_",
     "areas_fraction": "areas_share",
@@ -36,7 +37,7 @@ def method_text(method: Mapping[str, Any]) -> str:
     text = {_NAMES.get(key, key): value for key, value in kept.items()}
     if "turn" in text:
         text["turn"] = _POLARITIES.get(text["turn"], text["turn"])
-    text["_class_"] = str(text["_class_"]).removeprefix(_PACKAGE)
+    text["_class_"] = _PACKAGES.sub("", str(text["_class_"]))
     if text["_class_"] in _NOT_LITERAL:
         text["literal"] = False
     return json.dumps(text, sort_keys=True)

@@ -28,14 +28,7 @@ from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.errors import UserError
-from fed_dpsd.models import (
-    initialise,
-    load_vector,
-    read_facts,
-    read_file,
-    to_vector,
-    write_weights,
-)
+from fed_dpsd.models import initialise, load_vector, read_facts, read_file, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import model_of
 from fed_dpsd.models.footprint import weight_bytes

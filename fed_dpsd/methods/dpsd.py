@@ -3,7 +3,7 @@
 Liu, Ge, Wang, Li, Liu: "Privacy-Preserving Model Transcription with Differentially Private
 Synthetic Distillation", arXiv 2601.19090. It is `fed_dpsd` with one client: each image has an
 answer of its own, and the student learns from all answers so far. The paper's own loop, Algorithm
-1, is fed_dpsd/methods/paper_dpsd.py.
+1, is fed_dpsd/papers/paper_dpsd.py.
 """
 
 from dataclasses import dataclass, replace

@@ -10,7 +10,7 @@ every few images, and trained against the student before these are asked. So a g
 private data only through released answers.
 
 This is the paper's exchange with a server that learns more from it. The paper's own loop, with one
-generator and one step a round, is fed_dpsd/methods/paper_fed_dpsd.py.
+generator and one step a round, is fed_dpsd/papers/paper_fed_dpsd.py.
 """
 
 import time

@@ -10,9 +10,8 @@ from scipy.optimize import minimize_scalar
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.noisy_max import NoisyMax
-from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.training import Training
+from fed_dpsd.privacy.training import CustomTraining, Training
 from fed_dpsd.privacy.votes import NoisyVotes
 
 
@@ -41,13 +40,10 @@ def published_of_training(
 ) -> float:
     """Return what the formula of a training's own paper gives for all that its teachers say.
 
-    It is `inf` where the paper claims nothing. DPDFD says of its Algorithm 3 only that it runs the
-    same procedures, so this is its Theorem 3, over the steps of all `trainings`.
+    It is `inf` where the paper claims nothing.
     """
-    if isinstance(training, OutputGradient):
-        settings = (training.bound, training.noise_multiplier, num_classes)
-        steps = trainings * training.steps
-        return dpdfd_theorem_3(*settings, training.batch_size, steps, delta)
+    if isinstance(training, CustomTraining):
+        return training.published(trainings, num_classes, delta)
     return math.inf
 
 

@@ -13,7 +13,7 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.claims import smallest_claim
-from fed_dpsd.methods.dgd import DGD
+from fed_dpsd.papers.dgd import DGD
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.gaussian import NormalizedGradient

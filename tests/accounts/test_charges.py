@@ -18,9 +18,11 @@ from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.claims import proofs
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client import site as sites
+from fed_dpsd.engines.clients import ledger_of
+from fed_dpsd.engines.flower.codec import ANSWER, STEP
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
-from fed_dpsd.flower.codec import ANSWER, STEP
-from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
@@ -30,8 +32,6 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
-from fed_dpsd.simulation.clients import ledger_of
-from fed_dpsd.simulation.local import LocalFederation
 from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, request, site_file, summing
 from tests.proofs import spent
 

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import ledger_files, plan_of
 from fed_dpsd.accounts.reading import read
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests.proofs import bases, spent
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them

@@ -16,6 +16,7 @@ from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
 from fed_dpsd.accounts.ledger import MemoryLedger
 from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import Plan
@@ -28,7 +29,6 @@ from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Request
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests import proofs
 from tests.proofs import bases, spent
 

@@ -19,7 +19,7 @@ from fed_dpsd.data.partition import Coins
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import open_run_folder
-from fed_dpsd.simulation import sweep as sweeps
+from fed_dpsd.sweep import sweep as sweeps
 
 RUNS = 9
 COMMON = ("partition=coins", "rounds=1", "queries_per_round=64", "method.final_student_steps=20")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fed_dpsd.bench import rows
+from fed_dpsd.benchmarks import rows
 from fed_dpsd.report.bench import FORMAT, statistics
 
 REPETITION = {

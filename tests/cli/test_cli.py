@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from fed_dpsd import api
+from fed_dpsd.engines import doctor
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device
 from fed_dpsd.overrides import compose
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation import doctor
 from tests.conftest import SMALL
 
 RESULT = (

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import cli
-from fed_dpsd.flower import server as flower
+from fed_dpsd.engines.flower import server as flower
 from tests.conftest import SMALL
 
 LATIN = os.fsdecode(b"r\xe9s.png")

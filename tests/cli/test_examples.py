@@ -94,7 +94,7 @@ def node(site, tmp_path, monkeypatch):
     """A hospital's files, and a stub in place of Flower's node."""
     for name in ("ca.crt", "node_key"):
         (tmp_path / name).touch()
-    monkeypatch.setattr("fed_dpsd.flower.supernode.serve", lambda *_: None)
+    monkeypatch.setattr("fed_dpsd.engines.flower.supernode.serve", lambda *_: None)
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def attacked(monkeypatch, few_draws):
 @pytest.fixture
 def measured(monkeypatch):
     """A stub in place of the processes that are measured: their configuration is composed."""
-    from fed_dpsd.bench import row as measuring
-    from fed_dpsd.bench import rows
+    from fed_dpsd.benchmarks import row as measuring
+    from fed_dpsd.benchmarks import rows
     from tests.cli.test_bench_cli import content
 
     def bench(planned, *_):
@@ -138,7 +138,7 @@ def rehearsed(monkeypatch, tmp_path):
     """A stub in place of hosts and processes: files of the hospitals are written, and no more."""
     from fed_dpsd.cli import rehearse
     from fed_dpsd.client.hospital import open_file
-    from fed_dpsd.simulation.rehearsal import Rehearsal
+    from fed_dpsd.rehearsal.rehearsal import Rehearsal
 
     class Stub(Rehearsal):
         def __enter__(self):
@@ -153,7 +153,7 @@ def rehearsed(monkeypatch, tmp_path):
         settings = ("training.steps=5", "method.student_steps=2", *DP)
         return api.run(*settings, f"run_folder={tmp_path}/run", progress=False)
 
-    monkeypatch.setattr("fed_dpsd.simulation.rehearsal.Rehearsal", Stub)
+    monkeypatch.setattr("fed_dpsd.rehearsal.rehearsal.Rehearsal", Stub)
     monkeypatch.setattr(rehearse, "_run", finished)
 
 

@@ -12,9 +12,9 @@ from fed_dpsd.api import Run
 from fed_dpsd.audits.shadows import ShadowRun
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.experiment import from_overrides
+from fed_dpsd.rehearsal.sites import agreeing
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.server.trackers import numbers_of_run
-from fed_dpsd.simulation.rehearsed_sites import agreeing
 from tests.conftest import SMALL
 from tests.hospitals import site_file
 from tests.plugin import installed, write_installed

@@ -6,7 +6,7 @@ import pytest
 
 from fed_dpsd.experiment import set_up
 from fed_dpsd.overrides import compose
-from fed_dpsd.simulation import faults, rehearsal
+from fed_dpsd.rehearsal import faults, rehearsal
 from tests.conftest import SMALL
 
 

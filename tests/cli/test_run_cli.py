@@ -11,11 +11,11 @@ import time
 import pytest
 
 from fed_dpsd import api, cli
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
 from tests.shapes import write_shapes

@@ -220,8 +220,8 @@ def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
 
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
     """Flower's command is a stub, which fails twice and then says what it was given."""
-    monkeypatch.setattr("fed_dpsd.flower.supernode.AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr("fed_dpsd.flower.supernode.importing", lambda: "keep = print")
+    monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("fed_dpsd.engines.flower.supernode.importing", lambda: "keep = print")
     file = site_file(tmp_path / "hospital")
     key = ec.generate_private_key(ec.SECP384R1())
     (tmp_path / "ca.crt").write_bytes(certificate(key))

@@ -11,8 +11,8 @@ import yaml
 from fed_dpsd.client import device
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.terms import NotAllowed, choices
+from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.flower.grid import GridFederation
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder

@@ -13,13 +13,13 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.data.partition import made_up_patients
+from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response
-from fed_dpsd.simulation.clients import open_site
 from tests.hospitals import answer, request, site_file
 from tests.proofs import spent
 from tests.server.test_scores import two_digits

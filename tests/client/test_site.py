@@ -15,6 +15,7 @@ from fed_dpsd.client import site as sites
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.methods.method import Plan
@@ -25,7 +26,6 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Refusal, Request, Response, Statement
-from fed_dpsd.simulation.clients import open_site
 from tests.proofs import spent
 
 BASES = ("training", "answers")

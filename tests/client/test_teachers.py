@@ -15,6 +15,7 @@ from fed_dpsd.client.device import Held
 from fed_dpsd.client.inputs import safe_batch, shifted
 from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import PublicContext
@@ -25,7 +26,6 @@ from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.progress import listening
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.listeners import Counting
 

@@ -22,13 +22,13 @@ from fed_dpsd.client.teachers import assign_shards
 from fed_dpsd.config import DataConfig
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.intake import hash64
+from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data
+from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.lp_mst import LPMST
 from fed_dpsd.privacy.training import places_of
-from fed_dpsd.simulation.clients import open_site
 
 CLASSES = ("cat", "cow", "dog")
 SHARDS = 4

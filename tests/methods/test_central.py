@@ -4,16 +4,16 @@ import pytest
 
 from fed_dpsd import api
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import result_line
-from fed_dpsd.simulation import sweep as sweeps
-from fed_dpsd.simulation.local import LocalFederation
+from fed_dpsd.sweep import sweep as sweeps
 from tests.conftest import small_for
 from tests.ledgers import entries_of
-from tests.simulation.test_sweep import really, rows
+from tests.sweep.test_sweep import really, rows
 
 CENTRAL = ("method=central", "answers=probabilities")
 LABEL_PRIVATE = [

@@ -9,12 +9,12 @@ import torch
 
 from fed_dpsd.accounts import card as cards
 from fed_dpsd.client import site as sites
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.ledgers import entries_of
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
 from fed_dpsd.models.inference import predict
 from fed_dpsd.protocol import Aggregate
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 from dp_accounting import NonPrivateDpEvent
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
 from fed_dpsd.protocol import Aggregate, Refusal, Response
 from fed_dpsd.server import checkpoint
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for

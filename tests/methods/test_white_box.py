@@ -14,6 +14,7 @@ from torch import nn
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.client import site as sites
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.experiment import load_data, set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
@@ -33,7 +34,6 @@ from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import scores_of
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 from tests.ledgers import entries_of

@@ -87,9 +87,9 @@ UNCHECKED = {
     "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
     "privacy/dp_sgd.py": ["_train_linear", "_train_network"],
     "privacy/output_gradient.py": ["train"],
-    "methods/paper_fed_dpsd.py": ["step"],  # its callers check
+    "papers/paper_fed_dpsd.py": ["step"],  # its callers check
     "audits/inversion.py": ["fredrikson", "generative"],
-    "bench/flower_fedavg.py": ["train"],
+    "benchmarks/flower_fedavg.py": ["train"],
 }
 
 

@@ -11,6 +11,7 @@ from torchvision import models
 
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
@@ -20,7 +21,6 @@ from fed_dpsd.overrides import compose
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from fed_dpsd.streams import Streams
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
 from fed_dpsd.errors import ConfigError
+from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import noisy_sum
-from fed_dpsd.privacy.output_gradient import OutputGradient
 from fed_dpsd.privacy.published import dpdfd_theorem_3
 
 SIGMA, BOUND, RATE = 100.0, 0.001, 0.1

@@ -13,8 +13,8 @@ from fed_dpsd.report.figure import save
 from fed_dpsd.report.literature import published
 from fed_dpsd.report.settings import NEEDED, RESULTS, names, read
 from fed_dpsd.report.table import FIRST_LINE, markdown, summary, write_page, write_summary
-from fed_dpsd.simulation import sweep as sweeps
-from tests.simulation.test_sweep import TINY, at_once
+from fed_dpsd.sweep import sweep as sweeps
+from tests.sweep.test_sweep import TINY, at_once
 
 
 def cells(line):

@@ -2,10 +2,10 @@
 
 import pytest
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import test_split as held_out
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 
 
 @pytest.fixture

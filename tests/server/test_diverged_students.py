@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 from fed_dpsd.methods.method import below
@@ -12,7 +13,6 @@ from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests.server.test_run import complete
 
 PAPER = "method=paper_fed_dpsd", "method.generator_learning_rate=0"

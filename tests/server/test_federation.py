@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Request, Response
-from fed_dpsd.simulation.local import LocalFederation
 
 
 def request(count=16):

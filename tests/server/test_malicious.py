@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
-from fed_dpsd.simulation.local import LocalFederation
 from tests.server.test_federation import request
 
 # What client 0 sends instead of its honest values; `first` are those of its first answer.

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fed_dpsd import cli
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.experiment import partitions
 from fed_dpsd.models import write_weights
@@ -23,7 +24,6 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.checks import weak_delta
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import OF_TEACHERS, result_line, round_text, scores_of
-from fed_dpsd.simulation.local import LocalFederation
 from tests.forks import finished, fork
 
 DENSE = ("training=plain", "answers=probabilities", "method=dense", "method.generator_steps=2")

@@ -11,13 +11,13 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from fed_dpsd.accounts.card import PARTITION_NOTE, PATIENT_NOTE, SHARED_NOTE
+from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data, partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, scores_of
-from fed_dpsd.simulation.local import LocalFederation
 from tests.proofs import by
 from tests.server.test_run import PRIVATE, WITHOUT_COUNTS, complete
 

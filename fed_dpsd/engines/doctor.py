@@ -1,0 +1,189 @@
+"""Checks of a machine before a run, each with its remedy."""
+
+import importlib
+import math
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from fed_dpsd.client.device import PROCESSOR_BYTES
+from fed_dpsd.engines.placement import on_meta, place
+from fed_dpsd.engines.ready import placed
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment, from_overrides, partitions
+from fed_dpsd.models.devices import Device, gib, gpus
+from fed_dpsd.models.footprint import weight_bytes
+from fed_dpsd.server.checks import cautions, nearest, require_writable
+from fed_dpsd.storage import app_folder, home
+
+FLOWER_MINOR = "1.41"
+LOCAL_SUPERLINK_PORTS = (39091, 39093)
+CLIENTS = 5  # in the example of a GPU's shares
+EXAMPLE = ("training=plain", "model=cnn", "device=cuda")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding about the machine."""
+
+    name: str
+    good: bool
+    state: str
+    remedy: str = ""
+
+
+def examine() -> list[Check]:
+    """Return every check, good or bad."""
+    return [
+        *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
+        *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
+    ]
+
+
+def examine_run(experiment: Experiment) -> list[Check]:
+    """Return what a run needs of this machine: its data is read, nothing is trained or charged."""
+    config, data = experiment.config, _checked("data", lambda: _data(experiment))
+    return [
+        data,
+        _checked("devices", lambda: str(placed(experiment, 1))),
+        _checked("budget", lambda: "; ".join(cautions(experiment)) or "admits the whole plan"),
+        *(_room(key, Path(getattr(config, key)), experiment) for key in ("out", "cache")),
+        *([_memory(experiment)] if data.good else []),
+    ]
+
+
+def _checked(name: str, found: Callable[[], str]) -> Check:
+    """Return the check of what is found, or of the error that names its remedy."""
+    try:
+        return Check(name, True, found())
+    except UserError as error:
+        return Check(name, False, "not as this run needs it", " ".join(str(error).split()))
+
+
+def _data(experiment: Experiment) -> str:
+    parts, config = partitions(experiment), experiment.config
+    sizes = sorted(map(len, parts))
+    return (
+        f"{config.data.name}: {sum(sizes):,} records, {sizes[0]:,} to {sizes[-1]:,} at each of "
+        f"{len(sizes):,} clients"
+    )
+
+
+def _room(key: str, folder: Path, experiment: Experiment) -> Check:
+    """Check that a folder can be written, and that the teachers' files fit where they are kept."""
+    try:
+        require_writable(key, folder)
+    except UserError as error:
+        return Check(key, False, str(folder), str(error))
+    free = psutil.disk_usage(str(nearest(folder))).free
+    needed = _bytes_of_teachers(experiment) if key == "cache" else 0
+    state = f"{folder} is writable, {gib(free)} GiB free"
+    state += f"; teachers take {gib(needed)}" if needed else ""
+    return Check(key, needed < free, state, "" if needed < free else f"free some, or give {key}=")
+
+
+def _memory(experiment: Experiment) -> Check:
+    """Check that records and teachers fit the free memory; what a round needs comes beside them."""
+    pixels = math.prod(experiment.config.data.shape)
+    needed = sum(map(len, partitions(experiment))) * pixels
+    needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
+    free = psutil.virtual_memory().available
+    state = f"{gib(free)} GiB free; records and teachers take {gib(needed)}"
+    return Check("memory", needed < free, state, "" if needed < free else "end other programs")
+
+
+def _bytes_of_teachers(experiment: Experiment) -> int:
+    """Return the bytes of all clients' weights, as if each had the largest architecture."""
+    config = experiment.config
+    largest = max(
+        weight_bytes(on_meta(config, architecture, config.model.teacher_width))
+        for architecture in set(map(config.architecture, range(config.num_clients)))
+    )
+    return config.num_clients * config.teachers_per_client * largest
+
+
+def _flower() -> Check:
+    version = metadata.version("flwr")
+    good = version.startswith(FLOWER_MINOR + ".")
+    remedy = "" if good else f"pip install 'flwr[simulation]~={FLOWER_MINOR}.0'"
+    return Check("flwr", good, f"{version} (tested with {FLOWER_MINOR})", remedy)
+
+
+def _app() -> Check:
+    folder = app_folder()
+    good = (folder / "pyproject.toml").is_file()
+    remedy = "" if good else "install the package, or a checkout: pip install ."
+    return Check("app, for flwr run", good, str(folder), remedy)
+
+
+def _torchvision() -> Check:
+    state = f"{metadata.version('torch')} and {metadata.version('torchvision')}"
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError) as error:
+        remedy = "install both together, from one index: pip install --upgrade torch torchvision"
+        return Check("torch and torchvision", False, f"{state}: {error}", remedy)
+    return Check("torch and torchvision", True, state)
+
+
+def _folders() -> list[Check]:
+    checks = []
+    for name, folder in (("FED_DPSD_HOME", home()), ("temporary", Path(tempfile.gettempdir()))):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            checks.append(Check(f"{name} folder", True, f"{folder} is writable"))
+        except OSError as error:
+            remedy = f"make it writable, or set {'TMPDIR' if name == 'temporary' else name}"
+            checks.append(Check(f"{name} folder", False, f"{folder}: {error.strerror}", remedy))
+    return checks
+
+
+def _superlinks() -> list[Check]:
+    """List running SuperLinks: `flwr run` would use them, with their code and their folder."""
+    states = []
+    for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
+        if any("flower-superlink" in part for part in process.info["cmdline"] or []):
+            states.append(f"process {process.info['pid']} in {process.info['cwd']}")
+    if not states:
+        return [Check("SuperLink", True, "none is running")]
+    remedy = "a bare `flwr run` meets the one on the local ports: kill it first if it is stale"
+    return [Check("SuperLink", True, state, remedy) for state in states]
+
+
+def _ports() -> Check:
+    taken = []
+    for port in LOCAL_SUPERLINK_PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                taken.append(str(port))
+    if not taken:
+        return Check("local ports", True, "free, `flwr run` will start its own SuperLink")
+    remedy = "if no SuperLink of yours is meant to run there, end the process that holds them"
+    return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
+
+
+def _processors() -> Check:
+    count = os.cpu_count() or 1
+    remedy = "" if count > 1 else "`flwr run` asks for 2 a client: use fed-dpsd run --engine flower"
+    return Check("processors", count > 1, str(count), remedy)
+
+
+def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
+    """List the GPUs, and the share of five clients that learn plainly on them."""
+    if not devices:
+        return [Check("GPU", True, "none, everything runs on the processor")]
+    checks = [Check("GPU", True, str(device)) for device in devices]
+    experiment = from_overrides([*EXAMPLE, f"num_clients={CLIENTS}"], Path.cwd())
+    name = f"{CLIENTS} clients, {' '.join(EXAMPLE)}"
+    try:
+        return [*checks, Check(name, True, str(place(experiment, CLIENTS, devices, processors)))]
+    except UserError as error:
+        return [*checks, Check(name, False, str(error), "end what fills the GPU: see nvidia-smi")]

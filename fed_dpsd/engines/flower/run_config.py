@@ -1,0 +1,82 @@
+"""The configuration of `flwr run --run-config`: flat keys, and a string of overrides for the rest.
+
+Flower admits the keys that pyproject.toml declares, and checks no types. There "" means that a key
+is not given, so every default lives in conf/.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fed_dpsd.errors import ConfigError, shown
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.overrides import QUOTES, quoted, split_overrides
+from fed_dpsd.sweep.grid import one_run
+
+# The flat keys whose names are shorter than those of the keys that they set.
+SHORT = {
+    "data_path": "data.path",
+    "alpha": "partition.alpha",
+    **{key: f"privacy.{key}" for key in ("target_epsilon", "delta", "budget")},
+}
+# Text that Hydra reads as itself: all other text goes in quotes.
+_PLAIN = re.compile(r"(?!(null|true|false|nan|inf)\Z)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)
+
+
+def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that are given, `overrides` and `resume` among them."""
+    return {key: value for key, value in run_config.items() if value != ""}
+
+
+def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
+    """Compose and bind what a Flower run asks for; all that is wrong with it is one error.
+
+    Raises:
+        ConfigError: a key is given twice, the keys or values have problems, or they are a grid of
+            several runs. No data has been read.
+    """
+    flat = given(run_config)
+    overrides = split_overrides(shown(flat.pop("overrides", "")))
+    named = {override.lstrip("+~").partition("=")[0] for override in overrides}
+    problems = []
+    for key, value in flat.items():
+        name = SHORT.get(key, key)
+        overrides.append(f"{name}={_quoted(value)}")
+        if name in named:
+            within = "" if name == key else f" as {name}"
+            problems.append(
+                f"{key} is given twice, flat and{within} in overrides; keep one of them"
+            )
+    try:
+        experiment = one_run(overrides, None)
+    except ConfigError as error:
+        problems += map(_typed_here, error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return experiment
+
+
+def as_typed(text: str, run_config: Mapping[str, Any]) -> str:
+    """Return the lines of a text with the flat key that was typed in the place of a longer name."""
+    for key in SHORT.keys() & given(run_config).keys():
+        text = re.sub(rf"^{re.escape(SHORT[key])}(?![\w.])", key, text, flags=re.MULTILINE)
+    return text
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as Hydra reads it, so that nothing in a text has a meaning."""
+    if not isinstance(value, str):
+        return shown(value)
+    if _PLAIN.fullmatch(value):
+        return value
+    return quoted(value)
+
+
+def _typed_here(problem: str) -> str:
+    """Return a problem of `overrides`, whose remedy is typed as --run-config takes it."""
+    said, marked, word = problem.partition(QUOTES)
+    if not marked or "'" in (setting := " ".join(shlex.split(word))):  # Flower has no escapes
+        return problem
+    config = shlex.quote(f"overrides='{setting}'")
+    return f"{said}{marked}--run-config {config}"

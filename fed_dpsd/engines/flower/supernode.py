@@ -1,0 +1,275 @@
+"""A SuperNode whose client processes run the hospital's own code, whatever a coordinator sends.
+
+Flower ships an app's code with each run, so anybody who may submit a run could have any code run at
+every hospital. But a SuperNode starts its client processes by name, and `environment` puts commands
+of ours first on its path. The client process is Flower's, except that it finds the app that is
+installed here. Every other kind of process is refused.
+
+Flower starts a process for each message. Importing takes seconds, and so do the constants of fixed
+features. So the commands pass their arguments on to a process that has both ready and forks for
+each command.
+"""
+
+import functools
+import json
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fed_dpsd.errors import UserError, reason_of
+from fed_dpsd.storage import write_atomically
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+CLIENT = "flwr-clientapp"
+REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
+SOCKET = "FED_DPSD_SITE_SOCKET"
+LOOKS_UP_SECONDS = 1.0
+AGAIN_SECONDS = 10.0
+USUAL_WIDTH = 16  # of teachers, in conf/model; for another width each message computes constants
+
+
+def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int) -> None:
+    """Run a SuperNode until it ends without an error; after one with an error start it again.
+
+    Args:
+        site: the hospital's file.
+        folder: the hospital's folder, with its secret.
+        superlink: the coordinator's HOST:PORT.
+        authority: certificate of the coordinator's authority.
+        key: the node's private key.
+        port: of the node's own processes on this machine.
+
+    Raises:
+        UserError: the certificate or the key is none that Flower can use; nothing was started.
+    """
+    check_certificate(authority)
+    check_key(key)
+    from fed_dpsd.accounts.secret import secret_of
+    from fed_dpsd.engines.flower.superlink import QUIET
+
+    secret_of(folder / "secret")  # draws the secret if there is none yet
+    command = [
+        *("flower-supernode", "--superlink", superlink),
+        *("--root-certificates", str(authority.absolute())),
+        *("--auth-supernode-private-key", str(key.absolute())),
+        *("--port", str(port)),
+        *("--node-config", f"site={json.dumps(str(site.absolute()))}"),
+    ]
+    settings = environment(folder / "commands", {**QUIET, **os.environ})
+    settings.setdefault("FLWR_HOME", str(folder / "flower"))
+    kept = f"{importing()}; keep({str(site.absolute())!r})"
+    subprocess.Popen([sys.executable, "-c", kept], env=settings)
+    while _failed(command, settings):
+        line = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
+        print(line, file=sys.stderr, flush=True)
+        time.sleep(AGAIN_SECONDS)
+
+
+def check_certificate(path: Path) -> None:
+    """Check that a file holds certificates.
+
+    Raises:
+        UserError: it cannot be read, or holds none.
+    """
+    from cryptography import x509
+
+    try:
+        x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"--certificate {path} cannot be read ({reason_of(error)})") from None
+    except ValueError:
+        raise UserError(
+            f"--certificate {path} is no certificate in PEM format; ask the coordinator for the "
+            "ca.crt of its certificate authority"
+        ) from None
+
+
+def check_key(path: Path) -> None:
+    """Check that a file is a key that Flower can sign with; otherwise its node never connects.
+
+    Raises:
+        UserError: it is none; the message has the command that makes one, in a new file.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    try:
+        content = path.read_bytes()
+        key = load_ssh_private_key(content, None)
+        problem = "" if isinstance(key, ec.EllipticCurvePrivateKey) else "is no ECDSA key"
+    except OSError as error:
+        problem = f"cannot be read ({reason_of(error)})"
+    except TypeError:
+        problem = "has a passphrase"
+    except (ValueError, UnsupportedAlgorithm):
+        public = content.startswith((b"ssh-", b"ecdsa-", b"sk-"))
+        problem = "is the public half of a key" if public else "is no private key of OpenSSH's"
+    if problem:
+        new = path.with_name(f"{path.stem}_ecdsa")
+        raise UserError(
+            f"--node-key {path} {problem}; give an ECDSA key without a passphrase, such as that of "
+            f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator '
+            "registers its .pub"
+        )
+
+
+def _failed(command: list[str], settings: dict[str, str]) -> bool:
+    """Run a node until it ends, and end it with this process; return whether it failed."""
+    try:
+        process = subprocess.Popen(command, env=settings)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started ({error.strerror})") from None
+    try:
+        return process.wait() != 0
+    finally:
+        process.terminate()
+
+
+def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Write commands that stand for Flower's into `folder`; return `base` with them on its path."""
+    _write(folder / CLIENT, f"{importing()}; pass_on()")
+    for name in REFUSED:
+        _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), base.get("PATH", "")])
+    return {**base, "PATH": path, SOCKET: str(folder / "socket")}
+
+
+def importing() -> str:
+    """Return a line of Python that imports this module from where this process has found it."""
+    places = [place for place in sys.path if place]
+    return f"import sys; sys.path[:0] = {places!r}; from {__name__} import keep, pass_on"
+
+
+def _write(path: Path, program: str) -> None:
+    write_atomically(path, f"#!{sys.executable}\n{program}\n".encode())
+    path.chmod(0o755)
+
+
+# --- the command that Flower starts ---
+
+
+def pass_on() -> None:
+    """Pass this command on to the process that keeps everything ready; without one, run it here."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(os.environ[SOCKET])
+    except (OSError, KeyError):
+        _client()
+        return
+    request = {"arguments": sys.argv, "environment": dict(os.environ), "folder": os.getcwd()}
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    with connection.makefile("rb") as reply:
+        pid = int(reply.readline())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        code = reply.read()  # returns when the other process has ended
+    raise SystemExit(int(code or 1))
+
+
+# --- the process that keeps everything ready ---
+
+
+def keep(site: str) -> None:
+    """Prepare for the models of a site's file; fork for each command while the parent lives."""
+    parent = os.getppid()
+    _prepare(Path(site))
+    path = os.environ[SOCKET]
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    os.umask(0o077)
+    listener.bind(path)
+    listener.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forked processes
+    while os.getppid() == parent:
+        if not select.select([listener], [], [], LOOKS_UP_SECONDS)[0]:
+            continue
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _serve(connection)
+        connection.close()
+
+
+def _prepare(site: Path) -> None:
+    """Import the modules of a command, and have a teacher of each usual kind answer an image."""
+    import torch
+    from flwr.supernode import cli  # noqa: F401
+
+    from fed_dpsd.client.hospital import open_file
+    from fed_dpsd.engines.flower.codec import code_digest
+    from fed_dpsd.models import initialise
+    from fed_dpsd.models.classifiers import CLASSIFIERS
+    from fed_dpsd.storage import app_folder
+
+    _installed()
+    code_digest(app_folder() / "client_app" / "__init__.py")  # keeps that of the running code
+    torch.set_num_threads(1)  # more would not survive a fork
+    hospital = open_file(site)
+    for name in hospital.models:
+        build = functools.partial(CLASSIFIERS[name], hospital.shape, hospital.num_classes)
+        teacher = initialise(functools.partial(build, USUAL_WIDTH), torch.Generator()).eval()
+        with torch.inference_mode():
+            teacher(torch.zeros(1, *hospital.shape))
+
+
+def _serve(connection: socket.socket) -> None:
+    """Run a command in this process; reply its process id and exit status, and end the process."""
+    status = 1
+    try:
+        with connection.makefile("rb") as requests:
+            request = json.loads(requests.readline())
+        connection.sendall(f"{os.getpid()}\n".encode())
+        sys.argv = request["arguments"]
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        _client()
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.sendall(b"%d" % status)
+        os._exit(0)
+
+
+def _client() -> None:
+    """Run Flower's client process with the app that is installed here."""
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        getattr(run_clientapp, name)  # fails if Flower has changed and would not use these
+    run_clientapp.install_from_fab = lambda *_, **__: None
+    run_clientapp.get_load_client_app_fn = lambda **_: _installed
+    flwr_clientapp()
+
+
+def _installed(*_: str) -> "ClientApp":
+    """Return the installed app, imported late: Flower gives up a process that reports too late."""
+    from fed_dpsd.storage import app_folder
+
+    folder = str(app_folder())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    from client_app import app
+
+    return app

@@ -1,0 +1,85 @@
+"""What a new run needs of its configuration and of this machine, checked before it begins."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fed_dpsd.accounts.reading import header, ledger_path
+from fed_dpsd.client.teacher_file import read_teacher
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.engines.clients import data_of
+from fed_dpsd.engines.placement import Placement, place
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import Experiment, partitions
+from fed_dpsd.models import pictures
+from fed_dpsd.models.devices import gpus
+from fed_dpsd.server.checks import cautions, require_writable, weak_delta
+from fed_dpsd.storage import app_folder
+
+
+def ready(
+    experiment: Experiment, overrides: Sequence[str], nodes: int = 1
+) -> tuple[Placement, list[str]]:
+    """Check what a new run needs, before its folder is made; place its clients.
+
+    Returns:
+        The placement, and the `cautions` and `weak_delta`.
+
+    Raises:
+        UserError: its clients are hospitals, a device is not there, its budget is less than it
+            needs, a folder cannot be written, a ledger is of other records, the data does not
+            allow so many clients, or pictures or teachers cannot be read.
+    """
+    text = " ".join(overrides)
+    check_simulated(experiment, f'overrides="{text}"')
+    placement, config = placed(experiment, nodes), experiment.config
+    warnings = cautions(experiment)
+    require_writable("cache", Path(config.cache))
+    if config.ledger:
+        require_writable("ledger", Path(config.ledger))
+        _require_own_ledgers(experiment, Path(config.ledger))
+    if not config.run_folder:
+        require_writable("out", Path(config.out))
+    if config.pictures:
+        pictures.load(config.pictures, config.data.shape[1])
+    if config.teacher.path is not None:
+        files = config.num_clients if "{client}" in config.teacher.path else 1
+        for client in range(files):
+            read_teacher(make_teacher(config, client, 0), config, client)
+    partitions(experiment)
+    return placement, [*warnings, *weak_delta(experiment)]
+
+
+def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:
+    """Check that ledgers that are there already are those of the clients' own records."""
+    for client in range(experiment.config.num_clients):
+        path, own = ledger_path(folder, client), data_of(experiment, client)
+        if path.exists() and (found := header(path).get("data", own)) != own:
+            raise UserError(
+                f"ledger={folder}: {path.name} is the account of other records ({found}); this "
+                f"run's are {own}. A budget is for one data set and client: name another folder"
+            )
+
+
+def placed(experiment: Experiment, nodes: int) -> Placement:
+    """Place the clients of a simulation on this machine's devices; the local engine is one node.
+
+    Raises:
+        UserError: a device is not there, or is too small; nothing has been read.
+    """
+    wanted = {experiment.config.client_device, experiment.config.server_device}
+    return place(experiment, nodes, gpus() if wanted != {"cpu"} else (), os.cpu_count() or 1)
+
+
+def check_simulated(experiment: Experiment, run_config: str) -> None:
+    """Refuse to let clients of this process answer in the place of hospitals.
+
+    Raises:
+        UserError: the clients are hospitals; the message says how to reach them.
+    """
+    if not experiment.config.federation.simulation:
+        raise UserError(
+            "federation=deployment: the clients of this run are hospitals, whom only Flower "
+            f"reaches: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
+            "federation of docs/deployment.md; `fed-dpsd rehearse` tries it on this machine"
+        )

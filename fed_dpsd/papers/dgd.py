@@ -1,0 +1,318 @@
+"""DGD: discriminative-generative distillation, from many teachers' votes on a few images.
+
+Ge, Liu, Wang, Li, Zeng: "Learning Privacy-Preserving Student Networks via Discriminative-Generative
+Distillation", IEEE Transactions on Image Processing 32 (2023).
+
+A client trains a baseline, one classifier of all its records, and an ensemble of teachers on
+disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
+on the generator's images. It asks the ensemble about a few of them. The student learns from these
+labels, and from what the autoencoder makes of all the others. With `answers=noisy_max` the labels
+are those of the paper.
+
+The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
+votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is
+proven. With `generator_steps=0` nobody needs a baseline: none is trained, none leaves, and the
+votes are all that is counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import losses
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.errors import ProtocolError
+from fed_dpsd.methods.method import (
+    Federation,
+    Plan,
+    PublicContext,
+    ReplayBuffer,
+    Round,
+    Site,
+    State,
+    answers_and_refusals,
+    below,
+    draw_public,
+    nobody_answers,
+    tensors_below,
+)
+from fed_dpsd.methods.white_box import read_teachers
+from fed_dpsd.models import initialise, procedural
+from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.inference import predict, to_bytes, to_unit
+from fed_dpsd.papers.paper_fed_dpsd import step
+from fed_dpsd.papers.vae import VAE
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.training import BaselineWeights, Training
+from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.streams import Streams
+
+VAE_WIDTH = 16  # channels of the autoencoder's first convolution
+LOSSES = {"cross_entropy": losses.student_loss, "squared": losses.squared_loss}
+
+
+@dataclass(frozen=True)
+class DGD:
+    """DGD; conf/method/dgd.yaml explains the fields."""
+
+    num_clients: ClassVar[int | None] = 1
+    trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
+    averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = True
+    asks_cohorts: ClassVar[bool] = False
+    baseline: Training
+    synthetic_images: int
+    areas_fraction: float
+    lines_fraction: float
+    polarity: Literal["both", "dark", "light"]
+    latent_size: int
+    generator_steps: int
+    generator_learning_rate: float
+    entropy_weight: float
+    activation_weight: float
+    code_size: int
+    vae_steps: int
+    epsilon_1: float | None
+    perturbation: float
+    unsupervised_weight: float
+    label_loss: Literal["cross_entropy", "squared"]
+    student_steps: int
+    learning_rate: float
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        require(self, synthetic_images=1, latent_size=1, generator_steps=0, code_size=2)
+        require(self, vae_steps=0, student_steps=1, batch_size=2)
+        require(self, perturbation=0, unsupervised_weight=0)
+        require_positive(self, "generator_learning_rate", "learning_rate")
+        if self.epsilon_1 is not None:
+            require_positive(self, "epsilon_1")
+        areas, lines = self.areas_fraction, self.lines_fraction
+        if min(areas, lines) < 0 or areas + lines > 1:
+            raise ValueError(
+                f"areas_fraction={areas} and lines_fraction={lines} must be >= 0 and at most 1 "
+                "together; the generator makes the other images"
+            )
+
+    def plan(self, context: PublicContext) -> Plan:
+        """Return the stages: the baseline, once, if there is a use for it; a label a query."""
+        before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
+        answers = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (*before, answers))
+
+    # --- client ------------------------------------------------------------------------------
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Release the baseline's weights, or the ensemble's answers to images."""
+        if request.kind == "baseline" and self.generator_steps:
+            mechanism = BaselineWeights(self.baseline)
+            return site.release(mechanism, site.sensitive_baseline(mechanism, request), request)
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        return site.release(site.answers, site.sensitive_probabilities(request.images), request)
+
+    # --- server ------------------------------------------------------------------------------
+
+    def server(
+        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
+    ) -> Iterator[Round]:
+        """Run the two streams; a round asks about the next synthetic images."""
+        generator = context.make_generator(self.latent_size, streams.torch("generator"))
+        vae = self.make_vae(context, streams)
+        student = context.make_student(streams.torch("student"))
+        learners = {"student": student, "generator": generator, "vae": vae}
+        buffer: list[ReplayBuffer] = []
+        if resume is None:
+            if self.generator_steps:
+                baseline = fetch_baseline(federation, context)
+                self.train_generator(generator, baseline, context, streams)
+        else:
+            buffer = list(resume.buffer)
+            for name, learner in learners.items():
+                learner.load_state_dict(below(name, resume.tensors))
+        images = self.synthesise(generator, context, streams)
+        if resume is None:
+            self.train_vae(vae, images, context, streams)
+
+        queries = context.queries_per_round
+        for number in range(len(buffer) + 1, context.rounds + 1):
+            asked = images[(number - 1) * queries : number * queries]
+            predictions = predict(student, asked, context.device)
+            request = federation.get_or_store(Request(number, asked, predictions))
+            total = federation.total(request)
+            if total.count == 0:
+                if not buffer:
+                    raise nobody_answers(total.refused)
+                return
+            buffer.append(ReplayBuffer(request.images, request.predictions, hard_labels(total)))
+            loss = self.train_student(student, vae, buffer, images, context, streams, number)
+            trained = self.generator_steps * self.batch_size if number == 1 else 0
+            tensors = {n: t for k, v in learners.items() for n, t in tensors_below(k, v).items()}
+            yield Round(
+                State(number, tensors, buffer),
+                student,
+                {"student_loss": loss},
+                total.refused,
+                forward_answers=total.count * len(asked) + trained,
+                backward_answers=trained,
+            )
+
+    def train_generator(
+        self, generator: nn.Module, baseline: Classifier, context: PublicContext, streams: Streams
+    ) -> None:
+        """Train the generator with the baseline as fixed discriminator (Sec. III-B, five steps)."""
+        rng = streams.torch("latents")
+        optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
+        generator.train()
+        seen = []
+        for _ in range(self.generator_steps):
+            latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
+            features = baseline.features(generator(latents.to(context.device)))
+            loss = self.generator_loss(features, baseline.classifier(features))
+            seen.append(loss.detach())
+            step(optimiser, loss)
+        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+
+    def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return Eq. 2: confident, balanced over the classes, with large activations."""
+        return (
+            losses.one_hot_loss(logits)
+            + self.entropy_weight * losses.entropy_loss(logits)
+            - self.activation_weight * features.abs().mean()
+        )
+
+    def synthesise(
+        self, generator: nn.Module, context: PublicContext, streams: Streams
+    ) -> NDArray[np.uint8]:
+        """Return all synthetic images in random order, (N, C, H, W) uint8; the first are asked."""
+        needed = max(self.synthetic_images, context.rounds * context.queries_per_round)
+        fractions = {"areas": self.areas_fraction, "lines": self.lines_fraction}
+        counts = {kind: int(fraction * needed) for kind, fraction in fractions.items()}
+        parts = draw_public(counts, context, streams, 1)
+        rates = rates_of(self, "generator_learning_rate")
+        left, rng = needed - sum(counts.values()), streams.torch("synthetic images")
+        while left > 0:
+            latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
+            with torch.no_grad():
+                parts.append(to_bytes(generator(latents.to(context.device)), rates)[:left])
+            left -= len(parts[-1])
+        images = procedural.apply_polarity(np.concatenate(parts), self.polarity)
+        return images[streams.numpy("order of images").permutation(needed)]
+
+    def make_vae(self, context: PublicContext, streams: Streams) -> VAE:
+        """Return an untrained autoencoder."""
+        vae = initialise(
+            lambda: VAE(context.image_shape, self.code_size, VAE_WIDTH),
+            streams.torch("autoencoder"),
+        )
+        return vae.to(context.device)
+
+    def train_vae(
+        self, vae: VAE, images: NDArray[np.uint8], context: PublicContext, streams: Streams
+    ) -> None:
+        """Train the autoencoder on the synthetic images."""
+        rng = streams.torch("batches of the autoencoder")
+        optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
+        seen = []
+        for _ in range(self.vae_steps):
+            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+            loss = vae.loss(to_unit(images[chosen], context.device), rng)
+            seen.append(loss.detach())
+            step(optimiser, loss)
+        check_losses(seen, "the autoencoder", rates_of(self, "learning_rate"))
+
+    def train_student(
+        self,
+        student: Classifier,
+        vae: VAE,
+        buffer: list[ReplayBuffer],
+        images: NDArray[np.uint8],
+        context: PublicContext,
+        streams: Streams,
+        number: int,
+    ) -> float:
+        """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
+        labelled = np.concatenate([part.images for part in buffer])
+        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        rng = streams.torch("replay", query_id=number)
+        optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
+        student.train()
+        seen = []
+        for _ in range(self.student_steps):
+            chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
+            logits = student(to_unit(labelled[chosen], context.device))
+            loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
+            if self.unsupervised_weight > 0:
+                drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                inputs = to_unit(images[drawn], context.device)
+                loss = loss + self.unsupervised_weight * self.smoothness(student, vae, inputs, rng)
+            seen.append(loss.detach())
+            step(optimiser, loss)
+            schedule.step()
+        check_losses(seen, "the student", rates_of(self, "learning_rate"))
+        return loss.item()
+
+    def smoothness(
+        self, student: Classifier, vae: VAE, images: torch.Tensor, rng: torch.Generator
+    ) -> torch.Tensor:
+        """Return Eq. 6: features that tangents and normals do not move, and small entropies.
+
+        Codes of a standard normal law lie near a sphere. A tangent is orthogonal to a code, and the
+        normal is the code's own direction (Eq. 4). The paper prints the negative entropy, whose
+        minimum is an undecided student; its text wants a decided one.
+        """
+        with torch.no_grad():
+            codes = self.noisy_codes(vae.encode(images, rng), rng)
+            lengths = codes.norm(dim=1, keepdim=True)
+            normals = codes / lengths
+            tangents = torch.randn(codes.shape, generator=rng).to(codes)
+            tangents -= (tangents * normals).sum(1, keepdim=True) * normals
+            tangents /= tangents.norm(dim=1, keepdim=True)
+            moves = [self.perturbation * lengths * way for way in (normals, tangents)]
+            triple = torch.cat([vae.decode(codes), *(vae.decode(codes + own) for own in moves)])
+        features, across, along = student.features(triple).chunk(3)
+        moved = (features - across).square().mean() + (features - along).square().mean()
+        probabilities = student.classifier(features).softmax(1)
+        return moved - losses.sample_entropy_loss(student.classifier(features)) / len(probabilities)
+
+    def noisy_codes(self, codes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Return codes with the Laplace noise of epsilon_1, if there is any, on their sphere.
+
+        Codes are divided by their largest entry, so any two of them are 2c apart at most in L1.
+        Noise of scale 2c / epsilon_1 hides which synthetic image a code is of (Theorem 1). It
+        protects no record: all synthetic images are public.
+        """
+        if self.epsilon_1 is None:
+            return codes
+        scale = 2 * self.code_size / self.epsilon_1
+        uniform = torch.rand(codes.shape, generator=rng, dtype=torch.float64) - 0.5
+        noise = -scale * uniform.sign() * torch.log1p(-2 * uniform.abs().clamp(max=0.5 - 1e-12))
+        noisy = codes / codes.abs().amax(dim=1, keepdim=True) + noise.to(codes)
+        return noisy / noisy.norm(dim=1, keepdim=True) * self.code_size**0.5
+
+
+def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier:
+    """Return the client's baseline from the weights that it releases.
+
+    Raises:
+        UserError: the client does not answer.
+    """
+    answers, refused = answers_and_refusals(federation.each(context.request("baseline")))
+    if not answers:
+        raise nobody_answers(refused)
+    (response,) = answers.values()
+    (baseline,) = read_teachers(replace(response, teachers=1), context, 0)
+    return baseline
+
+
+def hard_labels(total: Aggregate) -> NDArray[np.float32]:
+    """Return the (B, K) one-hot classes of the largest sums (Eq. 3); zeros where all are zero."""
+    classes = np.eye(total.sum.shape[1], dtype=np.float32)[total.sum.argmax(1)]
+    return classes * total.sum.any(axis=1, keepdims=True)

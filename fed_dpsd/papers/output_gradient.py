@@ -1,0 +1,114 @@
+"""Training on private records with noise on the gradient of the outputs alone: nothing is proven.
+
+Liu, Wang, Li, Zeng, Ge: "Model Conversion via Differentially Private Data-Free Distillation",
+IJCAI 2023, Sec. 4.4 and Algorithm 3.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fed_dpsd.privacy.noise import Rng, noisy_sum
+from fed_dpsd.privacy.published import dpdfd_theorem_3
+from fed_dpsd.privacy.training import CustomTraining
+
+SMALLEST_PROBABILITY = 1e-8  # in a quotient, which is finite then
+
+
+@dataclass(frozen=True)
+class OutputGradient(CustomTraining):
+    """DPDFD's direct training: normalised, noisy gradients of the outputs, carried back to weights.
+
+    The noise is added to the loss's gradient in the probabilities of a batch. On the way to the
+    weights it is multiplied by derivatives at private images. What one record's derivatives add has
+    no bound. Where those of all other records are zero, the record's part is all that is left. So
+    nothing is proven, whatever the noise (docs/privacy.md), and only a simulation runs it.
+
+    Args:
+        noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0.
+        bound: C, norm of a record's gradient, > 0.
+        stability: e, added to a norm, > 0.
+        label_step: gamma, step from a prediction to its new target, > 0.
+        learning_rate: gamma_s, of plain gradient steps, > 0.
+        batch_size: B, mean number of records in a step, >= 1.
+        steps: T, >= 1.
+        mean_over: "batch" for one noisy mean gradient for all of a batch, as the sum of line 8 has;
+            "record" for a noisy gradient of each record, as its index has.
+
+    Raises:
+        ValueError: a parameter is out of its range.
+    """
+
+    name: ClassVar[str] = "output_gradient"
+    reason: ClassVar[str] = (
+        "noise on the outputs' gradients passes through the network at private images, where "
+        "nothing bounds what a record changes"
+    )
+    noise_multiplier: float
+    bound: float
+    stability: float
+    label_step: float
+    learning_rate: float
+    batch_size: int
+    steps: int
+    mean_over: Literal["batch", "record"]
+
+    def __post_init__(self) -> None:
+        for field in ("noise_multiplier", "bound", "stability", "label_step", "learning_rate"):
+            value = getattr(self, field)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{field}={value} must be a finite number > 0")
+        for field in ("batch_size", "steps"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
+        if self.mean_over not in ("batch", "record"):
+            raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
+
+    def published(self, trainings: int, num_classes: int, delta: float) -> float:
+        """Return DPDFD's Theorem 3 over the steps of all `trainings`.
+
+        The paper says of its Algorithm 3 only that it runs the same procedures.
+        """
+        settings = self.bound, self.noise_multiplier, num_classes, self.batch_size
+        return dpdfd_theorem_3(*settings, trainings * self.steps, delta)
+
+    def train(
+        self,
+        teacher: nn.Module,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        rng: Rng,
+    ) -> None:
+        """Run Algorithm 3; a comment at a line is the number of the paper's line."""
+        optimiser = torch.optim.SGD(teacher.parameters(), self.learning_rate)
+        teacher.train()
+        for _ in range(self.steps):  # 1
+            drawn = rng.random(len(labels)) < self.batch_size / len(labels)
+            chosen = torch.from_numpy(np.flatnonzero(drawn))  # 2
+            if not len(chosen):
+                continue
+            logits = teacher(inputs[chosen])
+            outputs = logits.detach().softmax(1)
+            classes = functional.one_hot(labels[chosen], outputs.shape[1])
+            gradients = -classes / outputs.clamp_min(SMALLEST_PROBABILITY)  # 3 to 5, in closed form
+            norms = gradients.norm(dim=1, keepdim=True)
+            bounded = self.bound * gradients / (norms + self.stability)  # 6
+            noisy = self._noisy(bounded, rng)  # 8
+            targets = outputs - self.label_step * noisy  # 10
+            student_loss = functional.cross_entropy(logits, targets)  # 11
+            optimiser.zero_grad()
+            student_loss.backward()
+            optimiser.step()  # 12
+
+    def _noisy(self, bounded: torch.Tensor, rng: Rng) -> torch.Tensor:
+        """Return the noisy mean of line 8, or each record's noisy gradient."""
+        scale = self.noise_multiplier * self.bound
+        if self.mean_over == "batch":
+            mean = noisy_sum(bounded.numpy(), scale, "gaussian", rng) / len(bounded)
+            return torch.from_numpy(mean).float()
+        return torch.from_numpy(noisy_sum(bounded.numpy()[None], scale, "gaussian", rng)).float()

@@ -1,0 +1,1 @@
+"""Rehearsed deployments: a coordinator and hospitals on one machine, and their faults."""

@@ -1,0 +1,1 @@
+"""Sweeps: grids of runs, resumed and tabulated."""

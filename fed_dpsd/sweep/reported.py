@@ -1,0 +1,274 @@
+"""Paths that `fed-dpsd report` is given: the tables that they stand for, and the facts of a run."""
+
+import dataclasses
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
+from fed_dpsd.accounts.ranges import clients_in
+from fed_dpsd.accounts.reading import ledgers_in, read
+from fed_dpsd.accounts.words import (
+    how_answered,
+    how_trained,
+    is_meaningful,
+    published_line,
+    verdict,
+)
+from fed_dpsd.claims import smallest_claim
+from fed_dpsd.errors import UserError, shown
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.keys import leaves
+from fed_dpsd.methods.method import Plan
+from fed_dpsd.report.facts import Facts, Unfinished
+from fed_dpsd.server import checkpoint
+from fed_dpsd.server.federation import in_use
+from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
+from fed_dpsd.server.summary import (
+    TRAVELLED,
+    add_privacy,
+    blank_summary,
+    read_summary,
+    record_round,
+)
+from fed_dpsd.storage import client_name, writing
+from fed_dpsd.sweep.repeat import command_of
+from fed_dpsd.sweep.sweep import PLACES, TABLE, Cell, write_tables
+
+REPORTED = (
+    "a table of `fed-dpsd sweep`, or the folder that a sweep, a run or a rehearsal has written"
+)
+REHEARSED = "run"  # the run folder in that of a rehearsal
+
+
+def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
+    """Return the tables that paths stand for: themselves, sweeps', and runs', which are written.
+
+    Args:
+        paths: tables, folders of sweeps or of rehearsals, or run folders.
+        out: the folder that runs' rows are written to, as one table; None for each run's own.
+
+    Raises:
+        UserError: a path holds neither, a run has not completed, or a table cannot be written.
+    """
+    written: dict[Path, list[Cell]] = {}
+    tables = []
+    for path in map(run_in, paths):
+        table = _table_at(path)
+        if is_run_folder(path):
+            table = (out or path) / TABLE
+            written.setdefault(table, []).append(_cell(path))
+        tables.append(table)
+    apart = _apart([cell.experiment for cells in written.values() for cell in cells])
+    for table, cells in written.items():
+        with writing(table):
+            table.parent.mkdir(parents=True, exist_ok=True)
+        known = [dict(leaves(json.loads(cell.experiment.to_json()))) for cell in cells]
+        own = [{key: shown(each[key]) for key in apart if key in each} for each in known]
+        write_tables(
+            table,
+            [dataclasses.replace(c, overrides=o) for c, o in zip(cells, own, strict=True)],
+        )
+    return list(dict.fromkeys(tables))
+
+
+def run_in(path: Path) -> Path:
+    """Return the run folder of a rehearsal's folder, and any other path as it is."""
+    inside = path / REHEARSED
+    return inside if is_run_folder(inside) and not is_run_folder(path) else path
+
+
+def _table_at(path: Path) -> Path:
+    """Return the table that a path is or holds; for a run folder, its own."""
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise UserError(f"{path} is not there; give {REPORTED}")
+    if not is_run_folder(path) and not (path / TABLE).is_file():
+        raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
+    return path / TABLE
+
+
+def _apart(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the keys that set runs apart whose table would be the same except for its results."""
+    alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for each in experiments:
+        settings = dict(leaves(json.loads(each.to_json())))
+        kind = each.method_name, each.training.name, each.answers.name, each.config.data.name
+        alike.setdefault(kind, []).append(settings)
+    return [
+        key
+        for group in alike.values()
+        for key in group[0]
+        if key not in ("seed", *PLACES)
+        and all(key in other for other in group)
+        and any(other[key] != group[0][key] for other in group)
+    ]
+
+
+def _cell(folder: Path) -> Cell:
+    """Return a completed run as a sweep with one cell has it."""
+    experiment = open_run_folder(folder)
+    if unfinished := unfinished_in(folder, experiment):
+        raise UserError(
+            f"{folder}: the run has not completed: {unfinished.told} A page of it alone: "
+            f"fed-dpsd report {folder}"
+        )
+    config = dataclasses.replace(experiment.config, run_folder=str(folder))
+    experiment = dataclasses.replace(experiment, config=config)
+    return Cell(folder.name, folder.name, "", {}, experiment)
+
+
+# --- a run that has not completed ---
+
+
+def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
+    """Return how far the run of a folder came; None if it has completed."""
+    summary = read_summary(folder)
+    if summary.get("status") == "completed":
+        return None
+    under_way, name = in_use(folder), shlex.quote(folder.name)
+    command = f"fed-dpsd {'report' if under_way else 'resume'} {name}"
+    if not (under_way or experiment.config.federation.simulation):
+        resume = f'resume="{folder.name}"'
+        command = f"flwr run APP federation --stream --run-config {shlex.quote(resume)}"
+    return Unfinished(
+        name=folder.name,
+        done=checkpoint.latest(folder / "checkpoint") or 0,  # the log may have run ahead of it
+        rounds=experiment.config.rounds,
+        error=summary.get("error") or "",
+        under_way=under_way,
+        command=command,
+    )
+
+
+def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
+    """Return the runs below sweeps' folders that have begun and not completed."""
+    folders = (
+        inside for path in paths for inside in sorted(path.glob("*/")) if not is_run_folder(path)
+    )
+    begun = (
+        folder
+        for folder in folders
+        if is_run_folder(folder) and read_summary(folder).get("status") != "completed"
+    )
+    return [run for folder in begun if (run := unfinished_in(folder, open_run_folder(folder)))]
+
+
+def _summary_so_far(
+    folder: Path, experiment: Experiment, lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary of an unfinished run, whose last round and charges count as they are."""
+    summary = blank_summary(experiment, "") | read_summary(folder)
+    for line in lines[-1:]:
+        record_round(summary, line)
+        summary["queries"] |= {name: line.get(name, 0) for name in TRAVELLED}
+        summary["seconds"]["rounds"] = line["seconds"]
+    add_privacy(summary, experiment, folder)
+    return summary
+
+
+# --- the facts of one run ---
+
+
+def facts_of(paths: Sequence[Path]) -> Facts | None:
+    """Return the facts of the one run that `paths` name; None for anything else."""
+    if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
+        return None
+    experiment, rounds = open_run_folder(folder), read_log(folder)
+    unfinished = unfinished_in(folder, experiment)
+    if unfinished:
+        rounds = rounds[: unfinished.done]
+        summary = _summary_so_far(folder, experiment, rounds)
+    else:
+        summary = read_summary(folder)
+    plan, card = plan_of(experiment), PrivacyCard(summary["privacy"])
+    delta, charges = experiment.config.privacy.delta, _json(folder / "charges.json")
+    stated = {int(n): known["charged"] for n, known in charges.get("clients", {}).items()}
+    return Facts(
+        name=folder.name,
+        summary=summary,
+        rounds=rounds,
+        versions=_json(folder / "versions.json"),
+        settings=_settings(experiment),
+        classes=experiment.config.data.class_names,
+        simulated=experiment.config.federation.simulation,
+        meaningful=is_meaningful(card.epsilon("record", "add_remove")),
+        verdict=tuple(verdict(experiment, card)),
+        trained=how_trained(experiment),
+        answered=how_answered(experiment, card),
+        published=published_line(card),
+        command=command_of(experiment),
+        spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],
+        costs={n: _epsilon(plan, releases, delta) for n, releases in stated.items()},
+        samples=_samples(folder),
+        requests=_lines(folder / "asks.jsonl"),
+        charges=charges,
+        ledgers=_ledgers(experiment, folder, paths[0]),
+        unfinished=unfinished,
+    )
+
+
+def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -> dict[int, float]:
+    """Return each client's epsilon (record, add_remove), from a line's charges by ranges."""
+    return {
+        client: value
+        for ranges, releases in charged.items()
+        for value in (_epsilon(plan, releases, delta),)
+        for client in clients_in(ranges)
+    }
+
+
+def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float) -> float:
+    return smallest_claim(plan, releases, delta, "record", "add_remove").value
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that name no place."""
+    values = leaves(json.loads(experiment.to_json()))
+    return {
+        key: value
+        for key, value in values
+        if not key.endswith("_target_") and not (isinstance(value, str) and os.sep in value)
+    }
+
+
+def _samples(folder: Path) -> dict[int, Path]:
+    paths = (folder / "samples").glob("round_*.png")
+    return {int(path.stem.removeprefix("round_")): path for path in paths}
+
+
+def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
+    """Return what ledgers hold that may have seen other runs, in words, by their client's number.
+
+    They are those of a rehearsal's hospitals, or those of the key `ledger`.
+    """
+    config, told = experiment.config, {}
+    if config.federation.simulation:
+        paths = ledgers_in(Path(config.ledger)) if config.ledger else {}
+        known = {
+            n: paths[name] for n in range(config.num_clients) if (name := client_name(n)) in paths
+        }
+    else:
+        hospitals = range(config.num_clients if place != folder else 0)
+        known = {
+            n: path
+            for n in hospitals
+            for path in ledgers_in(place / f"hospital{n}" / "state" / "ledger").values()
+        }
+    for number, path in known.items():
+        entries = read(path)
+        (proof, *_) = account(entries, config.privacy.delta, "record", "add_remove").values()
+        told[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
+    return told
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,391 @@
+"""Sweeps: a grid of overrides, a run folder for each of its cells, and tables of the results.
+
+To go on with a sweep that was killed, start it again: finished cells are skipped, and an unfinished
+cell goes on. Any number of processes may sweep the same folder; they share its cells.
+"""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import gc
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fed_dpsd.accounts.card import mechanism_of
+from fed_dpsd.errors import ConfigError, UserError, one_line
+from fed_dpsd.experiment import Experiment, from_overrides
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
+from fed_dpsd.progress import reporting
+from fed_dpsd.server.run_folder import new_run_folder, read_log
+from fed_dpsd.server.summary import ANSWERS, TRAVELLED
+from fed_dpsd.storage import encoded, write_together, writing
+from fed_dpsd.sweep.grid import expand, names
+
+# Names of classes are as little a part of a run as the place of its data.
+PLACES = (
+    "out",
+    "cache",
+    "run_folder",
+    "ledger",
+    "tracker",
+    "data.path",
+    "data.classes",
+    "teacher.path",
+)
+TABLE = "results.csv"
+ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
+CONFUSION = ("key", "truth", "predicted", "count")
+
+Row = dict[str, str]
+Say = Callable[[str], None]
+Work = Callable[[Experiment, Path], Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run of a sweep.
+
+    Args:
+        key: name of its run folder.
+        name: the overrides that set it apart in its sweep, for people.
+        grid: the name of its grid, "" where there is only one.
+        overrides: all overrides that it was composed from, key by key.
+        experiment: the experiment to run, with its run folder.
+    """
+
+    key: str
+    name: str
+    grid: str
+    overrides: Mapping[str, str]
+    experiment: Experiment
+
+    @property
+    def folder(self) -> Path:
+        """Return the run folder."""
+        return Path(self.experiment.config.run_folder)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the run folder says that the run is completed."""
+        try:
+            summary = json.loads((self.folder / "summary.json").read_text())
+        except FileNotFoundError:
+            return False
+        return bool(summary["status"] == "completed")
+
+
+# --- cells ---
+
+
+def cell_key(experiment: Experiment) -> str:
+    """Return 16 hex digits: SHA-256 of the configuration, except keys that only name a place."""
+    config = json.loads(experiment.to_json(), parse_float=_plain)
+    for place in PLACES:
+        group, _, name = place.rpartition(".")
+        del (config[group] if group else config)[name]
+    canonical = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _plain(text: str) -> float:
+    """Parse a number so that 10 and 10.0 are the same."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
+
+
+def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[Cell]:
+    """Set up every cell, each once, before any data is read.
+
+    Args:
+        overrides: as for `expand`.
+        folder: parent of the run folders.
+        base: folder that relative paths start from.
+        say: called with progress, since calibration takes seconds, and with equal cells.
+
+    Raises:
+        ConfigError: every problem of every cell.
+    """
+    cells: dict[str, Cell] = {}
+    problems: dict[str, list[str]] = {}
+    points = expand(overrides)
+    for number, (name, point) in enumerate(zip(names(points), points, strict=True), start=1):
+        grid, values = point
+        say(f"setting up {number}/{len(points)}: {name}")
+        try:
+            experiment = from_overrides([f"{key}={value}" for key, value in values.items()], base)
+        except ConfigError as error:
+            for problem in error.problems:
+                problems.setdefault(problem, []).append(name)
+            continue
+        key = cell_key(experiment)
+        if key in cells:
+            say(f"{name} is the same configuration as {cells[key].name}: one run for both")
+            continue
+        places = {"out": str(folder), "run_folder": str(folder / key)}
+        config = dataclasses.replace(experiment.config, **places)
+        cells[key] = Cell(key, name, grid, values, dataclasses.replace(experiment, config=config))
+    _raise_once(problems, len(points))
+    return list(cells.values())
+
+
+def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
+    """Check what each unfinished cell needs, before any of them runs; return what `ready` did.
+
+    Args:
+        cells: the cells of one `plan`.
+        ready: raises UserError where an experiment, of these overrides, cannot run here.
+
+    Raises:
+        ConfigError: every problem of every cell.
+    """
+    problems: dict[str, list[str]] = {}
+    found = []
+    for cell in cells:
+        if cell.finished:
+            continue
+        overrides = [f"{key}={value}" for key, value in cell.overrides.items()]
+        try:
+            found.append(ready(cell.experiment, overrides))
+        except UserError as error:
+            problems.setdefault(str(error), []).append(cell.name)
+    _raise_once(problems, len(cells))
+    return found
+
+
+def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
+    """Raise ConfigError with each problem once, and a cell that has it unless all have it."""
+    lines = [
+        problem if len(names) == cells or names[0] in problem else f"{problem} (in {names[0]})"
+        for problem, names in problems.items()
+    ]
+    if lines:
+        raise ConfigError(lines)
+
+
+def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
+    """Run the cells that are not finished, and write the tables again after each.
+
+    A cell that another process runs is left to it, and checked again at the end.
+
+    Args:
+        cells: the cells of one `plan`.
+        work: runs an experiment in its run folder, or goes on with it.
+        table: the CSV file, beside which there are two more; their rows of other cells stay.
+        say: called with each cell that is skipped, begun or failed.
+
+    Returns:
+        The error of each cell that failed, by its name.
+
+    Raises:
+        UserError: a folder or a table cannot be written, or a file is no table of a sweep.
+    """
+    for parent in {cell.folder.parent for cell in cells} | {table.parent}:
+        with writing(parent):
+            parent.mkdir(parents=True, exist_ok=True)
+    write_tables(table, cells)
+    failed: dict[str, str] = {}
+    waiting, begun = list(cells), [cell for cell in cells if not cell.finished]
+    with reporting("cells", len(begun), recent=1) as task:
+        for wait in (False, True):
+            held = []
+            for cell in waiting:
+                with _lock(cell.folder.with_suffix(".lock"), wait) as mine:
+                    if not mine:
+                        held.append(cell)
+                        say(f"left to another process, for now: {cell.name}")
+                        continue
+                    if cell.finished:
+                        say(f"finished already: {cell.name}")
+                    else:
+                        say(f"{cell.name}: {cell.folder}")
+                        try:
+                            _make_folder(cell)
+                            work(cell.experiment, cell.folder)
+                        except Exception as error:
+                            failed[cell.name] = one_line(error)
+                            say(f"failed: {failed[cell.name]}")
+                        gc.collect()
+                        torch.cuda.empty_cache()
+                        write_tables(table, cells)
+                if cell in begun:
+                    task.advance()
+            waiting = held
+    write_tables(table, cells)  # adds the cells that other processes finished
+    return failed
+
+
+def _make_folder(cell: Cell) -> None:
+    """Make a run folder, unless it is there; an incomplete one is deleted and made anew."""
+    if not (cell.folder / "config.yaml").exists():
+        if cell.folder.exists():
+            shutil.rmtree(cell.folder)
+        new_run_folder(cell.experiment)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, wait: bool) -> Iterator[bool]:
+    """Lock `path`, a folder or a lock file; yield whether this process holds it.
+
+    The lock of a process that dies is released.
+    """
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        mine = True
+    except BlockingIOError:
+        mine = False
+    try:
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+# --- the tables ---
+
+
+def write_tables(path: Path, cells: Sequence[Cell]) -> None:
+    """Write the rows of finished cells into CSV files, in place of those with the same keys.
+
+    `path`, STEM.csv, has a row for each cell. Beside it, STEM_rounds.csv has a row for each round
+    of each cell. STEM_confusion.csv has a row for each pair of a true and a predicted class that
+    the last student has on the test split. All other rows stay where they are, and the columns of
+    both are kept.
+
+    Raises:
+        UserError: an existing file has no column `key`, or a file cannot be written.
+    """
+    swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
+    with _lock(path.parent, wait=True):
+        finished = [cell for cell in cells if cell.finished]
+        rows = {cell.key: [_row(cell, swept)] for cell in finished}
+        files = {path: _merged(path, ("key",), rows)}
+        for name, columns, rows_of in (
+            ("rounds", ROUNDS, _rounds),
+            ("confusion", CONFUSION, _confusion),
+        ):
+            beside = path.with_stem(f"{path.stem}_{name}")
+            rows = {cell.key: rows_of(cell) for cell in finished}
+            files[beside] = _merged(beside, columns, rows)
+        write_together(files)
+
+
+def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
+    """Return a table with rows, by key, put where the first of them stands now, or at its end."""
+    before, old = _read_table(path)
+    ahead = itertools.takewhile(lambda key: key not in ours, old)
+    known = old | ours
+    rows = [row for key in dict.fromkeys([*ahead, *ours, *old]) for row in known[key]]
+    text = io.StringIO()
+    header = list(dict.fromkeys(itertools.chain(before, columns, *rows)))
+    writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return encoded(text.getvalue())
+
+
+def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
+    """Return columns and rows, by key, of a table that may not exist yet."""
+    if not path.exists():
+        return [], {}
+    rows: dict[str, list[Row]] = {}
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        columns = list(reader.fieldnames or ["key"])
+        if "key" not in columns:
+            raise UserError(f"{path} is no table of a sweep (it has no column 'key'); use --csv")
+        for row in reader:
+            rows.setdefault(row["key"], []).append(row)
+    return columns, rows
+
+
+def _row(cell: Cell, swept: Iterable[str]) -> Row:
+    """Return a finished cell's overrides and results.
+
+    Its trust is what its proven epsilons need together, and its caveats are those of any of them. A
+    label's epsilon stands apart, with its own delta and trust: it is no record's.
+    """
+    config = cell.experiment.config
+    summary = json.loads((cell.folder / "summary.json").read_text())
+    versions = json.loads((cell.folder / "versions.json").read_text())
+    scores, areas = summary["accuracy"], summary["auroc"]
+    proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
+    label = summary["privacy"]["label"] or {}
+    row = {"key": cell.key, "grid": cell.grid}
+    row |= {key: cell.overrides.get(key) for key in swept}
+    row |= {
+        "method": summary["method"],
+        "data": summary["data"],
+        "num_classes": config.data.num_classes,
+        "num_clients": config.num_clients,
+        "teachers_per_client": config.teachers_per_client,
+        "seed": config.seed,
+        "mechanism": mechanism_of(summary["privacy"]),
+        **_scores(scores),
+        "vote": scores["vote"],
+        **{f"auroc_{role}": area for role, area in _scores(areas).items()},
+        "epsilon_published": summary["privacy"]["epsilon_published"],
+        **{f"{unit}_{how}": proven[unit, how]["epsilon"] for unit, how in UNITS_AND_RELATIONS},
+        "delta": proven["record", "add_remove"]["delta"],
+        "trust": weakest(row["trust"] for row in proven.values()),
+        "label_replace_one": label.get("epsilon"),
+        "label_delta": label.get("delta"),
+        "label_trust": label.get("trust"),
+        "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
+        "caveats": "; ".join(
+            dict.fromkeys(
+                note
+                for row in (*proven.values(), *([label] if label else []))
+                for note in row["notes"]
+            )
+        ),
+        "queries_per_client": summary["queries"]["answered_per_client"],
+        **{name: summary["queries"].get(name) for name in (*ANSWERS, *TRAVELLED)},
+        "seconds": round(summary["seconds"]["total"], 1),
+        "seconds_rounds": round(summary["seconds"]["rounds"], 1),
+        "student_sha256": (summary["student_sha256"] or "")[:16],  # method=local has no student
+        "commit": versions.get("commit"),
+        "machine": versions.get("machine"),
+    }
+    return _texts(row)
+
+
+def _rounds(cell: Cell) -> list[Row]:
+    """Return a row for each line of rounds.jsonl; answers and seconds are of all rounds so far."""
+    lines = (line | {"key": cell.key} for line in read_log(cell.folder))
+    return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
+
+
+def _confusion(cell: Cell) -> list[Row]:
+    """Return a row for each count above 0; a run without a student has none."""
+    counts = json.loads((cell.folder / "summary.json").read_text())["confusion"] or ()
+    return [
+        _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
+        for truth, row in enumerate(counts)
+        for predicted, count in enumerate(row)
+        if count
+    ]
+
+
+def _texts(row: Mapping[str, Any]) -> Row:
+    return {column: "" if value is None else str(value) for column, value in row.items()}
+
+
+def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the scores that accuracy and AUROC have in common."""
+    clients = [score for score in scores["clients"] or () if score is not None]
+    return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
+        "client_best": max(clients, default=None),
+        "client_mean": sum(clients) / len(clients) if clients else None,
+    }

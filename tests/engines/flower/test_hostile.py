@@ -1,0 +1,357 @@
+"""What a hostile coordinator or hospital may try beyond what its messages are for."""
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
+
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client.site import Site
+from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.engines.flower import codec
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.models import to_vector
+from fed_dpsd.privacy.secure_sum import sealed_size
+from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.server.run_folder import new_run_folder
+from tests.hospitals import CLIENT_APP, Hospitals, answer, federate, request, site_file, summing
+from tests.ledgers import entries_of
+
+COUNTS = "training=dp_sgd", "answers=probabilities", "training.steps=2", "model.teacher=scattering"
+SUMMED = (
+    *("num_clients=5", "training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    "answers.quorum={threshold: 3, colluding: 0}",
+)
+
+
+def seeds(experiment, count):
+    """The experiment as text, with that many seeds of its teachers."""
+    raw = json.loads(experiment.to_json())
+    for seed in range(count):
+        raw["teacher"]["seed"] = seed
+        yield json.dumps(raw)
+
+
+def on_disk(hospital):
+    return sorted((hospital.folder / "cache" / "teachers").glob("*"))
+
+
+def charges(hospital):
+    return [entry.kind for entry in entries_of(hospital.ledger)]
+
+
+# --- a coordinator ---
+
+
+@pytest.mark.parametrize("admitted", [False, True], ids=["ours", "control"])
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (
+            (
+                "training=plain",
+                "answers=gradient",
+            ),
+            {"budget": 0.0},
+        ),
+        (COUNTS, {"queries": 16}),  # and one for the training
+        (
+            ("method=fedavg", "training=plain", "answers=probabilities", "teacher.same_start=true"),
+            {},
+        ),
+    ],
+    ids=["budget", "queries", "weights"],
+)
+def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
+    deployed, tmp_path, monkeypatch, overrides, changes, admitted
+):
+    """Else its processor and its disk were free to take. The control looks at the budget later."""
+    if admitted:
+        monkeypatch.setattr(Site, "admit", lambda site, request: None)
+    allowed = {"methods": ["fed_dpsd", "fedavg"]}
+    allowed["answers"] = ["gradient", "probabilities"]
+    hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
+    weights = Request.without_images("weights", (1, 8, 8), 10)
+    for text in seeds(deployed(*overrides), 3):
+        question = weights if "method=fedavg" in overrides else request()
+        assert isinstance(answer(hospital, text, question), Refusal)
+    assert bool(on_disk(hospital)) == admitted
+    assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
+
+
+def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path))
+    text = deployed("training=plain", "answers=gradient").to_json()
+    first = answer(hospital, text, request())
+    spent = replace(hospital, budget=0.0)
+    assert np.array_equal(answer(spent, text, request()).values, first.values)
+    assert isinstance(answer(spent, text, request(2)), Refusal)
+
+
+def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
+    monkeypatch.setattr(hospitals, "KEPT", 2)
+    hospital = hospitals.open_file(site_file(tmp_path))
+    texts = list(seeds(deployed("training=plain", "answers=gradient", "teacher.epochs=0"), 5))
+    first = answer(hospital, texts[0], request())
+    (used,) = on_disk(hospital)
+    for query, text in enumerate(texts[1:]):
+        assert isinstance(answer(hospital, text, request()), Response)
+        assert isinstance(answer(hospital, texts[0], request(2 + query)), Response)
+        assert used in on_disk(hospital)  # what is used stays
+        assert len(on_disk(hospital)) <= 2 + 1 + 1  # and what was just trained
+    assert np.array_equal(answer(hospital, texts[0], request()).values, first.values)
+
+
+def test_asks_without_images_count_too(deployed, tmp_path):
+    """An answer to nothing would be free, and a line of the ledger."""
+    hospital = hospitals.open_file(site_file(tmp_path, queries=3))
+    with pytest.raises(ProtocolError, match="answers with 0 images"):
+        Request.without_images("answers", (1, 8, 8), 10)
+    first, other = seeds(deployed(*COUNTS), 2)
+    asked = Request.without_images("counts", (1, 8, 8), 10)
+    assert isinstance(answer(hospital, first, asked), Response)
+    unplanned = answer(replace(hospital, queries=4), other, asked)
+    assert (
+        unplanned.reason == "unplanned: this run would cost the client 2 releases of class_counts"
+    )
+    asked = replace(asked, acknowledged={"dp_sgd": 2, "class_counts": 2})
+    refused = answer(hospital, other, asked)  # one for the training, and one for its counts
+    assert refused.reason == "the client has answered as many queries as it ever will"
+    assert charges(hospital) == ["training", "counts"]
+    assert isinstance(answer(replace(hospital, queries=4), other, asked), Response)
+    assert charges(hospital) == 2 * ["training", "counts"]
+
+
+def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
+    """However often they are asked for: the mean of many draws would be the exact counts."""
+    hospital = hospitals.open_file(site_file(tmp_path, queries=2))
+    text = deployed(*COUNTS).to_json()
+    asked = [Request.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
+    first, *others = (answer(hospital, text, each).values for each in asked)
+    assert not np.array_equal(first, np.round(first))
+    assert all(np.array_equal(other, first) for other in others)
+    assert charges(hospital) == ["training", "counts"]
+
+
+def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
+    """What a message holds must not look like another line of a hospital's log."""
+    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
+    raw["a\nsite: budget check passed\x1b[31m" + "x" * 1_000] = 1
+    grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
+    federation = federate(deployed("training=plain", "answers=gradient"), grid)
+    federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
+    asked = {100: codec.pack_ask(request())}
+    with caplog.at_level(logging.WARNING):
+        replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
+    (line,) = (record.getMessage() for record in caplog.records)
+    for text in (line.removeprefix("refused: "), replies[0].reason):
+        assert text.startswith("the experiment is malformed: a site: budget check passed [31mxxx")
+        assert text.isprintable()
+        assert len(text) == codec.LONGEST_REASON
+
+
+def test_a_number_is_no_box():
+    """`bytes` of it would be as many zeros."""
+    about = ConfigRecord({"ask": "x", "named": [0]})
+    huge = ConfigRecord({"0": 2**40})
+    step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.unpack_step(step, 0)
+    reply = codec.pack_replies({0: codec.Reply()})
+    reply["boxes 0"] = huge
+    with pytest.raises(ProtocolError, match="malformed"):
+        codec.unpack_replies(reply, [0])
+
+
+def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_path):
+    """Else the mean over runs would show the sum, which each hospital was charged for once."""
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    grid = Hospitals(files)
+    first = federate(experiment, grid).total(request())
+    second = federate(experiment, grid).total(request())
+    assert not np.isclose(first.sum, second.sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deployed, tmp_path):
+    """Two trainings, the weights and the retrained ones are four queries."""
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
+    text = deployed(*settings).to_json()
+    file = site_file(tmp_path, methods=["dp_fedavg"], queries=4)
+    hospital = hospitals.open_file(file)
+    first = answer(hospital, text, Request.without_images("weights", (1, 8, 8), 10))
+    weights = first.values[:, 0].astype(np.float32)
+    train = Request.without_images("train", (1, 8, 8), 10, 2, weights)
+    given = answer(hospital, text, train)
+    assert np.array_equal(answer(hospital, text, train).values, given.values)
+    another = Request.without_images("train", (1, 8, 8), 10, 3, weights)
+    assert isinstance(answer(hospital, text, another), Refusal)
+    assert charges(hospital) == ["training", "weights", "training", "train"]
+
+
+def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed, tmp_path):
+    hospital = hospitals.open_file(site_file(tmp_path, methods=["dp_fedavg"]))
+    experiment = deployed("method=dp_fedavg", *COUNTS, "teacher.same_start=true")
+    start = to_vector(make_teacher(experiment.config, 0, 0)).detach().numpy()
+    train = Request.without_images("train", (1, 8, 8), 10, 2, start)
+    assert isinstance(answer(hospital, experiment.to_json(), train), Response)
+    assert charges(hospital) == ["training", "train"]
+
+
+def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    folder, grid = new_run_folder(experiment), Hospitals(files)
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    resumed = GridFederation(experiment, grid, folder, CLIENT_APP)
+    grid.offline = {101}
+    again = resumed.total(request())
+    assert np.array_equal(first.sum, again.sum)
+    assert (first.count, again.count) == (2, 2)
+    assert not np.isclose(first.sum, resumed.total(request(2)).sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_path):
+    """Its folder was deleted, and the coordinator's secret with it."""
+    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
+    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+    folder, grid = new_run_folder(experiment), Hospitals(files)
+    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    shutil.rmtree(folder)
+    folder.mkdir()
+    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    assert not np.isclose(first.sum, second.sum).any()
+    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+
+
+def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
+    """What the coordinator prints of a patient is for shards by patient."""
+    text = deployed("training=plain", "answers=gradient", "+data.patient_column=patient").to_json()
+    hospital = hospitals.open_file(site_file(tmp_path))
+    refused = answer(hospital, text, request())
+    assert refused.reason == "this site knows no patients: data.patient_column must be null"
+    known = replace(hospital, files=replace(hospital.files, patient_column="patient"))
+    assert isinstance(answer(known, text, request()), Response)
+
+
+# --- a hospital ---
+
+
+def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
+    def lie(node, reply):
+        failed = node == 101 and reply.metadata.message_type == codec.ANSWER
+        return Message(error=Error(2, None), metadata=reply.metadata) if failed else reply
+
+    files = [site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)]
+    total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie)).total(
+        request()
+    )
+    assert total.count == 1
+    assert "no reason given" in total.refused[1]
+
+
+@pytest.mark.parametrize("size", [0, 7, sealed_size(5) + 1])
+def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path, size):
+    def lie(node, reply):
+        if node == 104 and reply.metadata.message_type == codec.ANSWER:
+            sealed = reply.content["boxes 4"]
+            reply.content["boxes 4"] = ConfigRecord({name: bytes(size) for name in sealed})
+        return reply
+
+    grid = Hospitals(summing(tmp_path, clients=5), lie)
+    assert federate(deployed(*SUMMED), grid).total(request()).count == 4
+
+
+def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
+    def lie(node, reply):
+        if node == 104 and reply.metadata.message_type == codec.ANSWER:
+            sealed = reply.content["boxes 4"]
+            reply.content["boxes 4"] = ConfigRecord({n: bytes(len(sealed[n])) for n in sealed})
+        return reply
+
+    grid = Hospitals(summing(tmp_path, clients=5), lie)
+    federation = federate(deployed(*SUMMED), grid)
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
+        federation.total(request())
+    told = [record.getMessage() for record in caplog.records]
+    assert "client 0 takes no part in a sum: the shares of party 4 were tampered with" in told
+    grid.offline = {104}
+    again = federate(deployed(*SUMMED, "seed=1"), grid)  # another run
+    assert again.total(request()).count == 4
+
+
+STRUCTURED = np.dtype([("a", np.float32)])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda values: values * np.nan,
+        lambda values: values + 1e300,
+        lambda values: values[:-1],
+        lambda values: values[:, 0],
+        lambda values: np.full(values.shape, "x"),
+        lambda values: values.astype(np.float32).view(STRUCTURED),
+    ],
+    ids=["nan", "too large for float32", "short", "flat", "text", "structured"],
+)
+def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path, values):
+    def lie(node, reply):
+        if node == 101 and reply.metadata.message_type == codec.ANSWER:
+            found = reply.content["values"]["1"].numpy().astype(np.float64)
+            reply.content["values"]["1"] = Array(values(found))
+        return reply
+
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
+    files = [site_file(tmp_path / f"{n}", n, methods=["dp_fedavg"]) for n in (0, 1)]
+    question = Request.without_images("weights", (1, 8, 8), 10)
+    given = federate(deployed(*settings), Hospitals(files, lie)).each(question)
+    assert isinstance(given[0], Response)
+    assert isinstance(given[1], Refusal)
+
+    class Diverged(LocalFederation):
+        def _deliver(self, request):
+            answers = super()._deliver(request)
+            bad = values(answers[1].values.astype(np.float64))
+            return answers | {1: replace(answers[1], values=bad)}
+
+    simulated = small(*settings)
+    with pytest.raises(ProtocolError, match="client 1 sent invalid weights"):
+        Diverged(simulated, new_run_folder(simulated)).each(question)
+
+
+# --- what a hospital is told ---
+
+
+def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed, tmp_path):
+    hospital = hospitals.open_file(
+        site_file(tmp_path, methods=["dp_fedavg"], budget=4.0, models=["scattering"])
+    )
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true", "training.steps=100"
+    wanted = deployed(*settings, "rounds=10")
+    experiment = hospital.experiment(wanted.to_json(), 0)
+    assert hospital.open(experiment, "check").lacking() == "budget"
+    first = answer(hospital, wanted.to_json(), Request.without_images("weights", (1, 8, 8), 10))
+    assert isinstance(first, Response)
+    assert hospital.open(experiment, "check").lacking() == "budget"
+    one = hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0)
+    assert hospital.open(one, "check").lacking() == ""
+
+
+def test_queries_are_lacking_where_a_run_has_more(deployed, tmp_path):
+    text = deployed(
+        "training=dp_sgd", "answers=probabilities", "rounds=2", "queries_per_round=16"
+    ).to_json()
+    for queries, lacking in ((33, "queries"), (34, "")):  # training and class counts are one each
+        hospital = hospitals.open_file(site_file(tmp_path, queries=queries))
+        experiment = hospital.experiment(text, 0)
+        assert hospital.open(experiment, "check").lacking() == lacking

@@ -1,0 +1,253 @@
+"""Secure sums over hospitals."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from fed_dpsd.accounts.card import plan_of, proven
+from fed_dpsd.client import hospital as hospitals
+from fed_dpsd.client import site as sites
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.losses import decoupled_kd_gradient
+from fed_dpsd.privacy.events import ShuffledResponseDpEvent
+from fed_dpsd.protocol import Refusal, Response, SumStep
+from fed_dpsd.server.run_folder import new_run_folder
+from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, federate, request, summing
+from tests.ledgers import entries_of
+from tests.privacy.ideals import ideal
+
+
+def exact_sum(files, experiment, question):
+    """What the noise is added to."""
+    total = 0
+    for file in files:
+        hospital = hospitals.open_file(file)
+        site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
+        probabilities = site.sensitive_probabilities(question.images)
+        gradients = [
+            decoupled_kd_gradient(p, question.predictions, experiment.method.balance)
+            for p in probabilities
+        ]
+        total += sum(
+            experiment.answers.constrain_sensitivity(g, question.predictions) for g in gradients
+        )
+    return total
+
+
+@pytest.mark.parametrize("offline", [set(), {101}])
+def test_a_secure_sum_over_hospitals(deployed, tmp_path, offline):
+    """Of those that are there; each sends what looks uniform. The noise is next to nothing here."""
+    files = summing(tmp_path, budget=1e15)
+    experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
+    grid = Hospitals(files)
+    federation = federate(experiment, grid)
+    grid.offline = offline
+    total = federation.total(request())
+    there = [file for node, file in grid.files.items() if node not in offline]
+    assert total.count == len(there)
+    expected = exact_sum(there, experiment, request())
+    assert np.abs(total.sum - expected).max() < 0.01 * np.abs(expected).max()
+    sent = [
+        reply.content["values"][client].numpy()
+        for reply in grid.replies.values()
+        if reply and reply.metadata.message_type == "query.answer"
+        for client in reply.content["values"]
+    ]
+    assert all(values.dtype == np.uint64 for values in sent)
+    assert stats.kstest(np.stack(sent).ravel() / 2.0**64, "uniform").pvalue > 1e-6
+
+
+def test_responses_are_counted_in_a_secure_sum(deployed, tmp_path):
+    """Nearly all are true, so the counts are those of the teachers' classes."""
+    experiment = deployed(
+        *("num_clients=3", "training=plain", "answers=label", "answers.noise_at=distributed"),
+        *("answers.quorum={threshold: 2, colluding: 0}", "answers.epsilon_per_answer=20"),
+    )
+    files = summing(tmp_path, budget=1e6)
+    total = federate(experiment, Hospitals(files)).total(request())
+    expected = np.zeros((16, 10))
+    for file in files:
+        hospital = hospitals.open_file(file)
+        site = hospital.open(hospital.experiment(experiment.to_json(), 16), "exact")
+        classes = site.sensitive_probabilities(request().images)[0].argmax(1)
+        expected[np.arange(16), classes] += 1
+    assert np.array_equal(total.sum, expected)
+    ledger = hospitals.open_file(files[0]).ledger
+    with ledger.transaction():
+        (entry,) = ledger.entries()
+    cost = ideal(entry.costs["record", "replace_one"])
+    assert cost == ShuffledResponseDpEvent(20.0, 10, 2)
+    assert entry.trust == "threshold"
+
+
+def test_the_sums_noise_has_the_promised_law(deployed, tmp_path):
+    """With one hospital away it is the whole noise, of `threshold` shares. The control: a share."""
+    experiment = deployed(*DISTRIBUTED, "queries_per_round=600", "answers.noise_multiplier=100")
+    files = summing(tmp_path, budget=1e3, queries=10_000)
+    grid = Hospitals(files)
+    federation = federate(experiment, grid)
+    grid.offline = {102}
+    noise = (federation.total(request(count=600)).sum / experiment.answers.bound).ravel()
+    assert stats.kstest(noise, stats.norm(scale=100).cdf).pvalue > 1e-6
+    assert stats.kstest(noise, stats.norm(scale=100 / 2**0.5).cdf).pvalue < 1e-6
+
+
+def test_too_few_for_a_sum_is_an_error_and_nothing_is_unmasked(deployed, tmp_path):
+    files = summing(tmp_path)
+    grid = Hospitals(files)
+    federation = federate(deployed(*DISTRIBUTED), grid)
+    grid.offline = {101, 102}
+    with pytest.raises(UserError, match="1 clients answered; 2 are needed; nothing of it was seen"):
+        federation.total(request())
+    assert not any(
+        reply and reply.metadata.message_type == "query.step" for reply in grid.replies.values()
+    )
+    grid.offline = set()
+    assert federation.total(request()).count == 3
+
+
+def test_a_hospital_confirms_one_set_of_names_and_sums_only_what_it_has_masked(deployed, tmp_path):
+    files = summing(tmp_path)
+    experiment = deployed(*DISTRIBUTED)
+    hospital = hospitals.open_file(files[0])
+    site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
+    step = SumStep(request().digest(), (0, 1, 2))
+    with pytest.raises(ProtocolError, match="no part in that sum"):
+        sites.take_step(site, step)
+    first = sites.answer(experiment.method, request(), site)
+    again = sites.answer(experiment.method, request(), site)
+    assert (first.values == again.values).all()
+    assert first.sealed == again.sealed
+    assert sites.take_step(site, step) == sites.take_step(site, step)
+    with pytest.raises(ProtocolError, match="has confirmed other names"):
+        sites.take_step(site, replace(step, named=(0, 1)))
+    with pytest.raises(ProtocolError, match="parties heard these names"):
+        sites.take_step(site, replace(step, proofs={0: b"", 1: b"", 2: b""}))
+    other_run = hospital.open(hospital.experiment(experiment.to_json(), 16), "another run")
+    with pytest.raises(ProtocolError, match="no part in that sum"):
+        sites.take_step(other_run, step)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"trust": ["nobody"]}, "does not trust the threshold"),
+        ({"colluding": 1}, "sums hold against 1 colluding clients"),
+    ],
+)
+def test_a_site_says_whom_it_trusts(deployed, tmp_path, changes, reason):
+    hospital = hospitals.open_file(summing(tmp_path, **changes)[0])
+    given = answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
+    assert isinstance(given, Refusal)
+    assert reason in given.reason
+
+
+@pytest.mark.parametrize(("threshold", "colluding"), [(2, 0), (3, 1)])
+def test_the_card_says_against_whom_a_sum_holds(deployed, threshold, colluding):
+    quorum = f"answers.quorum={{threshold: {threshold}, colluding: {colluding}}}"
+    experiment = deployed(*DISTRIBUTED, quorum)
+    notes = proven(experiment, plan_of(experiment), "record", "add_remove")["answers"].notes
+    assert f"against the coordinator and {colluding} of the other clients together" in notes
+    alone = deployed("num_clients=3", "training=plain", "answers=gradient")
+    claims = proven(alone, plan_of(alone), "record", "add_remove")
+    assert not any("against" in note for note in claims["answers"].notes)
+
+
+def test_a_key_that_is_not_its_own_is_an_error(deployed, tmp_path):
+    files = summing(tmp_path)
+    keys = yaml.safe_load(files[0].read_text())["keys"]
+    hospital = hospitals.open_file(summing(tmp_path, keys=keys[::-1])[0])
+    with pytest.raises(UserError, match="keys: the public key of 0 is not that of its private"):
+        answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
+
+
+def test_a_bad_key_of_another_is_an_error_before_anything_is_charged(deployed, tmp_path):
+    hospital = hospitals.open_file(summing(tmp_path)[0])
+    hospital = replace(hospital, keys=(*hospital.keys[:2], "00" * 32))
+    with pytest.raises(UserError, match="keys: the public key of 2 is invalid"):
+        answer(hospital, deployed(*DISTRIBUTED).to_json(), request())
+    assert not entries_of(hospital.ledger)
+
+
+def test_another_run_gets_other_noise_for_another_charge(deployed, tmp_path):
+    """Else two sums of one answer, over other hospitals, would show one hospital's answer."""
+    hospital = hospitals.open_file(summing(tmp_path)[0])
+    text, noise = deployed(*DISTRIBUTED).to_json(), []
+    for run in ("one", "one", "two"):
+        experiment = hospital.experiment(text, 16)
+        site = hospital.open(experiment, run)
+        assert isinstance(sites.answer(experiment.method, request(), site), Response)
+        with site.ledger.transaction():
+            entries = site.ledger.entries()
+            noise.append(site.ledger.stored(entries[-1].digest))
+    assert len(entries) == 2
+    assert np.array_equal(noise[0], noise[1])
+    assert not np.isclose(noise[0], noise[2]).any()
+
+
+def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
+    """Killed after some have confirmed, and another hospital is back: the names stay."""
+    files = summing(tmp_path)
+    experiment = deployed(*DISTRIBUTED)
+    folder = new_run_folder(experiment)
+    grid = Hospitals(files)
+    first = GridFederation(experiment, grid, folder, CLIENT_APP)
+    grid.offline = {102}
+    total = first.total(request())
+    grid.offline = set()
+    again = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    assert (again.sum == total.sum).all()
+    assert (total.count, again.count) == (2, 2)
+
+
+def test_a_sum_is_finished_without_one_of_those_named(deployed, tmp_path):
+    """Killed after all have confirmed; then one is away: what it sent is kept, and opened."""
+    files = summing(tmp_path, budget=1e15)
+    experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
+    folder = new_run_folder(experiment)
+    grid = Hospitals(files)
+    whole = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    again = GridFederation(experiment, grid, folder, CLIENT_APP)
+    grid.offline = {102}
+    finished = again.total(request())
+    assert finished.count == whole.count == 3
+    assert np.array_equal(finished.sum, whole.sum)
+
+
+def test_hospitals_that_count_patients_and_records_are_summed(deployed, tmp_path):
+    files = summing(tmp_path)
+    raw = yaml.safe_load(files[0].read_text())
+    raw["files"]["patient_column"] = "patient"
+    files[0].write_text(yaml.safe_dump(raw))
+    assert federate(deployed(*DISTRIBUTED), Hospitals(files)).total(request()).count == 3
+
+
+def test_no_answer_is_in_two_sums_where_the_federation_grows(deployed, tmp_path):
+    """Two sums of one answer would show it, with only its share of the noise."""
+    kept = []
+    for clients in (3, 4):
+        hospital = hospitals.open_file(summing(tmp_path, clients)[0])
+        experiment = deployed(
+            *DISTRIBUTED,
+            f"num_clients={clients}",
+            "answers.quorum={threshold: 3, colluding: 0}",
+        )
+        site = hospital.open(hospital.experiment(experiment.to_json(), 16), "run")
+        assert isinstance(sites.answer(experiment.method, request(), site), Response)
+        with site.ledger.transaction():
+            kept.append([entry.digest for entry in site.ledger.entries()])
+    assert [len(digests) for digests in kept] == [1, 2]
+
+
+def test_shares_are_not_opened_before_names_are_confirmed(deployed, tmp_path):
+    hospital = hospitals.open_file(summing(tmp_path)[0])
+    experiment = hospital.experiment(deployed(*DISTRIBUTED).to_json(), 16)
+    site = hospital.open(experiment, "run")
+    sites.answer(experiment.method, request(), site)
+    step = SumStep(request().digest(), (0, 1), {0: b"", 1: b""})
+    with pytest.raises(ProtocolError, match="has confirmed other names"):
+        sites.take_step(site, step)

@@ -1,0 +1,313 @@
+"""The coordinator's side of Flower: the same bits whatever hosts the clients, and failures."""
+
+import logging
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, Metadata, RecordDict
+from flwr.common.serde import recorddict_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+
+import client_app
+from fed_dpsd.engines.flower import server as flower
+from fed_dpsd.engines.flower.grid import GridFederation
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.protocol import Request, Response
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from tests.conftest import SMALL, contents
+from tests.hospitals import CLIENT_APP
+from tests.server.test_federation import request
+
+
+@pytest.fixture(autouse=True)
+def _flower_process(monkeypatch):
+    """Messages can only be made inside a Flower process; this one says it is."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+
+class FakeGrid:
+    """A grid whose nodes run the real client code in this process, answering in reverse order."""
+
+    def __init__(self, nodes, break_reply=lambda reply: reply, lose=0):
+        self.nodes, self.break_reply, self.lose = nodes, break_reply, lose
+        self.pull_interval = 0.1
+        self.node_config = {"partition-id": 0}
+        self.sent = []
+
+    def get_node_ids(self):
+        return [100 + node for node in range(self.nodes)]
+
+    def send_and_receive(self, messages, timeout=None):
+        self.sent += messages
+        replies = []
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = str(number)
+            reply = client_app.app(message, SimpleNamespace(node_config=self.node_config))
+            reply.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+            replies.append(self.break_reply(reply))
+        return list(reversed(replies))[self.lose :]
+
+
+def grid_run(experiment, nodes):
+    folder = new_run_folder(experiment)
+    federation = GridFederation(experiment, FakeGrid(nodes), folder, CLIENT_APP)
+    return runs.run(experiment, federation, folder, lambda line: None), federation
+
+
+PRIVATE = ("training=dp_sgd", "training.steps=3", "model=scattering", "model.student_width=4")
+
+
+def slowly(*settings):
+    return pytest.param(settings, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("training=plain", "answers=label"),
+        (*PRIVATE, "answers=probabilities"),
+        slowly("training=plain", "answers=gradient"),
+        slowly("training=plain", "answers=gradient", "answers.k=5", "teachers_per_client=3"),
+        slowly(*PRIVATE, "answers=label"),
+    ],
+    ids=" ".join,
+)
+def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers):
+    experiment = small("num_clients=5", *answers)
+    folder = new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    for nodes in (1, 2, 5, 7):
+        summary, federation = grid_run(experiment, nodes)
+        assert summary["student_sha256"] == local["student_sha256"]
+        assert summary["queries"] == local["queries"]
+        messages = federation._grid.sent
+        asked = [m.content["ask"]["kind"] for m in messages if "ask" in m.content]
+        counted = asked.count("counts") // min(nodes, 5)  # for the diagnosis, and for the method
+        assert counted == (2 if "training=dp_sgd" in answers else 0)
+        assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
+
+
+def test_weights_travel_where_the_method_ships_them(small):
+    experiment = small(
+        *("method=dpsd", "num_clients=1"),
+        *("method.discriminator=teacher", "method.generator_steps=1"),
+    )
+    folder = new_run_folder(experiment)
+    local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    assert grid_run(experiment, 1)[0]["student_sha256"] == local["student_sha256"]
+
+
+def sent_bytes(content):
+    """The bytes of a message's content, as Flower sends it."""
+    return len(recorddict_to_proto(content).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("answers", "payload"),
+    [
+        ("answers=label", 10 * 1),
+        ("answers=gradient answers.k=5", 10 * 8),
+        ("answers=votes", 10 * 8),
+        ("training=dp_sgd answers=probabilities training.steps=1 model=scattering", 10 * 4),
+    ],
+)
+def test_an_answer_takes_few_bytes(small, answers, payload):
+    """In messages of 1,000 queries; `-s` prints what docs/results/time.md says."""
+    experiment = small("training=plain", *answers.split(), "queries_per_round=1000")
+    replies = []
+    grid = FakeGrid(2, lambda reply: replies.append(reply) or reply)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    question = request(1_000)
+    given = federation.each(question)
+    assert all(isinstance(response, Response) for response in given.values())
+    assert federation.bytes_to_server == 2 * 1_000 * payload
+    pixels, predictions = question.images.nbytes, question.predictions.nbytes
+    assert (pixels, predictions) == (1_000 * 8 * 8, 1_000 * 4 * 10)
+    for message, reply in zip(grid.sent, replies, strict=True):
+        answered, asked = sent_bytes(reply.content), sent_bytes(message.content)
+        more = asked - pixels - predictions
+        print(f"{answers}: {answered / 1_000:.2f} bytes an answer, {more} bytes more a request")
+        assert 1_000 * payload < answered < 1_000 * payload + 600
+        assert more < 0.01 * 1_000 * 28 * 28  # 1 % of the pixels of such images
+
+
+def test_a_nodes_clients_share_its_images(small):
+    experiment = small("num_clients=5", "queries_per_round=500")
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    federation.each(question := request(500))
+    asked = [sent_bytes(message.content) for message in federation._grid.sent]
+    assert len(asked) == 2
+    assert max(asked) < question.nbytes + 4_000 < 2 * question.images.nbytes
+
+
+def test_refusals_are_counted_out_and_named(small):
+    experiment = small("privacy.budget=0")
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    total = federation.total(request())
+    assert total.count == 0
+    assert total.refused == dict.fromkeys((0, 1), "the client's privacy budget is spent")
+
+
+# --- what goes wrong ---
+
+
+def failing(small, **grid):
+    experiment = small("federation.round_timeout_seconds=1", "federation.node_timeout_seconds=0.2")
+    return GridFederation(experiment, FakeGrid(**grid), new_run_folder(experiment), CLIENT_APP)
+
+
+def test_no_node_within_the_time_out(small):
+    with pytest.raises(UserError, match=r"no node connected.*node_timeout_seconds=0.2; start"):
+        failing(small, nodes=0)
+
+
+def test_a_lost_reply_is_an_error_with_the_client(small):
+    with pytest.raises(UserError, match=r"\(client 1: no answer .*round_timeout_seconds=1"):
+        failing(small, nodes=2, lose=1).each(request())
+    with pytest.raises(UserError, match=r"clients \[1\] did not .*round_timeout_seconds=1"):
+        list(failing(small, nodes=2, lose=1).diagnose())
+
+
+def test_an_error_reply_names_the_clients(small):
+    def broken(reply):
+        metadata = Metadata(1, "", 100, 0, "", "", 0.0, 1.0, "query.answer")
+        return Message(error=Error(2, "worker\ndied"), metadata=metadata)
+
+    with pytest.raises(ProtocolError, match=r"hosts clients \[0, 1\] failed: worker died"):
+        failing(small, nodes=1, break_reply=broken).each(request())
+
+
+@pytest.mark.parametrize("foreign", [{}, {"code": "0" * 64, "error": "", "refusals": "{}"}])
+def test_foreign_code_is_refused(small, foreign):
+    def replace(reply):
+        content = {"answers": ArrayRecord({})}
+        if foreign:
+            content["meta"] = ConfigRecord(foreign)
+        reply.content = RecordDict(content)
+        return reply
+
+    with pytest.raises(ProtocolError, match="runs other code than this server"):
+        failing(small, nodes=1, break_reply=replace).each(request())
+
+
+def test_a_client_failure_is_one_line_in_a_simulation(small, caplog):
+    caplog.set_level(logging.CRITICAL)
+    wrong = Request(1, np.zeros((4, 1, 12, 12), np.uint8), np.full((4, 10), 0.1, np.float32))
+    with pytest.raises(ProtocolError, match=r"client 0 failed: ProtocolError: images have shape"):
+        failing(small, nodes=1).each(wrong)
+
+
+def test_a_node_that_is_no_simulations_answers_nothing(small):
+    """Its configuration would come with the message: whoever sends it could raise its budget."""
+    experiment = small()
+    grid = FakeGrid(1)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    grid.node_config = {}
+    with pytest.raises(ProtocolError, match=r"no simulation's.*--node-config 'site="):
+        federation.each(request())
+    grid.node_config = {"simulation": True}
+    assert len(federation.each(request())) == 2
+
+
+# --- the server app ---
+
+
+def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
+    overrides = " ".join(override for override in SMALL if "num_clients" not in override)
+    config = {"num_clients": 2, "out": str(tmp_path / "out"), "overrides": overrides}
+    flower.serve(FakeGrid(2), config, CLIENT_APP)
+    *_, result, folder = capsys.readouterr().out.strip().splitlines()
+    assert result.startswith("result: student ")
+    folder = Path(folder.removeprefix("run folder: "))
+    assert folder.parent == tmp_path / "out"
+    before = contents(folder)
+    flower.serve(FakeGrid(0), {"resume": str(folder)}, CLIENT_APP)
+    assert contents(folder) == before
+    said = ["already completed; nothing to do", result, f"run folder: {folder}"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_what_teaches_nothing_is_said_as_the_command_line_says_it(tmp_path, capsys):
+    flat = {"training": "plain", "budget": 5000.0, "num_clients": 900, "out": str(tmp_path)}
+    with pytest.raises(flower.RunFailed, match="num_clients=900"):
+        flower.serve(FakeGrid(1), flat, CLIENT_APP)
+    warning, error = capsys.readouterr().out.splitlines()
+    assert warning.startswith("warning: budget=5000 is less than this run needs, ")
+    assert error.startswith("error: num_clients=900")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_delta_that_is_too_large_is_said_as_the_command_line_says_it(tmp_path, capsys):
+    flat = {"num_clients": 2, "out": str(tmp_path)}
+    flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
+    for delta, large in ((1e-5, False), (0.01, True)):
+        with pytest.raises(flower.RunFailed, match="no node connected"):
+            flower.serve(FakeGrid(0), flat | {"delta": delta}, CLIENT_APP)
+        said = "warning: delta=0.01 is not below one over the "
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(said) for line in lines) == large
+        assert not any("at none" in line for line in lines)
+
+
+def test_records_of_no_client_are_counted_as_the_command_line_counts_them(tmp_path, capsys):
+    flat = {"num_clients": 3, "partition": "class", "out": str(tmp_path)}
+    flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
+    with pytest.raises(flower.RunFailed, match="no node connected"):
+        flower.serve(FakeGrid(0), flat, CLIENT_APP)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "at none" in line]
+    assert line.startswith("warning: partition: ")
+    assert "since 6 of 10 classes have no client" in line
+
+
+@pytest.mark.parametrize(
+    ("run_config", "nodes", "expected"),
+    [
+        ({"num_clients": 0}, 1, "num_clients=0 must be >= 1"),
+        ({"num_clients": 900}, 1, "num_clients=.* works here"),
+        ({"overrides": "federation.node_timeout_seconds=0.1"}, 0, "no node connected"),
+        ({"overrides": "device=cuda"}, 1, "^device=cuda: this machine has no usable GPU"),
+        ({"overrides": "server_device=cuda"}, 1, "^server_device=cuda: this machine has no usable"),
+        ({"budget": 0.5}, 1, "^budget=0.5 is less than this run needs, .*; raise it"),
+        ({"cache": "/proc/nope"}, 1, "^cache=/proc/nope is not writable; choose another folder"),
+        ({"seed": "x", "rounds": 0}, 1, "^seed=x must be an integer; rounds=0 must be >= 1"),
+        (
+            {"experiment": "table5"},
+            1,
+            "^experiment=table5 is a grid of [0-9]+ runs: fed-dpsd",
+        ),
+    ],
+)
+def test_the_server_app_fails_with_one_line_and_no_traceback(
+    run_config, nodes, expected, tmp_path, capsys, caplog
+):
+    caplog.set_level(logging.CRITICAL)
+    with pytest.raises(flower.RunFailed, match=expected) as caught:
+        flower.serve(FakeGrid(nodes), run_config | {"out": str(tmp_path)}, CLIENT_APP)
+    assert caught.value.__traceback__ is None
+    assert "\n" not in str(caught.value)
+    assert "error: " in capsys.readouterr().out
+    for summary in tmp_path.glob("*/summary.json"):
+        assert '"status": "failed"' in summary.read_text()
+
+
+def test_secret_noise_on_every_engine(small, tmp_path):
+    """Two runs have two secrets; with the same one they are the same run, whatever hosts it."""
+    experiment = small("training=plain", "answers=gradient", "noise=secure")
+    first, _ = grid_run(experiment, 2)
+    second, _ = grid_run(experiment, 2)
+    assert first["student_sha256"] != second["student_sha256"]
+    assert "seeded noise" not in first["privacy"]["proven"][0]["notes"]
+    kept = small("training=plain", "answers=gradient", "noise=secure", f"ledger={tmp_path}/ledger")
+    on_grid, _ = grid_run(kept, 2)
+    for path in (tmp_path / "ledger").iterdir():  # its secrets stay, its answers go
+        if path.suffix != ".secret":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    folder = new_run_folder(kept)
+    local = runs.run(kept, LocalFederation(kept, folder), folder, lambda line: None)
+    assert local["student_sha256"] == on_grid["student_sha256"]

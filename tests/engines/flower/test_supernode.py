@@ -1,0 +1,242 @@
+"""A hospital's node runs the hospital's own code, and quickly."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.supernode.runtime import run_clientapp
+
+import client_app
+from fed_dpsd.engines.flower import supernode
+from fed_dpsd.errors import UserError
+from tests.hospitals import certificate, private_key, site_file
+
+STUB = f"""
+{supernode.importing()}
+import os, time
+from fed_dpsd.engines.flower import supernode
+def client():
+    if sys.argv[1] == "prepared":
+        from fed_dpsd.models.fixed_features import whitening
+        before = set(sys.modules)
+        from flwr.supernode.cli import flwr_clientapp
+        print(whitening.cache_info().currsize, set(sys.modules) - before)
+        return
+    if sys.argv[1] == "broken":
+        raise ValueError("this command fails")
+    if sys.argv[1] == "exits":
+        sys.exit(int(sys.argv[2]))
+    print(sys.argv[1], os.environ["WORD"], os.getcwd(), flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("ended", flush=True)
+supernode._client = client
+"""
+
+
+def keeping(folder):
+    """A program that keeps a stub imported, prepared for a site's file."""
+    path = site_file(folder, models=["scattering"], shape=[1, 8, 8])
+    return f"{STUB}keep({str(path)!r})"
+
+
+def environment(folder):
+    return supernode.environment(folder / "commands", {**os.environ, "WORD": "one"})
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return environment(tmp_path)
+
+
+def call(settings, *arguments, **options):
+    command = [sys.executable, "-c", f"{supernode.importing()}; pass_on()", *arguments]
+    return subprocess.Popen(command, env=settings, text=True, **options)
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory):
+    """A process that keeps a stub imported; what its forks print goes to a file in its folder."""
+    folder = tmp_path_factory.mktemp("keeper")
+    command = [sys.executable, "-c", keeping(folder)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
+    deadline = time.monotonic() + 60
+    while not (folder / "commands" / "socket").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield SimpleNamespace(folder=folder, settings=environment(folder), poll=process.poll)
+    process.kill()
+    process.wait()
+
+
+def test_each_command_is_a_fork_with_its_own_arguments_environment_and_folder(keeper):
+    calls = [
+        call({**keeper.settings, "WORD": word}, word, "0.2", cwd=keeper.folder / folder)
+        for word, folder in (("one", "."), ("two", "commands"))
+    ]
+    assert [each.wait(30) for each in calls] == [0, 0]
+    printed = (keeper.folder / "log").read_text()
+    assert f"one one {keeper.folder}\n" in printed
+    assert f"two two {keeper.folder}/commands\n" in printed
+    assert printed.count("ended") == 2  # a command ends when its fork does
+    assert keeper.poll() is None
+
+
+def test_a_command_that_is_ended_ends_its_fork(keeper):
+    log = keeper.folder / "log"
+    ended = log.read_text().count("ended")
+    command = call(keeper.settings, "long", "60")
+    deadline = time.monotonic() + 30
+    while "long" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(30) == 1
+    assert log.read_text().count("ended") == ended
+
+
+def test_a_command_that_fails_says_why(keeper):
+    assert call(keeper.settings, "broken").wait(30) == 1
+    assert "ValueError: this command fails" in (keeper.folder / "log").read_text()
+    assert [call(keeper.settings, "exits", code).wait(30) for code in "03"] == [0, 3]
+    assert keeper.poll() is None
+
+
+def test_the_keeper_ends_with_its_parent(settings, tmp_path):
+    program = f"{STUB}supernode._prepare = print; keep('site.yaml')"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\n"
+            f"kept = subprocess.Popen([sys.executable, '-c', {program!r}])\n"
+            "print(kept.pid, flush=True)\ntime.sleep(60)",
+        ],
+        env=settings,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    kept = int(parent.stdout.readline())
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "commands" / "socket").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    while True:
+        try:
+            os.kill(kept, 0)
+        except ProcessLookupError:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_app_is_the_installed_one_whatever_a_coordinator_sends(monkeypatch):
+    """Flower's own functions, the control, would install and load what came."""
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
+    loaded = []
+
+    def run():
+        run_clientapp.install_from_fab(b"not even a bundle", skip_prompt=True)
+        load = run_clientapp.get_load_client_app_fn(
+            default_app_ref="", app_path=None, multi_app=True
+        )
+        loaded.append(load("evil/app", "1.0", "00"))
+
+    with pytest.raises(Exception, match=r"zip|bundle|FAB"):
+        run()
+    monkeypatch.setattr("flwr.supernode.cli.flwr_clientapp", run)
+    supernode._client()
+    assert loaded == [client_app.app]
+
+
+def test_every_other_kind_of_process_is_refused(settings):
+    for name in supernode.REFUSED:
+        done = subprocess.run([name], env=settings, capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert "this site runs client processes only" in done.stderr
+
+
+def test_what_is_prepared_is_what_a_site_allows(keeper):
+    """Before a command comes: fixed features are computed, and Flower's client is imported."""
+    assert call(keeper.settings, "prepared").wait(30) == 0
+    assert "1 set()\n" in (keeper.folder / "log").read_text().splitlines(keepends=True)
+
+
+# --- what Flower could not use, and would try for ever ---
+
+ECDSA = ec.generate_private_key(ec.SECP384R1())
+KEYS = {
+    "is the public half of a key": ECDSA.public_key().public_bytes(
+        Encoding.OpenSSH, PublicFormat.OpenSSH
+    ),
+    "is no ECDSA key": private_key(rsa.generate_private_key(65_537, 2_048)),
+    "is no ECDSA key ": private_key(ed25519.Ed25519PrivateKey.generate()),
+    "is no private key of OpenSSH's": certificate(ECDSA),
+    "is no private key of OpenSSH's ": b"\x00\xff not a key",
+    "is no private key of OpenSSH's  ": b"",
+}
+
+
+@pytest.mark.parametrize("problem", KEYS)
+def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(tmp_path, problem):
+    path = tmp_path / "my keys" / "node_key.pub"
+    path.parent.mkdir()
+    path.write_bytes(KEYS[problem])
+    with pytest.raises(UserError) as refused:
+        supernode.check_key(path)
+    said = str(refused.value)
+    assert said.startswith(f"--node-key {path} {problem.strip()}; ")
+    command = said.partition("such as that of ")[2].partition("; ")[0]
+    new = path.with_name("node_key_ecdsa")
+    assert command == f"ssh-keygen -t ecdsa -b 384 -N \"\" -f '{new}'"
+    if shutil.which("ssh-keygen"):
+        subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL)
+        supernode.check_key(new)
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
+def test_ecdsa_keys_are_taken(tmp_path, curve):
+    (tmp_path / "key").write_bytes(private_key(ec.generate_private_key(curve)))
+    supernode.check_key(tmp_path / "key")
+
+
+def test_a_certificate_that_is_none_is_named_and_the_coordinator_is_to_give_another(tmp_path):
+    path = tmp_path / "ca.crt"
+    for content in (certificate(ECDSA), certificate(ECDSA, -1), certificate(ECDSA) * 2):
+        path.write_bytes(content)  # an expired one is Flower's to refuse
+        supernode.check_certificate(path)
+    for content in (b"", b"text", private_key(ECDSA)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"--certificate {path} is no certificate in PEM"):
+            supernode.check_certificate(path)
+    for check in (supernode.check_certificate, supernode.check_key):
+        with pytest.raises(UserError, match=f"{tmp_path} cannot be read .Is a directory"):
+            check(tmp_path)
+
+
+def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatch):
+    started = []
+    processes = SimpleNamespace(Popen=lambda *given, **_: started.append(given))
+    monkeypatch.setattr(supernode, "subprocess", processes)
+    site, key = site_file(tmp_path / "site"), tmp_path / "key"
+    (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
+    key.write_bytes(b"")
+    where = (site, tmp_path / "state", "host:1", tmp_path / "ca.crt", key, 9_094)
+    with pytest.raises(UserError, match="is no private key"):
+        supernode.serve(*where)
+    assert not started
+    assert not (tmp_path / "state").exists()
+    monkeypatch.setattr(supernode, "_failed", lambda *_: False)
+    key.write_bytes(private_key(ECDSA))
+    supernode.serve(*where)  # the control: a key that is one
+    assert started

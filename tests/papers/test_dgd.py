@@ -1,0 +1,224 @@
+"""DGD: two parts of a guarantee that add up, and a student that learns from few hard labels."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import NonPrivateDpEvent
+
+from fed_dpsd.accounts import card as cards
+from fed_dpsd.accounts.account import Unplanned
+from fed_dpsd.client.teachers import Teachers
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ConfigError, ProtocolError, UserError
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.papers import dgd
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.training import BaselineWeights
+from fed_dpsd.protocol import Aggregate, Refusal
+from fed_dpsd.server import run as runs
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.streams import Streams
+from tests.ledgers import entries_of
+
+QUICK = ("method.generator_steps=2", "method.vae_steps=2", "method.synthetic_images=64")
+QUICK += ("teachers_per_client=3", "answers=noisy_max")
+PLAIN = ("method=dgd", *QUICK)
+PAID = (*PLAIN, "training@method.baseline=dp_sgd", "method.baseline.steps=3", "model.teacher=mlp")
+
+
+def context_of(experiment):
+    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
+
+
+def finish(experiment, folder):
+    federation = LocalFederation(experiment, folder)
+    context = context_of(experiment)
+    return federation, list(experiment.method.server(federation, context, Streams(0), None))
+
+
+def record(experiment):
+    plan = experiment.method.plan(context_of(experiment))
+    return cards.proven(experiment, plan, "record", "add_remove")["answers"]
+
+
+def test_a_baseline_without_noise_proves_nothing_and_says_why(small, tmp_path):
+    experiment = small(*PLAIN)
+    folder = new_run_folder(experiment)
+    summary = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
+    assert {row["epsilon"] for row in summary["privacy"]["proven"]} == {"inf"}
+    assert "a classifier of all records leave the client" in summary["privacy"]["reason"]
+    assert 0 < summary["privacy"]["epsilon_published"] < math.inf  # the paper counts the votes
+
+
+def test_a_private_baseline_and_the_votes_add_up(small):
+    """The control: either part by itself is less than both."""
+    experiment = small(*PAID)
+    training, answers = experiment.method.baseline, experiment.answers
+    queries = experiment.config.rounds * experiment.config.queries_per_round
+    alone = [
+        prove([stage], 1e-5, "record", "add_remove").value
+        for stage in (Stage(training, 1, 0), Stage(answers, 1, queries))
+    ]
+    assert max(alone) < record(experiment).value < sum(alone) + 1e-3
+    assert record(experiment).trust == "nobody"
+    plan = experiment.method.plan(context_of(experiment))
+    client = cards.proven(experiment, plan, "client", "add_remove")
+    assert [claim.value for claim in client.values()] == [math.inf]
+
+
+def test_the_baseline_is_paid_before_it_is_trained(small, tmp_path, monkeypatch):
+    experiment = small(*PAID, "privacy.budget=0.001")
+    trained = []
+    monkeypatch.setattr(Teachers, "_train", lambda *arguments: trained.append(arguments))
+    federation = LocalFederation(experiment, tmp_path)
+    with pytest.raises(UserError, match="no client answers"):
+        list(experiment.method.server(federation, context_of(experiment), Streams(0), None))
+    assert not trained
+    assert not entries_of(federation._sites[0].ledger)
+
+
+def test_the_ledger_holds_the_baseline_once(small, tmp_path):
+    experiment = small(*PAID)
+    federation, _ = finish(experiment, tmp_path)
+    first, *others = entries_of(federation._sites[0].ledger)
+    assert (first.kind, first.queries, first.releases, first.training) == ("baseline", 1, 1, "")
+    assert first.costs["record", "add_remove"] == experiment.method.baseline.event(
+        "record", "add_remove"
+    )
+    assert {entry.kind for entry in others} == {"answers"}
+    again = federation.each(context_of(experiment).request("baseline"))[0]
+    assert len(entries_of(federation._sites[0].ledger)) == 1 + len(others)
+    (baseline,) = federation._sites[0]._baseline(experiment.method.baseline).models
+    fetched = dgd.fetch_baseline(federation, context_of(experiment))
+    assert torch.equal(fetched.classifier.weight, baseline.classifier.weight)
+    assert again.values.shape[1] == 1
+
+
+def test_a_baseline_that_is_not_planned_is_refused(small, tmp_path, monkeypatch):
+    """A method that forgets to count it gets nothing from a client."""
+    plan = dgd.DGD.plan
+    monkeypatch.setattr(
+        dgd.DGD,
+        "plan",
+        lambda self, context: replace(plan(self, context), stages=plan(self, context).stages[1:]),
+    )
+    experiment = small(*PAID)
+    federation = LocalFederation(experiment, tmp_path)
+    reply = federation.each(context_of(experiment).request("baseline"))[0]
+    assert isinstance(reply, Refusal)
+    assert "baseline" in str(reply.statement.wanted) or Unplanned.__name__ in reply.reason
+
+
+def test_without_a_generators_training_no_baseline_leaves_and_the_votes_alone_count(
+    small, tmp_path
+):
+    experiment = small(*PLAIN, "method.generator_steps=0", "method.areas_fraction=1.0")
+    federation, rounds = finish(experiment, tmp_path)
+    assert len(rounds) == experiment.config.rounds
+    assert {entry.kind for entry in entries_of(federation._sites[0].ledger)} == {"answers"}
+    queries = experiment.config.rounds * experiment.config.queries_per_round
+    votes = prove([Stage(experiment.answers, 1, queries)], 1e-5, "record", "add_remove")
+    assert record(experiment).value == pytest.approx(votes.value)
+    with pytest.raises(ProtocolError, match="does not answer 'baseline'"):
+        federation.each(context_of(experiment).request("baseline"))
+
+
+def test_a_site_trains_a_baseline_in_a_simulation_only(small, tmp_path):
+    """Whatever a message says: the configuration is the site's own."""
+    experiment = small(*PAID)
+    federation = LocalFederation(experiment, tmp_path)
+    federation.each(context_of(experiment).request("baseline"))
+    (site,) = federation._sites.values()
+    deployed = replace(site.config.federation, simulation=False)
+    site.config = replace(site.config, federation=deployed)
+    mechanism = BaselineWeights(experiment.method.baseline)
+    with pytest.raises(ProtocolError, match="in a simulation only"):
+        site.sensitive_baseline(mechanism, context_of(experiment).request("baseline"))
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("federation=deployment", "by a message's settings, which only a simulation does"),
+        (
+            "teacher.path=x.safetensors teacher.arch=cnn teachers_per_client=1",
+            "the baseline of method=dgd is trained here",
+        ),
+        ("method.baseline=null", "method.baseline._target_=null is not a class"),
+        ("training=dp_sgd", "method=dgd needs another; use training=plain"),
+        ("num_clients=2", "method=dgd has one client; use num_clients=1"),
+        ("method.lines_fraction=1.5", "must be >= 0 and at most 1"),
+        ("method.epsilon_1=0", "epsilon_1=0"),
+        ("method.baseline._target_=os.system", "method.baseline._target_=os.system is not"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_data_are_read(small, override, problem):
+    with pytest.raises(ConfigError, match=problem):
+        small(*PLAIN, *override.split())
+
+
+def test_a_baseline_is_private_only_where_its_training_is(small):
+    private = small(*PAID).method.baseline
+    event = BaselineWeights(private).event("record", "replace_one")
+    assert event == private.event("record", "replace_one") != NonPrivateDpEvent()
+    plain = BaselineWeights(small(*PLAIN).method.baseline)
+    assert plain.event("record", "replace_one") == NonPrivateDpEvent()
+
+
+def test_hard_labels_are_the_largest_sums_and_silence_has_none():
+    total = Aggregate(np.array([[1.0, 3, 2], [0, 0, 0], [-2, -1, -3]]), 3)
+    assert dgd.hard_labels(total).tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_moves_are_a_tangent_and_the_normal(small):
+    """A decoder that returns codes shows them to a student whose features are its inputs."""
+    method = small(*PLAIN, "method.perturbation=0.5", "method.code_size=8").method
+    seen = []
+
+    class Decoder:
+        def encode(self, images, rng):
+            return images
+
+        def decode(self, codes):
+            seen.append(codes)
+            return codes
+
+    class Student:
+        classifier = staticmethod(lambda features: torch.zeros((len(features), 10)))
+        features = staticmethod(lambda inputs: inputs)
+
+    codes = torch.randn((64, 8), generator=Streams(0).torch("codes"))
+    loss = method.smoothness(Student, Decoder(), codes, Streams(0).torch("moves"))
+    code, across, along = seen
+    normal, tangent = across - code, along - code
+    lengths = code.norm(dim=1)
+    assert torch.allclose(normal.norm(dim=1), 0.5 * lengths)
+    assert torch.allclose(tangent.norm(dim=1), 0.5 * lengths)
+    assert torch.allclose((normal * code).sum(1), 0.5 * lengths**2, rtol=1e-4)
+    assert (tangent * code).sum(1).abs().max() < 1e-4 * lengths.max() ** 2
+    moved = (normal.square().mean() + tangent.square().mean()).item()
+    assert loss.item() == pytest.approx(moved + math.log(10), rel=1e-4)  # undecided: log 10
+
+
+def test_noise_of_epsilon_1_hides_the_code(small):
+    """As printed its scale is 6,400 times a code's largest entry: nothing of the code is left."""
+    codes = torch.randn((2_000, 32), generator=Streams(0).torch("codes"))
+    for epsilon, low, high in ((0.01, -0.02, 0.02), (1e6, 0.999, 1.0)):
+        method = replace(small(*PLAIN).method, epsilon_1=epsilon, code_size=32)
+        noisy = method.noisy_codes(codes, Streams(0).torch("noise"))
+        likeness = torch.nn.functional.cosine_similarity(codes, noisy).mean().item()
+        assert low <= likeness <= high + 1e-6
+        assert torch.allclose(noisy.norm(dim=1), torch.full((2_000,), 32**0.5))
+
+
+def test_eq_2_wants_confident_balanced_images_with_large_activations(small):
+    method = small(*PLAIN).method
+    features, logits = torch.ones((4, 6)), 20 * torch.eye(4)
+    best = method.generator_loss(features, logits).item()
+    assert best == pytest.approx(-5 * math.log(4) - 0.1, abs=1e-3)
+    assert method.generator_loss(features, torch.zeros((4, 4))).item() > best  # not confident
+    assert method.generator_loss(features, 20 * torch.eye(4)[[0] * 4]).item() > best  # one class
+    assert method.generator_loss(0 * features, logits).item() > best

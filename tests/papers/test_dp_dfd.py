@@ -1,0 +1,136 @@
+"""DP-DFD: what its two discriminators see and prove, its responses, and its generator."""
+
+import math
+
+import pytest
+import torch
+
+from fed_dpsd.accounts.card import plan_of, privacy_card
+from fed_dpsd.client import site as sites
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ConfigError, ProtocolError
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.methods.white_box import fetch_teachers
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.protocol import Request, Response
+from fed_dpsd.streams import Streams
+from tests.ledgers import entries_of
+
+TEACHER = ("method=dp_dfd", "training=plain", "method.pretraining_steps=4")
+STUDENT = (*TEACHER, "method.discriminator=student")
+WEIGHTS = Request.without_images("weights", (1, 8, 8), 10)
+
+
+class Listening:
+    """A federation that notes what is asked."""
+
+    def __init__(self, inner):
+        self.inner, self.asked, self.get_or_store = inner, [], inner.get_or_store
+
+    def total(self, request):
+        self.asked.append(request.kind)
+        return self.inner.total(request)
+
+    def each(self, request):
+        self.asked.append(request.kind)
+        return self.inner.each(request)
+
+
+def finish(experiment, folder):
+    federation = Listening(LocalFederation(experiment, folder))
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return federation, list(experiment.method.server(federation, context, Streams(0), None))
+
+
+def test_a_student_driven_generator_never_gets_the_teachers_weights(small, tmp_path):
+    """Nor would the client give them. The control: against the teacher they are asked and given."""
+    federation, _ = finish(small(*STUDENT), tmp_path / "student")
+    assert federation.asked == ["answers"] * 3
+    site = federation.inner._sites[0]
+    with pytest.raises(ProtocolError, match="does not answer 'weights'"):
+        sites.answer(small(*STUDENT).method, WEIGHTS, site)
+    assert {entry.kind for entry in entries_of(site.ledger)} == {"answers"}
+
+    federation, _ = finish(small(*TEACHER), tmp_path / "teacher")
+    assert federation.asked == ["weights", *["answers"] * 3]
+    assert isinstance(federation.inner.each(WEIGHTS)[0], Response)
+
+
+def test_the_teacher_as_discriminator_proves_nothing_and_says_so(small):
+    experiment = small(*TEACHER)
+    card = privacy_card(experiment, plan_of(experiment))
+    assert {row["epsilon"] for row in card["proven"]} == {"inf"}
+    assert card["reason"] == "the teachers' own weights leave the clients"
+    assert card["epsilon_published"] == 10.0
+
+
+@pytest.mark.parametrize("epsilon_per_answer", [1.0, 0.1])
+def test_with_a_student_each_response_is_charged_as_one_between_two_classes(
+    small, epsilon_per_answer
+):
+    """However many classes are above the threshold; as many responses as there are images."""
+    experiment = small(*STUDENT, f"answers.epsilon_per_answer={epsilon_per_answer}")
+    row = privacy_card(experiment, plan_of(experiment))["proven"][1]
+    between_two = TopKRandomizedResponse(10, epsilon_per_answer, k=2)
+    expected = prove((Stage(between_two, 3, 64),), 1e-5, "record", "replace_one").value
+    among_ten = TopKRandomizedResponse(10, epsilon_per_answer)
+    assert (row["unit"], row["relation"]) == ("record", "replace_one")
+    assert row["epsilon"] == pytest.approx(expected)
+    assert row["epsilon"] < math.inf
+    assert prove((Stage(among_ten, 3, 64),), 1e-5, "record", "replace_one").value < expected
+
+
+def test_the_papers_threshold_is_the_default(small):
+    experiment = small("method=dp_dfd")
+    assert experiment.answers.threshold == 1 / (2 * experiment.answers.num_classes)
+
+
+def test_the_generator_is_pretrained_against_the_very_teacher(small, tmp_path):
+    """Its images' loss falls there; the control is a generator that is trained on the student."""
+    fallen = {}
+    for name, settings in (("teacher", TEACHER), ("student", STUDENT)):
+        experiment = small(*settings, "method.pretraining_steps=60", "rounds=1")
+        federation = LocalFederation(small(*TEACHER), tmp_path / name)
+        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        (teacher,) = fetch_teachers(federation, context)[0]
+        (true,) = federation._sites[0]._teachers.models
+        assert all(torch.equal(t, true.state_dict()[n]) for n, t in teacher.state_dict().items())
+        generator = context.make_generator(64, Streams(0).torch("generator"))
+        generator.set_levels(experiment.method.contrast, experiment.method.brightness)
+        latents = torch.randn((64, 64), generator=Streams(0).torch("test"))
+        loss = [experiment.method.generator_loss(teacher, generator(latents)).item()]
+        own = LocalFederation(experiment, tmp_path / f"{name} run")
+        (finished,) = experiment.method.server(own, context, Streams(0), None)
+        state = finished.state.tensors.items()
+        generator.load_state_dict(
+            {n.removeprefix("generator."): t for n, t in state if n.startswith("generator.")}
+        )
+        loss.append(experiment.method.generator_loss(teacher, generator.train()(latents)).item())
+        fallen[name] = loss[0] - loss[1]
+    assert fallen["teacher"] > max(0, fallen["student"])
+
+
+@pytest.mark.parametrize("settings", [TEACHER, STUDENT], ids=["teacher", "student"])
+def test_what_the_generator_asks_the_teacher_are_answers_too(small, tmp_path, settings):
+    _, finished = finish(small(*settings, "method.generator_steps=2"), tmp_path)
+    trained = [(4 + 2) * 64, 2 * 64, 2 * 64] if settings is TEACHER else [0, 0, 0]
+    counted = [(each.forward_answers, each.backward_answers) for each in finished]
+    assert counted == [(64 + more, more) for more in trained]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.discriminator=both"], "discriminator=both must be student or teacher"),
+        (
+            ["method.pretraining_steps=0", "method.generator_steps=0"],
+            "pretraining_steps=0 and generator_steps=0; give one of them >= 1",
+        ),
+        (["method.contrast=0"], "contrast=0.0 must be"),
+        (["num_clients=2"], "method=dp_dfd has one client; use num_clients=1"),
+    ],
+)
+def test_bad_settings_are_named(small, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        small(*TEACHER, *overrides)

@@ -1,0 +1,231 @@
+"""Readings of the paper's mechanisms that are not ours: what they release, and what is proven."""
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import NonPrivateDpEvent
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fed_dpsd.papers.gradient_reading import GradientReading
+from fed_dpsd.privacy.accounting import Stage, prove
+from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
+from fed_dpsd.privacy.published import published_epsilon
+from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+
+ROOT = Path(__file__).parents[2]
+REPLACED = "record", "replace_one"
+
+# --- lies among all classes: Eq. 5 as printed ---
+
+
+def test_lies_among_all_classes_follow_eq_5_and_prove_nothing():
+    """A class in I is answered among all ten; one outside I uniformly in I."""
+    mechanism = TopKRandomizedResponse(10, 1.0, 3, lies="classes")
+    predictions = np.array([[0.5, 0.2, 0.1, *[0.2 / 7] * 7]] * 2, np.float32)
+    law = mechanism.constrain_sensitivity(np.eye(10)[[1, 7]], predictions)
+    truth, lie = math.e / (math.e + 9), 1 / (math.e + 9)
+    assert law[0] == pytest.approx([lie, truth, *[lie] * 8])
+    assert law[1] == pytest.approx([1 / 3, 1 / 3, 1 / 3, *[0] * 7])
+    # Outside I the ratio of the two laws has no bound; among candidates it is e^eps0.
+    usual = TopKRandomizedResponse(10, 1.0, 3).constrain_sensitivity(
+        np.eye(10)[[1, 2, 7]], predictions[[0, 0, 0]]
+    )
+    ratios = usual[:, None, :3] / usual[None, :, :3]
+    assert ratios.max() == pytest.approx(math.e)
+    for pair in UNITS_AND_RELATIONS:
+        assert mechanism.event(*pair) == NonPrivateDpEvent()
+    assert "the teacher's class is inside" in mechanism.reason
+    assert published_epsilon(mechanism, 51_200, 1e-5) == 1
+    whole = TopKRandomizedResponse(10, 1.0, None, lies="classes")
+    assert whole.event("record", "add_remove") != NonPrivateDpEvent()
+    assert whole.reason is None
+    assert repr(mechanism).endswith(", lies='classes')")
+    assert "lies" not in repr(TopKRandomizedResponse(10, 1.0, 3))
+    votes = np.eye(10)[[9]]
+    assert mechanism.admissible(votes, predictions[:1], 1).all()
+    assert not TopKRandomizedResponse(10, 1.0, 3).admissible(votes, predictions[:1], 1).any()
+
+
+def test_a_signed_mask_keeps_a_teachers_largest_entries():
+    """M_k of the paper's text; by size the entry of the teacher's class would stay."""
+    gradient = np.array([[-9.0, 3.0, 2.0, 1.0, 0.5, *[0.0] * 5]])
+    predictions = np.full((1, 10), 0.1, np.float32)
+    kept = {
+        mask: np.flatnonzero(
+            NormalizedGradient(10, 1.0, k=3, mask=mask).constrain_sensitivity(
+                gradient, predictions
+            )[0]
+        ).tolist()
+        for mask in ("signed", "private")
+    }
+    assert kept == {"signed": [1, 2, 3], "private": [0, 1, 2]}
+    signed = NormalizedGradient(10, 1.0, k=3, mask="signed")
+    noisy = signed.add_noise(np.zeros((1, 1, 10)), predictions, np.random.default_rng(0))
+    assert (noisy != 0).all()  # its support says something of the teacher
+
+
+# --- noise of Eq. 3 that does not cover the answers ---
+
+
+@pytest.mark.parametrize("draws", ["one_draw", "inside_mask"])
+def test_readings_of_the_noise_leak_and_prove_nothing(draws):
+    """What leaks is seen exactly; the usual noise, the control, hides it."""
+    predictions = np.full((4, 10), 0.1, np.float32)
+    gradients = np.random.default_rng(0).normal(size=(4, 10))
+    usual = NormalizedGradient(10, 100.0, k=3, mask="signed")
+    reading = GradientReading(10, 100.0, k=3, mask="signed", draws=draws)
+    encoded = usual.constrain_sensitivity(gradients, predictions)
+    assert (reading.constrain_sensitivity(gradients, predictions) == encoded).all()
+
+    def leaks(mechanism, rng):
+        noisy = mechanism.add_noise(encoded[None], predictions, rng)
+        if draws == "inside_mask":
+            return ((noisy != 0) == (encoded != 0)).all()
+        return np.allclose(noisy - noisy[0], encoded - encoded[0], atol=1e-5)
+
+    assert leaks(reading, np.random.default_rng(1))
+    assert not leaks(usual, np.random.default_rng(1))
+    noise = reading.add_noise(encoded[None], predictions, np.random.default_rng(1)) - encoded
+    assert ((noise != 0) == (encoded != 0)).all() or draws == "one_draw"
+    for pair in UNITS_AND_RELATIONS:
+        assert reading.event(*pair) == NonPrivateDpEvent()
+        assert usual.event(*pair) != NonPrivateDpEvent()
+    assert reading.reason
+    assert published_epsilon(reading, 51_200, 1e-5) == published_epsilon(usual, 51_200, 1e-5)
+
+
+@pytest.mark.parametrize("draws", ["one_draw", "inside_mask"])
+@pytest.mark.parametrize("multiplier", [0.39, 100.0])
+def test_a_readings_noise_has_its_size(draws, multiplier):
+    """The mean square of 20,000 draws is within 5 % of its law's: one of the four cases would fail
+    for fewer than one in 10^5 seeds."""
+    reading = GradientReading(10, multiplier, k=3, mask="private", draws=draws)
+    rng = np.random.default_rng(0)
+    if draws == "one_draw":
+        requests = [np.zeros((1, 2, 10))] * 2_000
+    else:
+        encoded = reading.constrain_sensitivity(
+            rng.normal(size=(6_667, 10)), np.full((6_667, 10), 0.1)
+        )
+        requests = [encoded[None]]
+    noises = [reading.add_noise(request, request[0], rng) - request[0] for request in requests]
+    drawn = np.concatenate([
+        noise[0] if draws == "one_draw" else noise[request[0] != 0]
+        for noise, request in zip(noises, requests, strict=True)
+    ])  # fmt: skip
+    assert drawn.size >= 20_000
+    assert np.square(drawn).mean() == pytest.approx(reading.scale**2, rel=0.05)
+
+
+def test_a_reading_has_no_secure_sum():
+    with pytest.raises(ValueError, match="has no such reading"):
+        GradientReading(10, 100.0, noise_at="distributed", quorum=Quorum(3, 1))
+    with pytest.raises(ValueError, match="must be 'one_draw' or 'inside_mask'"):
+        GradientReading(10, 100.0, draws="none")
+
+
+# --- what noise on one teacher's answers proves: conf/experiment/data_sensitive_readings.yaml ---
+
+
+def epsilon_by_hand(mu, delta=1e-5):
+    """Solve delta = Phi(mu / 2 - eps / mu) - e^eps Phi(-mu / 2 - eps / mu), in logarithms."""
+
+    def above(eps):
+        first, second = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
+        return first + math.log1p(-math.exp(min(second - first, -1e-300))) > math.log(delta)
+
+    low, high = 0.0, mu**2 + 100 * mu + 100
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if above(middle) else (low, middle)
+    return high
+
+
+@pytest.mark.parametrize(
+    ("sigma", "expected"),
+    [
+        *[(100, 28.839), (20, 351.6), (7.07, 2_320), (3.79, 7_637), (2.02, 26_050)],
+        *[(1, 104_330), (0.390625, 676_029)],
+    ],
+)
+@pytest.mark.parametrize("bound", [1e-3, 5e-3])
+def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_says(sigma, expected, bound):
+    """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
+    stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)
+    proven = prove([stage], 1e-5, *REPLACED).value
+    by_hand = epsilon_by_hand(2 * math.sqrt(51_200) / sigma)
+    assert proven == pytest.approx(by_hand, rel=1e-3)
+    assert proven == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_a_thousand_batches_prove():
+    proven = prove([Stage(NormalizedGradient(10, 0.390625), 1000, 256)], 1e-5, *REPLACED).value
+    assert proven == pytest.approx(epsilon_by_hand(2 * math.sqrt(256_000) / 0.390625), rel=1e-3)
+    assert proven == pytest.approx(3_367_000, rel=1e-3)
+
+
+def test_the_measured_rows_have_the_epsilons_of_the_formula():
+    """A hundred teachers prove what one does, since a record changes one of them."""
+    with (ROOT / "docs" / "results" / "data_sensitive_readings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["seed"] for row in rows} == {"0", "1", "2"}
+    assert {row["teachers_per_client"] for row in rows} == {"1", "100"}
+    for row in rows:
+        proven = float(row["record_replace_one"])
+        if row["answers"] == "gradient_reading":
+            assert proven == math.inf
+            continue
+        sigma, answers = float(row["answers.noise_multiplier"]), int(row["queries_per_client"])
+        by_hand = epsilon_by_hand(2 * math.sqrt(answers) / sigma)
+        assert proven == pytest.approx(by_hand, rel=1e-3)
+
+
+def test_what_all_answers_can_tell_of_the_classes_names():
+    """docs/results/one_teacher.md: N / (2 sigma^2) nats, for ten names in unknown order.
+
+    By Donsker and Varadhan no joint law with so many nats has more names right, on average, than
+    uniform permutations tilted by their fixed points.
+    """
+    text = " ".join((ROOT / "docs" / "results" / "one_teacher.md").read_text().split())
+    nats = 51_200 / (2 * 100**2)
+    right = np.arange(11)
+    derangements = [1, 0, 1, 2, 9, 44, 265, 1_854, 14_833, 133_496, 1_334_961]
+    law = np.array([math.comb(10, d) * derangements[10 - d] for d in right]) / math.factorial(10)
+    assert law.sum() == pytest.approx(1)
+
+    def tilted(t):
+        """The mean number of names that are right, and the nats that it takes."""
+        weights = law * np.exp(t * right)
+        mean = (weights @ right) / weights.sum()
+        return mean, t * mean - math.log(weights.sum())
+
+    def needed(mean):
+        return tilted(brentq(lambda t: tilted(t)[0] - mean, 0, 40))[1]
+
+    most = tilted(brentq(lambda t: tilted(t)[1] - nats, 0, 40))[0] / 10
+    assert f"{nats:.2f} nats ({nats / math.log(2):.1f} bits)" in text
+    assert f"at most {100 * most:.1f} %" in text
+    least = needed(9.603)
+    assert f"at least {least:.1f} nats" in text
+    assert f"{2 * 100**2 * least:,.0f} answers" in text
+    assert tilted(0)[0] == pytest.approx(1)  # without answers: chance
+
+
+def test_lies_among_all_classes_are_not_saved_by_a_threshold():
+    """Its candidates are some of the classes, so a response outside them tells as much."""
+    mechanism = TopKRandomizedResponse(10, 1.0, None, threshold=0.05, lies="classes")
+    for pair in UNITS_AND_RELATIONS:
+        assert mechanism.event(*pair) == NonPrivateDpEvent()
+    assert mechanism.reason
+
+
+def test_readings_that_would_be_no_reading_are_refused():
+    with pytest.raises(ValueError, match="k=3 with mask='public' has no such reading"):
+        GradientReading(10, 100.0, k=3)
+    with pytest.raises(ValueError, match="noise_multiplier=0"):
+        GradientReading(10, 0.0)

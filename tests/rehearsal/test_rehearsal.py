@@ -1,0 +1,268 @@
+"""Hosts on this machine, with TLS, node keys and processes, and what befalls them."""
+
+import contextlib
+import json
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from fed_dpsd.privacy.accounting import epsilon
+from fed_dpsd.rehearsal.faults import COMPLETED, endure, reconcile
+from fed_dpsd.rehearsal.rehearsal import PORT, Rehearsal, can_make_hosts
+from fed_dpsd.storage import app_folder
+from tests.proofs import spent
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    *("data=digits", "num_clients=3", "rounds=2", "queries_per_round=128"),
+    *("method.final_student_steps=50", "federation.min_clients=3", "federation.retry_seconds=20"),
+    "data.records_per_patient=2",  # made-up patients, whom the hospitals' files name
+)
+SUMS = (
+    *("training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    "answers.quorum={threshold:2,colluding:0}",
+)
+CONNECTED = "SuperNode ID"  # what a node logs that was let in
+LISTEN = """
+import socket, sys
+raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+with open(sys.argv[1], "wb") as file:
+    print("listening", flush=True)
+    while True:
+        frame = raw.recv(65_536)
+        file.write(len(frame).to_bytes(4, "big") + frame)
+        file.flush()
+"""
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rehearsal")
+    with Rehearsal(folder, SMALL, {}, can_make_hosts()) as found:
+        yield found
+
+
+def newest(rehearsal):
+    return max((rehearsal.folder / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+
+
+def finish(rehearsal, *overrides):
+    """A run that completes; its folder."""
+    assert rehearsal.wait(rehearsal.submit(*overrides), 600) == COMPLETED
+    return newest(rehearsal)
+
+
+def requests(folder):
+    return [json.loads(line) for line in (folder / "asks.jsonl").read_text().splitlines()]
+
+
+def claims(card):
+    """The epsilon of each unit and relation, and the proof that it rests on."""
+    return {
+        (row["unit"], row["relation"]): (row["basis"], row["epsilon"]) for row in card["proven"]
+    }
+
+
+def in_ledgers(rehearsal, basis, unit, relation):
+    """The epsilon of the hospital that was charged most, from the ledgers alone."""
+    found = []
+    for number in rehearsal.hospitals:
+        with (ledger := rehearsal.hospital(number).ledger).transaction():
+            event = spent(ledger.entries(), unit, relation, basis)
+        found.append(epsilon(event, rehearsal.experiment.config.privacy.delta).epsilon)
+    return max(found)
+
+
+@pytest.mark.parametrize("unit", ["record", "patient"])
+def test_ledgers_of_labels_of_private_teachers_equal_the_card(rehearsal, unit):
+    rehearsal.forget()
+    taken = f"training.records_per_patient={2 if unit == 'patient' else 1}"
+    axes = "training=dp_sgd", "answers=label"
+    folder = finish(rehearsal, *axes, f"training.unit={unit}", taken)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert all(line["answered"] == [0, 1, 2] for line in requests(folder))
+    assert not reconcile(rehearsal, folder)
+    found = claims(summary["privacy"])
+    for (protected, relation), (basis, claimed) in found.items():
+        charged = in_ledgers(rehearsal, basis, protected, relation)
+        assert float(claimed) == pytest.approx(charged, rel=1e-9)
+    basis, claimed = found[unit, "add_remove"]
+    assert basis == "training"
+    assert claimed < 3.1
+    if unit == "record":  # it promises patients nothing, and neither do class counts
+        assert found["patient", "add_remove"][1] == "inf"
+
+
+@pytest.mark.parametrize("overrides", [(), SUMS], ids=["dp_sgd", "sums"])
+def test_a_run_over_hosts_ends_and_accounts_agree(rehearsal, overrides):
+    rehearsal.forget()
+    folder = finish(rehearsal, *overrides)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["accuracy"]["ensemble"] is None  # no exact diagnostics outside a simulation
+    assert all(line["answered"] == [0, 1, 2] for line in requests(folder))
+    assert not reconcile(rehearsal, folder)
+
+
+def test_faults_change_nothing_that_is_promised(rehearsal):
+    hit = endure(rehearsal, 0, 1, 3, print, gap=5)  # no run is over by then
+    peace = endure(rehearsal, 0, 1, 0, print)
+    assert hit.faults
+    assert hit.student == peace.student
+    assert not hit.differences
+    assert not peace.differences
+
+
+def test_a_hospital_out_of_budget_refuses_and_the_others_go_on(rehearsal):
+    rehearsal.forget()
+    path = rehearsal.site(1)
+    before = path.read_text()
+    try:
+        path.write_text(yaml.safe_dump(yaml.safe_load(before) | {"budget": 0.01}))
+        folder = finish(rehearsal)
+    finally:
+        path.write_text(before)
+    for line in requests(folder):
+        assert line["answered"] == [0, 2]
+        assert line["refused"] == {"1": "the client's privacy budget is spent"}
+    assert not reconcile(rehearsal, folder)
+
+
+def test_the_readmes_command(tmp_path):
+    """In a process of its own, which leaves none behind."""
+    command = [sys.executable, "-c", "from fed_dpsd.cli import main; main()", "rehearse", *SMALL]
+    done = subprocess.run(
+        [*command, "rounds=1", "--folder", str(tmp_path / "mine")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.splitlines()[-1]) / "summary.json").exists()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            assert str(tmp_path / "mine") not in " ".join(process.cmdline())
+
+
+# --- strangers ---
+
+
+def stranger(rehearsal, tmp_path, certificate=None, key=None, command=()):
+    """What a node says in its first half minute that has something wrong with it."""
+    own = tmp_path / "stranger"
+    own.mkdir()
+    site = yaml.safe_load(rehearsal.site(0).read_text())
+    files = {**site["files"], "path": str(rehearsal.site(0).parent / "records.npz")}
+    (own / "site.yaml").write_text(yaml.safe_dump(site | {"files": files, "state": "state"}))
+    if key is None:
+        key = own / "key"
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key], check=True
+        )
+    authority = certificate or rehearsal.folder / "certificates" / "ca.crt"
+    command = command or (
+        *("fed-dpsd", "site", "serve", str(own / "site.yaml")),
+        *("--superlink", f"{rehearsal.address(0)}:{PORT}", "--certificate", str(authority)),
+        *("--node-key", str(key), "--port", "9399"),
+    )
+    log = own / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            rehearsal.on("hospital0", *command), stdout=file, stderr=subprocess.STDOUT, cwd=own
+        )
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # and its node with it
+            process.wait()
+    assert not (own / "state" / "ledger").exists()
+    assert CONNECTED in (rehearsal.folder / "hospital0" / "log").read_text()  # of whom all is right
+    return log.read_text()
+
+
+def test_a_node_that_is_not_registered_is_refused(rehearsal, tmp_path):
+    """Its certificate is right, its key is its own: so is that of a hospital with another key."""
+    log = stranger(rehearsal, tmp_path)
+    assert CONNECTED not in log
+
+
+def test_a_coordinator_of_another_authority_is_refused(rehearsal, tmp_path):
+    """The hospital's own key, but the certificate of a coordinator that is not this one."""
+    other = tmp_path / "other"
+    made = [str(app_folder() / "deploy" / "certificates.sh"), str(other), "127.0.0.1"]
+    subprocess.run(made, check=True, capture_output=True)
+    log = stranger(rehearsal, tmp_path, other / "ca.crt", rehearsal.node_key(0))
+    assert CONNECTED not in log
+
+
+def test_plain_text_is_refused(rehearsal, tmp_path):
+    command = ("flower-supernode", "--insecure", "--superlink", f"{rehearsal.address(0)}:{PORT}")
+    log = stranger(rehearsal, tmp_path, command=(*command, "--port", "9399"))
+    assert CONNECTED not in log
+
+
+def test_only_tls_is_on_the_wire(rehearsal, tmp_path):
+    """Every byte of every stream to and from the SuperLink is part of a TLS record."""
+    path = tmp_path / "frames"
+    command = rehearsal.on("hospital0", sys.executable, "-c", LISTEN, str(path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as listener:
+        assert listener.stdout.readline() == b"listening\n"
+        rehearsal.kill("hospital0")  # so that its handshake is on the wire too
+        rehearsal.start_hospital(0)
+        finish(rehearsal, "seed=7")
+        time.sleep(1)
+        listener.kill()
+    streams = tcp_streams(path.read_bytes(), PORT)
+    assert sum(map(len, streams)) > 128 * 64  # the images alone
+    for stream in streams:
+        assert only_tls(stream)
+    assert not only_tls(b"POST /v1/fleet HTTP/1.1\r\n" + streams[0])
+
+
+def tcp_streams(frames, port):
+    """The payloads, put in order, of every TCP connection's two directions that has a beginning."""
+    parts, starts, at = defaultdict(dict), {}, 0
+    while at < len(frames):
+        size = int.from_bytes(frames[at : at + 4], "big")
+        frame, at = frames[at + 4 : at + 4 + size], at + 4 + size
+        if frame[12:14] != b"\x08\x00" or frame[23] != socket.IPPROTO_TCP:
+            continue
+        packet = frame[14:]
+        packet = packet[: struct.unpack("!H", packet[2:4])[0]]  # without the frame's padding
+        segment = packet[(packet[0] & 15) * 4 :]
+        source, target, number = struct.unpack("!HHI", segment[:8])
+        if port not in (source, target):
+            continue
+        name = packet[12:20], source, target
+        if segment[13] & 2:  # SYN
+            starts[name] = number + 1
+        if payload := segment[(segment[12] >> 4) * 4 :]:
+            parts[name][number] = payload
+    streams = []
+    for name, pieces in parts.items():
+        if name in starts:
+            stream = b""
+            while (piece := pieces.get((starts[name] + len(stream)) % 2**32)) is not None:
+                stream += piece
+            streams.append(stream)
+    return streams
+
+
+def only_tls(stream):
+    """Whether a stream is TLS records, the last of which may be cut off."""
+    at = 0
+    while at + 5 <= len(stream):
+        kind, version, size = struct.unpack("!BHH", stream[at : at + 5])
+        if kind not in (20, 21, 22, 23) or version not in (0x0301, 0x0303) or size > 2**14 + 256:
+            return False
+        at += 5 + size
+    return True

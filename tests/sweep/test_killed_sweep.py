@@ -1,0 +1,56 @@
+"""Every method in one sweep, `experiment=ci`; killed at random moments, it gives the same table."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.methods.test_method_contract import METHODS
+from tests.sweep.test_sweep import rows, timeless
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from fed_dpsd.cli import main; main()"]
+COMMAND += ["sweep", "experiment=ci", "threads_server=1"]
+KILLS = 8
+
+
+@pytest.mark.slow
+def test_every_method_runs_and_a_sweep_killed_at_random_gives_the_same_table(tmp_path):
+    """The moments are drawn from a fixed seed, over the time that the whole sweep took."""
+
+    def start(name):
+        # A cache of its own: teachers too are trained, and their training is cut short.
+        places = [f"cache={tmp_path / name}_cache", f"--out={tmp_path / name}"]
+        command = [*COMMAND, *places, f"--csv={tmp_path / name}.csv"]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    began = time.monotonic()
+    assert start("whole").wait() == 0, (tmp_path / "whole.log").read_text()
+    took = time.monotonic() - began
+    assert {row["method"] for row in rows(tmp_path / "whole.csv")} == set(METHODS)
+
+    moments = random.Random(0)
+    killed = 0
+    for _ in range(KILLS):
+        process = start("killed")
+        try:
+            assert process.wait(moments.uniform(0.1, 0.5) * took) == 0
+            break
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            killed += 1
+    assert killed >= 2
+    assert start("killed").wait() == 0, (tmp_path / "killed.log").read_text()
+    for beside in ("", "_rounds", "_confusion"):
+        whole, table = (
+            timeless(rows(tmp_path / f"{name}.csv", beside)) for name in ("whole", "killed")
+        )
+        assert table == whole

@@ -1,0 +1,252 @@
+"""What `fed-dpsd report` is given: tables, folders of sweeps, and runs; what it knows of a run."""
+
+import csv
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from fed_dpsd import api
+from fed_dpsd.errors import UserError
+from fed_dpsd.experiment import from_overrides
+from fed_dpsd.report import pages
+from fed_dpsd.report.run_page import page
+from fed_dpsd.report.settings import names, read
+from fed_dpsd.server.run_folder import new_run_folder
+from fed_dpsd.sweep.repeat import command_of
+from fed_dpsd.sweep.reported import facts_of, tables_of, unfinished_beside
+from fed_dpsd.sweep.sweep import cell_key
+from tests.conftest import SMALL, small_for
+from tests.report.runs import check_structure
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A completed run's folder."""
+    return api.run(*SMALL, "rounds=1", f"out={tmp_path}/runs", progress=False).folder
+
+
+def test_a_run_is_a_table_of_one_row(run, tmp_path):
+    (path,) = tables_of([run], tmp_path / "report")
+    assert path == tmp_path / "report" / "results.csv"
+    (row,) = csv.DictReader(path.open(newline=""))
+    summary = json.loads((run / "summary.json").read_text())
+    assert float(row["student"]) == summary["accuracy"]["student"]
+    assert (row["key"], row["seed"], row["data"]) == (run.name, "0", "digits")
+    assert tables_of([run]) == [run / "results.csv"]
+    assert tables_of([run]) == [run / "results.csv"]  # again, over its own
+    assert tables_of([tmp_path / "report"]) == [path]  # as the folder of a sweep
+    assert tables_of([path, path]) == [path]
+
+
+def test_several_runs_are_one_table_in_the_folder_that_is_named(run, tmp_path):
+    other = api.run(*SMALL, "rounds=1", "seed=1", f"out={tmp_path}/runs", progress=False).folder
+    (path,) = tables_of([run, other], tmp_path / "report")
+    assert [row["seed"] for row in csv.DictReader(path.open(newline=""))] == ["0", "1"]
+    assert tables_of([run, other]) == [run / "results.csv", other / "results.csv"]
+    assert facts_of([run, other]) is None
+    assert facts_of([path]) is None
+
+
+def test_runs_of_the_same_seed_are_set_apart_by_the_keys_that_differ(run, tmp_path):
+    other = ("answers.epsilon_per_answer=2", "rounds=1", f"out={tmp_path}/runs")
+    folder = api.run(*SMALL, *other, progress=False).folder
+    settings = read([*tables_of([run, folder], tmp_path / "report")])
+    assert names(settings) == ["epsilon_per_answer=10.0", "epsilon_per_answer=2"]
+    assert len(read(tables_of([run, folder]))) == 2  # from the tables of their own, too
+
+
+def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match="results.csv cannot be written .*; choose another folder"):
+        tables_of([run], tmp_path / "file")
+    (run / "summary.json").unlink()
+    with pytest.raises(
+        UserError, match="has not completed: it has done 1 of 1 round. It ended: its"
+    ):
+        tables_of([run])
+
+
+# --- runs that have not completed ---
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """The folder of a run of three rounds, stopped by Ctrl-C while it told of the first."""
+    folder = tmp_path / "runs" / "stopped"
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    experiment = from_overrides((*SMALL, f"run_folder={folder}"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        api.local_job(experiment, new_run_folder(experiment)).work(stop)
+    return folder
+
+
+def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopped):
+    shown = check_structure(page(facts_of([stopped])))
+    assert shown.text_of("h1").endswith("2 clients, not finished")
+    lead = shown.text_of("p", class_="lead")
+    assert lead.startswith(
+        "This run is not finished: it has done 1 of 3 rounds. It ended: stopped by Ctrl-C. So far "
+        "it has cost a client at most epsilon 641 (record, add_remove, trust nobody, delta 0)"
+    )
+    assert "What is charged stays charged" in page(facts_of([stopped]))
+    commands = [each["text"] for each in shown.all("pre")]
+    assert commands[0] == "fed-dpsd resume stopped"
+    assert shown.rows("Bounds of this run")[0]["epsilon of the whole plan"] == "1,920.1"
+    assert shown.rows("Bounds of this run")[0]["spent"] == "640.01"
+
+
+def test_a_killed_run_has_the_same_page_without_a_word_on_why(stopped):
+    told = check_structure(page(facts_of([stopped]))).rows("Each class")
+    (stopped / "summary.json").unlink()  # as after kill -9, which writes none
+    shown = check_structure(page(facts_of([stopped])))
+    assert shown.rows("Each class") == told
+    assert "It ended: its process was killed, or its machine stopped." in shown.text_of(
+        "p", class_="lead"
+    )
+
+
+def test_a_charge_counts_before_its_round_is_done(stopped):
+    """The log may end before a client's answer to the next ask is in it: the ledger has it."""
+    (stopped / "summary.json").unlink()
+    shutil.rmtree(stopped / "checkpoint")
+    facts = facts_of([stopped])
+    assert (facts.unfinished.done, facts.rounds, facts.summary["accuracy"]["student"]) == (
+        0,
+        [],
+        None,
+    )
+    lead = check_structure(page(facts)).text_of("p", class_="lead")
+    assert "it has done 0 of 3 rounds." in lead
+    assert "has cost a client at most epsilon 641 (record, add_remove" in lead
+
+
+def test_a_run_under_way_says_so(stopped):
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    hold += "print('held', flush=True); input()"
+    command = [sys.executable, "-c", hold, str(stopped / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        shown = check_structure(page(facts_of([stopped])))
+        holder.communicate(b"\n")
+    lead = shown.text_of("p", class_="lead")
+    assert lead.startswith("This run is not finished: it is under way, and has done 1 of 3 rounds.")
+    assert shown.all("pre")[0]["text"] == "fed-dpsd report stopped"
+    assert facts_of([stopped]).unfinished.command == "fed-dpsd resume stopped"
+
+
+def test_a_sweeps_unfinished_runs_are_found_below_its_folder(stopped, tmp_path):
+    sweep = stopped.parent
+    api.run(*SMALL, "rounds=1", f"run_folder={sweep}/whole", progress=False)
+    (found,) = unfinished_beside([sweep])
+    assert (found.name, found.done, found.error) == ("stopped", 1, "stopped by Ctrl-C")
+    assert unfinished_beside([stopped]) == []
+    assert unfinished_beside([sweep / "results.csv"]) == []
+
+
+def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
+    path = pages.write_unfinished(facts_of([stopped]), stopped)
+    assert "not finished" in path.read_text()
+    api.resume(stopped, progress=False)
+    completed = facts_of([stopped])
+    assert completed.unfinished is None
+    assert path in list(pages.write(tables_of([stopped]), stopped, None, completed))
+    assert "not finished" not in path.read_text()
+
+
+# --- the facts of a run ---
+
+
+def test_the_facts_are_those_of_the_folder(run):
+    facts = facts_of([run])
+    summary = json.loads((run / "summary.json").read_text())
+    assert (facts.name, facts.summary) == (run.name, summary)
+    assert sorted(facts.samples) == [1]
+    assert facts.settings["queries_per_round"] == 64
+    assert not any("/" in str(value) for value in facts.settings.values())
+    assert facts.verdict[0].startswith("nothing meaningful is left at 641")
+    assert facts.published.startswith("epsilon published (no guarantee): 10")
+
+
+def test_what_each_client_has_spent_at_the_end_is_what_the_card_says(run):
+    facts = facts_of([run])
+    (row,) = (r for r in facts.card["proven"] if (r["unit"], r["relation"]) == RECORD)
+    assert facts.spent[-1] == {0: row["spent"], 1: row["spent"]}
+    assert facts.costs == facts.spent[-1]
+
+
+def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
+    shared = (*SMALL, "rounds=1", f"ledger={tmp_path}/ledger", f"out={tmp_path}/runs")
+    api.run(*shared, progress=False)
+    facts = facts_of([api.run(*shared, "method.student_steps=6", progress=False).folder])
+    spent = next(row["spent"] for row in facts.card["proven"])
+    assert spent > 0
+    assert facts.ledgers.keys() == {0, 1}
+    for told in facts.ledgers.values():
+        assert float(told.rpartition(" ")[2].replace(",", "")) > 1.9 * spent  # of both runs
+
+
+RECORD = ("record", "add_remove")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method=local",),
+        ("method=fedavg", "teacher.same_start=true"),
+        ("method=ensemble",),
+        ("answers=probabilities",),
+        ("method=dpsd", "evaluate_every=2"),
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_run_has_a_page(overrides, tmp_path):
+    given = [*small_for(overrides), "training=plain", *overrides]
+    run = api.run(*given, "rounds=1", f"out={tmp_path}/runs", progress=False)
+    shown = check_structure(page(facts_of([run.folder])))
+    lead = shown.text_of("p", class_="lead")
+    assert ("no student of its own" in lead) == (overrides[0] == "method=local")
+    assert "None" not in " ".join(each["text"] for each in shown.all("main"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("rounds=6", "queries_per_round=64", "out=elsewhere"),
+        ("training=plain", "answers=votes", "teachers_per_client=20", "seed=3"),
+        ("method=central", "training=lp_2st"),
+        ("method=dense", "training=plain", "model.teacher=cnn_bn", "device=cpu"),
+        ("privacy.target_epsilon=1",),
+        ("training=plain", "privacy.target_epsilon=1", "privacy.budget=3"),
+        ("partition=iid", "model.teachers=[cnn,lenet,mlp]", "teacher.seed=4"),
+        ("experiment=paper_dpsd",),
+        ("method=dgd_plus", "data=mnist", "data.path=FOLDER"),
+        (
+            *("training=plain", "answers=votes", "answers.noise_at=distributed"),
+            "answers.quorum={threshold: 4, colluding: 1}",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_the_command_of_a_run_has_the_same_settings(overrides, tmp_path):
+    (tmp_path / "FOLDER").mkdir()
+    experiment = from_overrides(overrides, tmp_path)
+    words = shlex.split(command_of(experiment))
+    assert words[:2] == ["fed-dpsd", "run"]
+    assert cell_key(from_overrides(words[2:], tmp_path)) == cell_key(experiment)
+    assert len(words) <= 2 + 14
+    assert str(tmp_path) not in " ".join(words)
+
+
+def test_the_command_of_a_deployment_is_flowers(tmp_path):
+    experiment = from_overrides(("federation=deployment", "num_clients=3", "rounds=4"), tmp_path)
+    *words, given = shlex.split(command_of(experiment))
+    assert words == ["flwr", "run", "APP", "federation", "--stream", "--run-config"]
+    assert given == 'overrides="federation=deployment num_clients=3 rounds=4"'

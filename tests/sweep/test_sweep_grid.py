@@ -1,0 +1,211 @@
+"""Grids: what is typed and what an experiment's file declares, and which of them wins."""
+
+import json
+import shutil
+
+import pytest
+
+from fed_dpsd import overrides as typed
+from fed_dpsd import plugins
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.experiment import set_up
+from fed_dpsd.overrides import compose
+from fed_dpsd.storage import conf_folder
+from fed_dpsd.sweep.grid import Point, expand, names, one_run
+from tests.sweep.test_sweep import plan
+
+
+def cells(overrides):
+    return [point.overrides for point in expand(overrides)]
+
+
+@pytest.fixture
+def experiments(tmp_path, monkeypatch):
+    """Adds experiment files to a copy of conf/."""
+    conf = shutil.copytree(conf_folder(), tmp_path / "conf")
+    for module in (typed, plugins):
+        monkeypatch.setattr(module, "conf_folder", lambda: conf)
+
+    def write(name, text):
+        (conf / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+
+    return write
+
+
+def test_a_grid_is_hydras_product_the_last_key_fastest():
+    grid = cells(
+        [
+            "rounds=3",
+            "seed=range(2)",
+            "answers=choice(label,gradient)",
+            "model.teachers=[cnn],[mlp]",
+        ]
+    )
+    assert [tuple(cell.values()) for cell in grid[:3]] == [
+        ("3", "0", "label", "[cnn]"),
+        ("3", "0", "label", "[mlp]"),
+        ("3", "0", "gradient", "[cnn]"),
+    ]
+    assert len(grid) == 8
+    assert all(list(cell) == ["rounds", "seed", "answers", "model.teachers"] for cell in grid)
+
+
+def test_an_experiment_declares_a_grid_and_the_command_line_wins(experiments, tmp_path):
+    experiments("curve", 'sweep: {seed: "0,1,2", answers.epsilon_per_answer: "1,10"}')
+    grid = cells(["experiment=curve"])
+    assert [cell["seed"] for cell in grid] == ["0", "0", "1", "1", "2", "2"]
+    assert all(cell["experiment"] == "curve" for cell in grid)
+    grid = cells(["experiment=curve", "seed=7", "rounds=2"])
+    assert [(c["seed"], c["answers.epsilon_per_answer"], c["rounds"]) for c in grid] == [
+        ("7", "1", "2"),
+        ("7", "10", "2"),
+    ]
+    noises = [
+        cell.experiment.answers.epsilon_per_answer
+        for cell in plan(tmp_path, "training=plain", "answers=label", "experiment=curve", "seed=7")
+    ]
+    assert noises == [1, 10]
+
+
+def test_a_grid_may_name_experiments_whose_own_grids_do_not_count(experiments, tmp_path):
+    experiments("curve", 'sweep: {seed: "0,1", experiment: "votes,labels"}')
+    experiments(
+        "votes",
+        "defaults: [{override /training: plain}, {override /answers: votes}]\n"
+        'sweep: {seed: "5,6,7"}',
+    )
+    experiments(
+        "labels",
+        "defaults: [{override /training: plain}, {override /answers: label}]\nrounds: 3\n"
+        'sweep: {nonsense: "1,2"}',
+    )
+    planned = plan(tmp_path, "experiment=curve")
+    found = [
+        (c.experiment.config.seed, c.experiment.answers.name, c.experiment.config.rounds)
+        for c in planned
+    ]
+    assert found == [(0, "votes", 20), (1, "votes", 20), (0, "label", 3), (1, "label", 3)]
+    assert planned[0].name == "experiment=votes seed=0"
+
+
+def test_grids_apart_share_the_other_keys(experiments):
+    experiments(
+        "table",
+        'sweep: {one: {method: "fed_dpsd,dpsd"}, two: {answers: label, rounds: "1"}, seed: "0,1"}',
+    )
+    assert [tuple(cell.items())[1:] for cell in cells(["experiment=table", "rounds=9"])] == [
+        (("method", "fed_dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "fed_dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "0"), ("rounds", "9")),
+        (("method", "dpsd"), ("seed", "1"), ("rounds", "9")),
+        (("answers", "label"), ("rounds", "9"), ("seed", "0")),
+        (("answers", "label"), ("rounds", "9"), ("seed", "1")),
+    ]
+
+
+def test_points_are_named_by_their_grid_and_what_varies_in_it():
+    """What all points of a grid share goes without saying, even if other grids differ in it."""
+    points = [
+        Point("bounds", {"method": "ensemble", "rounds": "1", "seed": "0"}),
+        Point("bounds", {"method": "local", "rounds": "1", "seed": "0"}),
+        Point("DENSE", {"method": "dense", "rounds": "20", "seed": "0"}),
+    ]
+    assert names(points) == ["bounds: method=ensemble", "bounds: method=local", "DENSE"]
+    assert names([Point("", {"seed": s}) for s in "01"]) == ["seed=0", "seed=1"]
+    assert names([Point("", {"seed": "0"})]) == ["the only cell"]
+
+
+def test_a_group_chooses_among_grids_apart(experiments):
+    """A grid whose keys hang on one mechanism is no grid of another."""
+    experiments(
+        "table",
+        "sweep: {trained: {training: dp_sgd, training.copies: '5'}, "
+        "answered: {training: plain, answers: 'votes,label'}, seed: '0,1', data: digits}",
+    )
+
+    def found(*overrides):
+        found = cells(["experiment=table", "seed=7", *overrides])
+        keys = "training", "answers", "training.copies"
+        return [tuple(cell.get(key) for key in keys) for cell in found]
+
+    trained = "dp_sgd", None, "5"
+    votes, label = ("plain", "votes", None), ("plain", "label", None)
+    assert found() == [trained, votes, label]
+    assert found("training=dp_sgd") == [trained]
+    assert found("training=plain") == [votes, label]
+    assert found("training=plain", "answers=label") == [label]
+    assert found("training=plain,dp_sgd") == [trained, votes, label]
+    with pytest.raises(ConfigError, match="training=fast: no grid of experiment=table has that"):
+        found("training=fast")
+    assert all(cell["data"] == "mnist" for cell in cells(["experiment=table", "data=mnist"]))
+
+
+def test_each_of_several_experiments_brings_its_own_grid(experiments):
+    experiments("a", 'sweep: {seed: "0,1"}')
+    experiments("b", 'sweep: {rounds: "2,3"}')
+    assert cells(["experiment=a,b"]) == [
+        {"experiment": "a", "seed": "0"},
+        {"experiment": "a", "seed": "1"},
+        {"experiment": "b", "rounds": "2"},
+        {"experiment": "b", "rounds": "3"},
+    ]
+
+
+def test_an_experiment_is_composed_once(tmp_path, monkeypatch):
+    compose, composed = typed._compose, []
+    monkeypatch.setattr(typed, "_compose", lambda each: [composed.append(each), compose(each)][1])
+    assert one_run(["experiment=mnist", "rounds=2"], tmp_path).config.rounds == 2
+    assert composed == [["experiment=mnist", "rounds=2"]]
+    with pytest.raises(ConfigError, match="experiment=ci is a grid of"):
+        one_run(["experiment=ci"], tmp_path)
+
+
+def test_one_run_has_no_grid(experiments, tmp_path):
+    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
+    raw = compose(["experiment=curve"])
+    assert "sweep" not in raw
+    experiment = set_up(raw, tmp_path)
+    assert experiment.config.seed == 3
+    assert "sweep" not in json.loads(experiment.to_json())
+
+
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [
+        ("experiment=curve", "experiment=curve"),
+        ("experiment=curve out=/x run_folder=/x/y", "experiment=curve --out /x"),
+    ],
+)
+def test_one_run_is_no_grid(experiments, typed, command):
+    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
+    with pytest.raises(ConfigError) as caught:
+        one_run(typed.split(), None)
+    assert caught.value.problems == (
+        f"experiment=curve is a grid of 3 runs: fed-dpsd sweep {command}",
+    )
+    one_run([*typed.split(), "seed=4"], None)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "expected"),
+    [
+        ("{privcy.delta: '2,3'}", "privcy.delta is not a configuration key; did you mean"),
+        ("{seed: [0, 1]}", "experiment=bad: sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
+        ("null", "experiment=bad: sweep=null must map keys to choices"),
+        (
+            "{seed: 'interval(0,1)'}",
+            "values cannot be listed; write them out, as in seed=0,1,2",
+        ),
+    ],
+)
+def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):
+    experiments("bad", f"sweep: {sweep}")
+    with pytest.raises(ConfigError) as caught:
+        plan(tmp_path, "experiment=bad")
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["out", "run_folder"])
+def test_the_sweep_names_the_run_folders(key):
+    with pytest.raises(ConfigError, match=f"{key}=here: a sweep names its run folders; use --out"):
+        cells([f"{key}=here", "seed=0,1"])

@@ -114,7 +114,7 @@ def _cell(folder: Path) -> Cell:
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {unfinished.told} A page of it alone: "
+            f"{folder}: the run has not completed: {unfinished.status} A page of it alone: "
             f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))

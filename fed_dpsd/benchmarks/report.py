@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report.table import paragraph, pipes
+from fed_dpsd.report.tables import paragraph, pipes
 
 FORMAT = 1
 Bench = Mapping[str, Any]

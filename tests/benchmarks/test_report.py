@@ -4,9 +4,18 @@ import json
 
 import pytest
 
+from fed_dpsd.benchmarks import report as bench
+from fed_dpsd.benchmarks.report import (
+    FORMAT,
+    filled,
+    markdown,
+    number,
+    ratios,
+    read,
+    slope,
+    statistics,
+)
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import bench
-from fed_dpsd.report.bench import FORMAT, filled, markdown, number, ratios, read, slope, statistics
 
 
 def repetition(total, rounds=10.0, memory=2e9, processor=20.0, student="aa", **more):

@@ -242,7 +242,7 @@ def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row for each client: a record's epsilons, and larger units' that mean much."""
-    from fed_dpsd.accounts.words import is_meaningful
+    from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
 

@@ -12,7 +12,7 @@ from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.entry import of_run
 from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon

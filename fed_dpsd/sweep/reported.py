@@ -11,7 +11,7 @@ from typing import Any
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
 from fed_dpsd.accounts.ranges import clients_in
 from fed_dpsd.accounts.reading import ledgers_in, read
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
     is_meaningful,
@@ -199,7 +199,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
-        answered=how_answered(experiment, card),
+        answered=how_answered(experiment),
         published=published_line(card),
         command=command_of(experiment),
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],

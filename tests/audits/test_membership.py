@@ -20,6 +20,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.sweep import sweep as sweeps
+from tests.every import every
 
 RUNS = 9
 COMMON = ("partition=coins", "rounds=1", "queries_per_round=64", "method.final_student_steps=20")
@@ -186,7 +187,7 @@ def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
         list(membership.attack(folder, lambda line: None))
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "says"),
     [
         (lambda n: Coins(seed=0, coins=5, fraction=0.5), "the same partition.coins"),
@@ -208,7 +209,7 @@ def test_runs_whose_coins_or_holders_are_not_as_theorems_have_them_are_refused(
         next(membership.attack(plain, lambda line: None))  # before anything is attacked
 
 
-@pytest.mark.parametrize(
+@every(
     ("known", "other", "says"),
     [
         ("fraction: 0.5", "fraction: 1.0", "partition.fraction=1 leaves no record out"),

@@ -12,7 +12,6 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
-from fed_dpsd.accounts.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.accounts.entry import of_entries, of_run
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.claims import proofs
@@ -29,6 +28,7 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.ranges import by_ranges, clients_in
 from fed_dpsd.claims import smallest_claim
+from fed_dpsd.server.charge_log import by_ranges, clients_in
 from tests.every import every
 
 RECORD = ("record", "add_remove")

@@ -26,7 +26,7 @@ import pytest
 from dp_accounting import SelfComposedDpEvent
 from hypothesis import strategies as st
 
-from fed_dpsd.accounts import database, ledger, reading
+from fed_dpsd.accounts import database, ledger
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import journal, opened
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
@@ -492,6 +492,6 @@ def test_processes_at_once_share_one_cap_and_one_answer_an_ask(config, tmp_path)
     assert all(values in (None, answers[number]) for number, values in got if number in answers)
     assert 0 in answers  # charged by the dead, answered by another
     assert (None in dict(got).values()) == (len(answers) < len(ASKS))
-    entries = reading.read(tmp_path / "client_000.sqlite")
+    entries = database.read(tmp_path / "client_000.sqlite")
     assert sum(entry.releases for entry in entries) <= CAP
     assert sum(entry.releases for entry in entries) == sum(len(ASKS[n].images) for n in answers)

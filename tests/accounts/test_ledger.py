@@ -30,10 +30,9 @@ from dp_accounting import (
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import opened
+from fed_dpsd.accounts.database import header, ledgers_in, opened, read
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
-from fed_dpsd.accounts.reading import header, ledgers_in, read
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import (

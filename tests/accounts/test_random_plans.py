@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import ledger_files, plan_of
-from fed_dpsd.accounts.reading import read
+from fed_dpsd.accounts.database import read
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon, prove

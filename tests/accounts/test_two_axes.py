@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
+from fed_dpsd.accounts.database import read
 from fed_dpsd.accounts.ledger import MemoryLedger
-from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError

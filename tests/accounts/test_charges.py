@@ -1,5 +1,6 @@
 """The card of a run against its clients' ledgers, whatever happens to either."""
 
+import itertools
 import logging
 import shutil
 import subprocess
@@ -602,7 +603,17 @@ def strike(monkeypatch, grid, case, which):
         grid.kill = which, case.killed
 
 
-@pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: str(CASES[seed]))
+# Each mechanism, fault and policy is among them; the others are slow.
+EVERY_DAY = {5, 6, 8, 11, 15, 16, 18, 21}
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(n, id=str(case), marks=() if n in EVERY_DAY else pytest.mark.slow)
+        for n, case in enumerate(CASES)
+    ],
+)
 def test_the_card_covers_every_ledger_at_every_moment(
     deployed, tmp_path, monkeypatch, caplog, seed
 ):
@@ -661,9 +672,25 @@ def test_the_card_covers_every_ledger_at_every_moment(
     print(f"| {case} | {summary['status']} | {final[key]:.6g} | {most[key]:.6g} |")
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own ledger", "shared ledger"])
-@pytest.mark.parametrize("when", ["before send", "after send", "checkpoint"])
-@pytest.mark.parametrize("mechanism", ["dp_sgd", "both", "label", "gradient"])
+SIMULATED = list(
+    itertools.product(
+        ("dp_sgd", "both", "label", "gradient"),
+        ("before send", "after send", "checkpoint"),
+        (False, True),
+    )
+)
+DAILY = {
+    ("dp_sgd", "after send", True),
+    ("both", "before send", False),
+    ("label", "checkpoint", True),
+    ("gradient", "after send", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "when", "shared"),
+    [pytest.param(*case, marks=() if case in DAILY else pytest.mark.slow) for case in SIMULATED],
+)
 def test_the_card_covers_every_simulated_ledger(
     small, tmp_path, monkeypatch, mechanism, when, shared
 ):

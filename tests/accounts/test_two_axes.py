@@ -87,7 +87,7 @@ def dp_composed(events):
 
 
 @settings(
-    max_examples=15,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

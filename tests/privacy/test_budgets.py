@@ -74,7 +74,7 @@ def test_a_training_with_its_counts_is_one_event_however_many_parts_it_has():
 
 @every(
     "names",
-    [["response"], ["dp_sgd"], ["gaussian", "laplace"], ["dp_sgd", "response", "laplace"]],
+    [["response"], ["gaussian", "laplace"], ["dp_sgd", "response", "laplace"]],
 )
 def test_the_smallest_budget_admits_the_charges_and_a_smaller_one_does_not(names):
     charges = [times(EVENTS[name], 10) for name in names]
@@ -97,9 +97,9 @@ def test_changed_settings_are_dearer_than_unchanged_ones_and_never_too_cheap():
         times(EVENTS["laplace"], 10),
         times(EVENTS["gaussian"], 50),
     ]
-    for budget in (2.0, 5.0, 20.0):
+    for budget in (2.0, 20.0):
         admitted = []
-        for number in range(400):
+        for number in range(200):
             charge = kinds[number % len(kinds)]
             if within_budget([*admitted, charge], budget, DELTA):
                 admitted.append(charge)
@@ -136,15 +136,15 @@ NOISE = (1e7, 1e-2)
 # --- calibration ------------------------------------------------------------------------------
 
 
-@every("target", [0.3, 1.0, 5.0])
 @every(
-    ("make", "ends"),
+    ("make", "ends", "target"),
     [
-        (lambda value: NormalizedGradient(10, value), NOISE),
-        (lambda value: NoisyVotes(10, value), NOISE),
-        (lambda value: NoisyVotes(10, value, "laplace"), NOISE),
-        (lambda value: response(value, 3), (1e-7, 20.0)),
-        (lambda value: dp_sgd(value, 0.02, 60), NOISE),
+        (lambda value: NormalizedGradient(10, value), NOISE, 0.3),
+        (lambda value: NormalizedGradient(10, value), NOISE, 5.0),
+        (lambda value: NoisyVotes(10, value), NOISE, 1.0),
+        (lambda value: NoisyVotes(10, value, "laplace"), NOISE, 0.3),
+        (lambda value: response(value, 3), (1e-7, 20.0), 5.0),
+        (lambda value: dp_sgd(value, 0.02, 60), NOISE, 1.0),
     ],
 )
 def test_calibration_never_overshoots_and_wastes_little(make, ends, target):

@@ -387,35 +387,37 @@ OF_TRAININGS = [
 ]
 
 
-@every("check", [*map(answers, (LABEL, GRADIENT, VOTES, LAPLACE)), charges])
-def test_no_check_of_answers_finds_anything_in_the_code_as_it_is(check, small):
-    """Fails with probability at most FAILURE for each audit."""
-    assert not check(small().config)
-
-
-@every(
-    "check",
-    [
+CHECKS = {
+    "answers": [*map(answers, (LABEL, GRADIENT, VOTES, LAPLACE)), charges],
+    "trainings": [
         *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED), counts(WHOLE)),
         *(steps(PATIENTS), steps(PATIENTS, linear=False, trainings=60), counts(PATIENTS)),
     ],
-)
-def test_no_check_of_trainings_finds_anything_in_the_code_as_it_is(check, small):
+}
+MUTATIONS = {"answers": OF_ANSWERS, "trainings": OF_TRAININGS}
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     """Fails with probability at most FAILURE for each audit."""
-    assert not check(small().config)
+
+    @every("check", CHECKS[kind])
+    def of_row(check):
+        assert not check(small().config)
+
+    of_row()
 
 
-@every(("mutate", "check"), OF_ANSWERS)
-def test_a_mutation_of_answers_is_found(mutate, check, small, monkeypatch):
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_a_mutation_is_found(kind, small, monkeypatch):
     """Most lie so far off that seeds hardly matter; `sensitivity...` is missed in one of 100."""
-    mutate(monkeypatch)
-    assert check(small().config)
 
+    @every(("mutate", "check"), MUTATIONS[kind])
+    def of_row(mutate, check, monkeypatch):
+        mutate(monkeypatch)
+        assert check(small().config)
 
-@every(("mutate", "check"), OF_TRAININGS)
-def test_a_mutation_of_trainings_is_found(mutate, check, small, monkeypatch):
-    mutate(monkeypatch)
-    assert check(small().config)
+    of_row(monkeypatch=monkeypatch)
 
 
 # --- planted faults, and the parts of the audit that must find each ---
@@ -718,60 +720,40 @@ def quick(monkeypatch):
     monkeypatch.setattr(sampling, "OWN_DRAWS", 2**19)
 
 
-def rows_of(cases, *parts):
-    return [case for case in cases if case[-1] in parts]
+PARTS = {
+    "sampler": (on_sampler,),
+    "protocol and answers": (on_protocol, on_answers),
+    "trainings": (on_trainings, on_clipping, on_samples),
+}
+KINDS = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 
 
-def finds_nothing(settings, part, small):
-    """Fails with probability at most 0.001 for all parts together."""
-    assert not [str(found) for found in part(small(*settings)) if found.contradicts]
+@KINDS
+def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small, quick):
+    """Fails with probability at most 0.001 in all; each part takes seconds for its counts."""
 
+    @every(("settings", "part"), [case for case in RIGHT if case[-1] in parts])
+    def of_row(settings, part):
+        assert not [str(found) for found in part(small(*settings)) if found.contradicts]
 
-@every(("settings", "part"), rows_of(RIGHT, on_sampler))
-def test_no_sampler_test_finds_anything_in_the_code_as_it_is(settings, part, small, quick):
-    finds_nothing(settings, part, small)
-
-
-@every(("settings", "part"), rows_of(RIGHT, on_protocol, on_answers))
-def test_no_protocol_test_finds_anything_in_the_code_as_it_is(settings, part, small, quick):
-    finds_nothing(settings, part, small)
-
-
-@every(("settings", "part"), rows_of(RIGHT, on_samples, on_trainings))
-def test_no_attack_on_trainings_finds_anything_in_the_code_as_it_is(settings, part, small, quick):
-    finds_nothing(settings, part, small)
+    of_row()
 
 
 @pytest.mark.slow
 def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick):
-    finds_nothing(NETWORK, on_trainings, small)
+    assert not [str(found) for found in on_trainings(small(*NETWORK)) if found.contradicts]
 
 
-def is_found(mutate, settings, part, small, patch):
+@KINDS
+def test_a_planted_fault_is_found(parts, small, quick, monkeypatch):
     """The audit ends with exit code 3 if any part contradicts; this part does, as it has to."""
-    mutate(patch)
-    assert any(found.contradicts for found in part(small(*settings)))
 
+    @every(("mutate", "settings", "part"), [case for case in PLANTED if case[-1] in parts])
+    def of_row(mutate, settings, part, monkeypatch):
+        mutate(monkeypatch)
+        assert any(found.contradicts for found in part(small(*settings)))
 
-@every(("mutate", "settings", "part"), rows_of(PLANTED, on_sampler))
-def test_a_planted_fault_is_found_by_the_sampler_tests(
-    mutate, settings, part, small, quick, monkeypatch
-):
-    is_found(mutate, settings, part, small, monkeypatch)
-
-
-@every(("mutate", "settings", "part"), rows_of(PLANTED, on_protocol, on_answers))
-def test_a_planted_fault_is_found_by_protocol_tests_and_attacks_on_answers(
-    mutate, settings, part, small, quick, monkeypatch
-):
-    is_found(mutate, settings, part, small, monkeypatch)
-
-
-@every(("mutate", "settings", "part"), rows_of(PLANTED, on_trainings, on_clipping, on_samples))
-def test_a_planted_fault_is_found_by_attacks_on_trainings(
-    mutate, settings, part, small, quick, monkeypatch
-):
-    is_found(mutate, settings, part, small, monkeypatch)
+    of_row(monkeypatch=monkeypatch)
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def ledger(
 ) -> None:
     """Print what each client was charged so far, and what that proves. Nothing is written."""
     from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
-    from fed_dpsd.accounts.reading import read
+    from fed_dpsd.accounts.database import read
     from fed_dpsd.accounts.secret import has_secret
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
@@ -242,7 +242,7 @@ def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row for each client: a record's epsilons, and larger units' that mean much."""
-    from fed_dpsd.accounts.words import is_meaningful
+    from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
 

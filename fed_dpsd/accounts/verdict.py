@@ -1,14 +1,14 @@
-"""A planned privacy card in plain words: the verdict, and how teachers are trained and answer."""
+"""A privacy card in plain words: the verdict, and how teachers are trained and answer."""
 
 import math
 from collections.abc import Iterator
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
-from fed_dpsd.privacy.training import TrainingMechanism
 
 MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
 MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
@@ -16,12 +16,6 @@ SEEDED_VERDICT = (
     "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
     "numbers are those of the same run with noise=secure"
 )
-BESIDES = {  # that leaves clients before or between their answers
-    "weights": "the teachers' own weights leave",
-    "baseline": "the weights of a classifier of all records leave",
-    "class_counts": "exact class counts leave",
-    "teachers": "the teachers are the result",
-}
 CHANGES: dict[Unit, tuple[str, str, str]] = {
     "record": ("a record", "a record added or removed", "one replaced"),
     "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
@@ -30,7 +24,7 @@ CHANGES: dict[Unit, tuple[str, str, str]] = {
 
 
 def is_meaningful(epsilon: Epsilon) -> bool:
-    """Return whether a bound says anything of a person: both of its numbers have to be small."""
+    """Return whether a bound says anything about a person: both of its numbers must be small."""
     return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
 
 
@@ -102,91 +96,28 @@ def _deltas(first: Epsilon, second: Epsilon) -> str:
 
 
 def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
-    """Say whom the numbers hold against, by the most trust that one of them needs."""
+    """Say against which observers the numbers hold, by the most trust that one of them needs."""
     colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
     trust = weakest(epsilon.trust for epsilon in epsilons)
     if trust == "server":
-        return "whoever looks except the coordinator, which sees answers without noise"
+        return "against any observer except the coordinator, which sees answers without noise"
     if trust == "threshold":
         others = f"all but {colluding} of the" if colluding else "all"
-        return f"whoever looks, if {others} clients are honest"
-    return "whoever looks"
+        return f"against any observer if {others} clients are honest"
+    return "against any observer"
 
 
 def how_trained(experiment: Experiment) -> str:
     """Say how the teachers are trained, and what the training alone protects."""
-    training, teacher = experiment.training, experiment.config.teacher
-    match training.name:
-        case "dp_sgd":
-            rate = training.sample_rate
-            taken = "all records" if rate == 1 else f"about {100 * rate:.3g} % of the records"
-            number = plan_of(experiment).trainings
-            repeated = f"{number:,} trainings of " if number > 1 else ""
-            return (
-                f"DP-SGD: {repeated}{training.steps} steps on {taken}, with noise of "
-                f"{training.noise_multiplier:.6g} times the largest gradient of a {training.unit}"
-            )
-        case "plain" if teacher.path is not None:
-            return "none here: teachers are read from files"
-        case "plain":
-            return "without noise: nothing protects records but the noise of the answers, if any"
-        case "output_gradient":
-            return "noise on the gradients of outputs, which proves nothing"
-    return f"labels alone are private ({training.name}, training.epsilon={training.epsilon:g})"
+    if experiment.config.teacher.path is not None:
+        return "none here: teachers are read from files"
+    return experiment.training.describe(plan_of(experiment).trainings)
 
 
-def how_answered(experiment: Experiment, card: PrivacyCard) -> str:
-    """Say what leaves a client in a run, where its noise is added, and what leaves besides."""
-    stages = {stage.mechanism.name for stage in plan_of(experiment).stages}
-    others = stages - {card.content["answers"]}
-    besides = [said for name, said in BESIDES.items() if name in others]
-    if isinstance(experiment.training, TrainingMechanism):
-        besides = [said.replace("exact class", "noisy class") for said in besides]
-    return "; besides, ".join([_answers(experiment, card), *besides])
-
-
-def _answers(experiment: Experiment, card: PrivacyCard) -> str:
-    answers, left = experiment.answers, card.content["answers"]
-    if left != answers.name:
-        clear = {
-            "weights": "none: the teachers' own weights leave the clients",
-            "nothing": "none: nothing leaves the clients",
-            "teachers": "none: the teachers are the result, and stay at their clients",
-        }
-        return clear.get(left, f"none: what leaves is {left.replace('_', ' ')}")
-    size = f"{getattr(answers, 'noise_multiplier', 0):g}"
-    law = getattr(answers, "noise_law", "").capitalize()
-    gradient = f"gradients of norm at most {getattr(answers, 'bound', 0):g}"
-    noise = f"Gaussian noise of {size} times that norm"
-    if size == "0":
-        noise, votes = "no noise of their own", "no noise of their own"
-    else:
-        votes = f"{law} noise of {size} votes"
-    match left:
-        case "label":
-            every = answers.k is answers.threshold is None
-            text = (
-                "a label for each image, by chance the teacher's or a random one of "
-                f"{'all classes' if every else 'those that the student finds likely'} "
-                f"(randomised response, answers.epsilon_per_answer={answers.epsilon_per_answer:g})"
-            )
-        case "gradient":
-            of = "each image" if answers.normalise == "sample" else "a round's images together"
-            text = f"{gradient} for {of}, with {noise}"
-        case "gradient_sum":
-            text = f"the sum of a round's {gradient}, with {noise}"
-        case "gradient_reading":
-            text = f"{gradient}, with noise as the paper may be read, which proves nothing"
-        case "votes":
-            text = f"the teachers' votes for each class, with {votes}"
-        case "noisy_max":
-            text = f"the class with the most votes of a client's teachers, counted with {votes}"
-        case "probabilities":
-            text = "the teachers' probabilities, without noise"
-        case _:
-            text = left.replace("_", " ")
-    where = {"server": "; the coordinator adds the noise", "distributed": "; in a secure sum"}
-    return text + where.get(answers.noise_at, "")
+def how_answered(experiment: Experiment) -> str:
+    """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return experiment.method.describe(context)
 
 
 def published_line(card: PrivacyCard) -> str:

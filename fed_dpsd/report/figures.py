@@ -108,7 +108,9 @@ def _plot(axes: Axes, chart: Chart, numbers: Mapping[str, int], wide: bool) -> d
             legend[series.name] = axes.scatter(x, y, s=28, **hollow)
             _name_points(axes, list(zip(x, y, strict=True)), series.labels if wide else ())
         elif series.kind == "faint":
-            axes.plot(x, y, color=look(number)["color"], linestyle=":", linewidth=1)
+            inside = sum(not chart.x.beyond(value) for value, _ in series.points)
+            style = {"color": look(number)["color"], "linestyle": ":", "linewidth": 1}
+            axes.plot(x[:inside], y[:inside], **style)
             legend[ENSEMBLE] = Line2D([], [], color=SOFT, linestyle=":", linewidth=1)
         else:
             legend[series.name] = _line(axes, chart.x, series, x, number)
@@ -225,11 +227,11 @@ def arrange(
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
     width = whole / across
     wrapped = [
-        "\n".join(textwrap.fill(row, int(width / 0.085)) for row in title.split("\n"))
+        "\n".join(textwrap.fill(row, int(width / 0.08)) for row in title.split("\n"))
         for title in titles
     ]
     labels = [textwrap.fill(name, int(whole / 0.104)) for name in entries]
-    columns = 2 if max(map(len, labels), default=0) < 7 * whole - 8 else 1
+    columns = 2 if max(map(len, labels), default=0) < 6.2 * whole - 8 else 1
     legend = line * (sum(name.count("\n") + 1.1 for name in labels) / columns + bool(labels))
     top = line * (max(title.count("\n") for title in wrapped) + 1.5)
     total = sum(top + height + BELOW for height in heights[::across]) + legend

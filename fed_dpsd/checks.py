@@ -4,7 +4,8 @@ Methods, trainings, mechanisms and partitions check themselves, those of plug-in
 asked, and the configuration's own keys are checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from fed_dpsd.config import BUNDLED, Config
 from fed_dpsd.data.partition import Partition
@@ -33,6 +34,8 @@ def check(
 
     A choice is None where it has problems of its own.
     """
+    if strangers := [*_strangers(method, training, answers)]:
+        return strangers
     problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
     if partition:
         problems += partition.check(config)
@@ -43,6 +46,20 @@ def check(
     if answers:
         problems += answers.check(config, method, training)
     return problems
+
+
+def _strangers(
+    method: Method | None, training: Training | None, answers: Mechanism | None
+) -> Iterator[str]:
+    """Yield the choices whose classes lack what every choice of their kind has."""
+    for key, choice, bases in (
+        ("method", method, (Method,)),
+        ("training", training, get_args(Training)),
+        ("answers", answers, (Mechanism,)),
+    ):
+        if choice is not None and not set(bases) & set(type(choice).__mro__):
+            names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
+            yield f"{key}._target_: {type(choice).__name__} does not derive from {names}"
 
 
 def _teachers_keys(config: Config) -> dict[str, str]:

@@ -76,7 +76,7 @@ def small(command):
 
 
 @pytest.mark.slow
-def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
+def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(project):
     assert COMMANDS
     commands = [small(command) for command in COMMANDS]
     log = project / "log"
@@ -91,9 +91,11 @@ def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
     ]
     assert sum("proven inf" in line for line in results) == 1
     note = "not reviewed: nothing is proven of what example==1.0 does"
-    assert text.count(f", {note}") == 8  # each run's beginning and result, each plan's notes
-    assert text.count(f"\n{note}\n") == 2  # each plan's verdict
-    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 2 * 6
+    assert text.count(f", {note}") == 9  # each run's beginning and result, each plan's notes
+    assert text.count(f"\n{note}\n") == 3  # each plan's verdict
+    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 3 * 6
+    assert "training: on labels smoothed by 0.1, without noise\n" in text
+    assert "answers: probabilities, with Laplace noise of 40 on each\n" in text
     audits = re.findall(r"proven epsilon .*", text)
     assert audits
     assert all(", not reviewed)" in line for line in audits)
@@ -145,6 +147,7 @@ def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tm
     program = with_wheel(tmp_path, write(tmp_path / "package"))
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
     chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
+    chosen += ["training=smoothed", "training.steps=5"]
     words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
@@ -153,3 +156,7 @@ def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tm
         hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
         shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
     assert len(hashes) == 1
+    words = ["privacy", "plan", "plugins=example", "training=smoothed"]
+    plan = said_by(program, tmp_path, *words, "answers=laplace_probabilities").stdout
+    assert "training: on labels smoothed by 0.1, without noise\n" in plan
+    assert "answers: probabilities, with Laplace noise of 40 on each\n" in plan

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, PublicContext, Site, answers_and_refusals
+from fed_dpsd.methods.method import Federation, PublicContext, Site
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
@@ -54,7 +54,7 @@ def fetch_class_weights(
     The plan must hold the counts. A class without any record counts as split equally among the
     clients. The result is empty where no client answers.
     """
-    answers, _ = answers_and_refusals(federation.each(context.request("counts")))
+    answers = federation.each(context.request("counts")).answers
     counts = {
         client: np.clip(own.values[0].astype(np.float64), 0, MOST_RECORDS)
         for client, own in answers.items()

@@ -43,7 +43,6 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
-    answers_and_refusals,
     below,
     draw_public,
     nobody_answers,
@@ -51,7 +50,7 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.models.recombination import recombine
 from fed_dpsd.privacy.accounting import Stage
@@ -188,13 +187,14 @@ class FedDPSD(Method):
             images = self.draw(discriminator or student, context, streams, number, buffer)
             images = procedural.apply_polarity(images, self.infer_polarity(buffer))
             predictions = self.predictions(student, images, context)
-            request = federation.get_or_store(Request(number, images, predictions))
+            request = Request(number, images, predictions)
             total = self.request(federation, request, context, class_weights)
+            request = total.request
             if total.count == 0 and not buffer:
                 raise nobody_answers(total.refused)
             exhausted = total.count == 0  # every client's budget is spent
             if not exhausted:
-                labels = self.noisy_labels(context, request.predictions, total)
+                labels = self.noisy_labels(context, total)
                 buffer.append(
                     ReplayBuffer(request.images, request.predictions, labels.astype(np.float32))
                 )
@@ -225,17 +225,18 @@ class FedDPSD(Method):
         """Return the sum of the answers, weighted by `class_weights` where there are any."""
         if not class_weights:
             return federation.total(request)
-        answers, refused = answers_and_refusals(federation.each(request))
+        replies = federation.each(request)
+        request, answers = replies.request, replies.answers
         weighted = {client: own for client, own in answers.items() if client in class_weights}
         if not weighted:
-            return Aggregate(np.zeros(request.predictions.shape), 0, refused)
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
         if len(weighted) < len(class_weights):
             class_weights = among(class_weights, weighted)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
         additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
         mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
-        return Aggregate(count * mean, count, refused)
+        return Aggregate(request, count * mean, count, replies.refused)
 
     def fetch_discriminator(
         self, federation: Federation, context: PublicContext
@@ -316,15 +317,10 @@ class FedDPSD(Method):
         optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
         generator.train()
         discriminator.eval().requires_grad_(False)
-        seen = []
-        for _ in range(self.generator_steps):
-            loss = self.generator_loss(discriminator, generator(latents))
-            seen.append(loss.detach())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
+        steps = range(self.generator_steps)
+        losses = (self.generator_loss(discriminator, generator(latents)) for _ in steps)
         rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
-        check_losses(seen, "the generator", rates)
+        descend(optimiser, losses, "the generator", rates)
         discriminator.requires_grad_(True)
         with torch.no_grad():
             return generator(latents)
@@ -350,10 +346,9 @@ class FedDPSD(Method):
         uniform = np.float32(1 / context.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
-    def noisy_labels(
-        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
-    ) -> NDArray[np.float64]:
+    def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
+        predictions = total.request.predictions
         mean = total.sum / total.count
         if isinstance(context.answers, NormalizedGradient):  # Eq. 3
             bound = context.answers.row_norm(len(predictions))
@@ -385,20 +380,20 @@ class FedDPSD(Method):
         loss_of = self.student_loss(context, np.concatenate([part.predictions for part in buffer]))
         rng = streams.torch("replay", query_id=number)
         student.train()
-        seen = []
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in reported("steps of the student", range(steps)):
+                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                yield loss_of(model(take(chosen)), labels[chosen].to(context.device), chosen)
+                schedule.step()
+
         started = time.perf_counter()
-        for _ in reported("steps of the student", range(steps)):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            logits = model(take(chosen))
-            loss = loss_of(logits, labels[chosen].to(context.device), chosen)
-            seen.append(loss.detach())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-        metrics = {"student_loss": loss.item()}  # waits for the device, which the time includes
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
-        return metrics | {"student_seconds": round(time.perf_counter() - started, 4)}
+        rates = rates_of(self, "student_learning_rate")
+        loss = descend(optimiser, losses(), "the student", rates).item()
+        return {
+            "student_loss": loss,  # which waits for the device
+            "student_seconds": round(time.perf_counter() - started, 4),
+        }
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.

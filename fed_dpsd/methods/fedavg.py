@@ -25,7 +25,6 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
-    answers_and_refusals,
     below,
     nobody_answers,
     tensors_below,
@@ -93,13 +92,11 @@ class FedAVG(WhiteBox):
             request = (
                 context.request("weights") if first else context.request("train", number, start)
             )
-            answers, refused = answers_and_refusals(
-                federation.each(federation.get_or_store(request))
-            )
-            if not answers and first:
-                raise nobody_answers(refused)
+            replies = federation.each(request)
+            if not replies.answers and first:
+                raise nobody_answers(replies.refused)
             vectors, weights = [], []
-            for client, response in answers.items():
+            for client, response in replies.answers.items():
                 for vector in np.array_split(response.values[:, 0], response.teachers):
                     vectors.append(torch.from_numpy(vector.astype(np.float32)))
                     weights.append(sizes.get(client, 1.0) / response.teachers)
@@ -107,7 +104,7 @@ class FedAVG(WhiteBox):
                 load_vector(student, average(vectors, weights))
                 last = number
             state = State(last, tensors_below("student", student), ())
-            yield Round(state, student.eval(), {}, refused)
+            yield Round(state, student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
                 return
 
@@ -115,7 +112,7 @@ class FedAVG(WhiteBox):
         """Return each client's number of records, >= 0; empty where all clients weigh the same."""
         if not self.plan(context).counts:
             return {}
-        answers, _ = answers_and_refusals(federation.each(context.request("counts")))
+        answers = federation.each(context.request("counts")).answers
         return {
             client: float(np.clip(response.values, 0, MOST_RECORDS).sum())
             for client, response in answers.items()

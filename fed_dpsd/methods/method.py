@@ -29,7 +29,7 @@ from fed_dpsd.privacy.mechanism import (
     passes_through_teachers,
 )
 from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Request, Response
+from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -220,16 +220,13 @@ class Round:
 
 
 class Federation(Protocol):
-    """The clients, whatever engine hosts them."""
+    """The clients, whatever engine hosts them.
 
-    def get_or_store(self, request: Request) -> Request:
-        """Return the request to send and to learn from: on a resumed run, the one sent before.
+    A resumed run sends what it sent before under the same id and kind, which clients were charged
+    for. A method learns from the `request` of what it gets back.
+    """
 
-        Clients were charged for exactly those bytes. Other predictions or images under the same id
-        and kind would be charged again, so `each` and `total` refuse them.
-        """
-
-    def each(self, request: Request) -> dict[int, Response | Refusal]:
+    def each(self, request: Request) -> Replies:
         """Return each client's own answer, where it may be seen (DP teachers, weights)."""
 
     def total(self, request: Request) -> Aggregate:
@@ -400,15 +397,6 @@ def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
     """Return the error of a request that no client has answered, with the clients' reasons."""
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
-
-
-def answers_and_refusals(
-    replies: Mapping[int, Response | Refusal],
-) -> tuple[dict[int, Response], dict[int, str]]:
-    """Split clients' replies into answers and reasons for refusals, both by client."""
-    answers = {client: own for client, own in replies.items() if isinstance(own, Response)}
-    reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
-    return answers, reasons
 
 
 def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:

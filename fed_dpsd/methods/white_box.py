@@ -27,14 +27,13 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
-    answers_and_refusals,
     below,
     nobody_answers,
     tensors_below,
 )
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
@@ -57,12 +56,10 @@ def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, 
         UserError: no client answers.
         ProtocolError: weights do not fit a client's architecture.
     """
-    answers, refused = answers_and_refusals(federation.each(context.request("weights")))
-    if not answers:
-        raise nobody_answers(refused)
-    return {
-        client: read_teachers(response, context, client) for client, response in answers.items()
-    }
+    replies = federation.each(context.request("weights"))
+    if not replies.answers:
+        raise nobody_answers(replies.refused)
+    return {client: read_teachers(own, context, client) for client, own in replies.answers.items()}
 
 
 def read_teachers(response: Response, context: PublicContext, client: int) -> list[Classifier]:
@@ -245,18 +242,16 @@ class Distilling(WhiteBox):
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
-        seen = []
-        for _ in range(self.student_epochs):
-            order = torch.randperm(len(images), generator=rng)
-            for chosen in order.split(self.batch_size):
-                student_logits = student(to_unit(images[chosen.numpy()], device))
-                loss = divergence(logits[chosen].to(device), student_logits, self.temperature)
-                seen.append(loss.detach())
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
-        return loss.item()
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_epochs):
+                order = torch.randperm(len(images), generator=rng)
+                for chosen in order.split(self.batch_size):
+                    student_logits = student(to_unit(images[chosen.numpy()], device))
+                    yield divergence(logits[chosen].to(device), student_logits, self.temperature)
+
+        rates = rates_of(self, "student_learning_rate")
+        return descend(optimiser, losses(), "the student", rates).item()
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:

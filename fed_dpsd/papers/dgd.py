@@ -37,7 +37,6 @@ from fed_dpsd.methods.method import (
     Round,
     Site,
     State,
-    answers_and_refusals,
     below,
     draw_public,
     nobody_answers,
@@ -46,9 +45,8 @@ from fed_dpsd.methods.method import (
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
-from fed_dpsd.papers.paper_fed_dpsd import step
 from fed_dpsd.papers.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
@@ -167,8 +165,8 @@ class DGD(Method):
         for number in range(len(buffer) + 1, context.rounds + 1):
             asked = images[(number - 1) * queries : number * queries]
             predictions = predict(student, asked, context.device)
-            request = federation.get_or_store(Request(number, asked, predictions))
-            total = federation.total(request)
+            total = federation.total(Request(number, asked, predictions))
+            request = total.request
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
@@ -193,14 +191,14 @@ class DGD(Method):
         rng = streams.torch("latents")
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
         generator.train()
-        seen = []
-        for _ in range(self.generator_steps):
-            latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
-            features = baseline.features(generator(latents.to(context.device)))
-            loss = self.generator_loss(features, baseline.classifier(features))
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.generator_steps):
+                latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
+                features = baseline.features(generator(latents.to(context.device)))
+                yield self.generator_loss(features, baseline.classifier(features))
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return Eq. 2: confident, balanced over the classes, with large activations."""
@@ -242,13 +240,13 @@ class DGD(Method):
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
         optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
-        seen = []
-        for _ in range(self.vae_steps):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = vae.loss(to_unit(images[chosen], context.device), rng)
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the autoencoder", rates_of(self, "learning_rate"))
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.vae_steps):
+                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                yield vae.loss(to_unit(images[chosen], context.device), rng)
+
+        descend(optimiser, losses(), "the autoencoder", rates_of(self, "learning_rate"))
 
     def train_student(
         self,
@@ -267,20 +265,22 @@ class DGD(Method):
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
         student.train()
-        seen = []
-        for _ in range(self.student_steps):
-            chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
-            logits = student(to_unit(labelled[chosen], context.device))
-            loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
-            if self.unsupervised_weight > 0:
-                drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-                inputs = to_unit(images[drawn], context.device)
-                loss = loss + self.unsupervised_weight * self.smoothness(student, vae, inputs, rng)
-            seen.append(loss.detach())
-            step(optimiser, loss)
-            schedule.step()
-        check_losses(seen, "the student", rates_of(self, "learning_rate"))
-        return loss.item()
+        weight = self.unsupervised_weight
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_steps):
+                chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
+                logits = student(to_unit(labelled[chosen], context.device))
+                loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
+                if weight > 0:
+                    drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                    inputs = to_unit(images[drawn], context.device)
+                    loss = loss + weight * self.smoothness(student, vae, inputs, rng)
+                yield loss
+                schedule.step()
+
+        rates = rates_of(self, "learning_rate")
+        return descend(optimiser, losses(), "the student", rates).item()
 
     def smoothness(
         self, student: Classifier, vae: VAE, images: torch.Tensor, rng: torch.Generator
@@ -327,10 +327,10 @@ def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier
     Raises:
         UserError: the client does not answer.
     """
-    answers, refused = answers_and_refusals(federation.each(context.request("baseline")))
-    if not answers:
-        raise nobody_answers(refused)
-    (response,) = answers.values()
+    replies = federation.each(context.request("baseline"))
+    if not replies.answers:
+        raise nobody_answers(replies.refused)
+    (response,) = replies.answers.values()
     (baseline,) = read_teachers(replace(response, teachers=1), context, 0)
     return baseline
 

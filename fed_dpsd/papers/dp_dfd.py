@@ -38,10 +38,9 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.papers.paper_fed_dpsd import step
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -114,8 +113,9 @@ class DPDataFreeDistillation(Method):
             with torch.no_grad():
                 images = to_bytes(generator.train()(latents), rates)  # 2: synthetic data
             predictions = predict(student, images, context.device)
-            request = federation.get_or_store(Request(number, images, predictions))
-            total = federation.total(request)  # 3: the teacher's labels, by selective responses
+            # 3: the teacher's labels, by selective responses
+            total = federation.total(Request(number, images, predictions))
+            request = total.request
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
@@ -166,12 +166,8 @@ class DPDataFreeDistillation(Method):
         rate = self.generator_learning_rate
         optimiser = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
         generator.train()
-        seen = []
-        for latents in batches:
-            generator_loss = loss(generator(latents))
-            seen.append(generator_loss.detach())
-            step(optimiser, generator_loss)
-        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+        losses = (loss(generator(latents)) for latents in batches)
+        descend(optimiser, losses, "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, discriminator: Classifier, images: torch.Tensor) -> torch.Tensor:
         """Return the loss of Eq. 2: cross-entropy, information entropy and activation."""
@@ -210,13 +206,13 @@ class DPDataFreeDistillation(Method):
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
         student.train()
-        seen = []
-        for _ in range(self.student_steps):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
+
+        def steps() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_steps):
+                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                yield losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
+
+        loss = descend(optimiser, steps(), "the student", rates_of(self, "student_learning_rate"))
         student.eval()  # as the generator sees it
         return loss.item()
 

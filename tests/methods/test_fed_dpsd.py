@@ -10,7 +10,7 @@ from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
 from fed_dpsd.models.inference import predict
-from fed_dpsd.protocol import Aggregate
+from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 
 
@@ -18,8 +18,9 @@ def test_gradient_labels_follow_eq_3(small):
     experiment = small("training=plain", "answers=gradient", "method.label_step=0.5")
     context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     predictions = np.full((1, 10), 0.1, np.float32)
-    total = Aggregate(np.arange(10.0)[None], count=4)
-    labels = experiment.method.noisy_labels(context, predictions, total)
+    request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
+    total = Aggregate(request, np.arange(10.0)[None], count=4)
+    labels = experiment.method.noisy_labels(context, total)
     bound = experiment.answers.bound
     assert labels == pytest.approx(predictions - 0.5 * np.arange(10.0) / 4 / bound)
 
@@ -28,9 +29,8 @@ def test_response_labels_are_shares_of_the_votes(small):
     experiment = small()
     context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
     votes = np.array([[3.0, 1.0, *[0] * 8]])
-    labels = experiment.method.noisy_labels(
-        context, np.zeros((1, 10), np.float32), Aggregate(votes, 4)
-    )
+    request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), np.zeros((1, 10), np.float32))
+    labels = experiment.method.noisy_labels(context, Aggregate(request, votes, 4))
     assert labels[0, :2].tolist() == [0.75, 0.25]
 
 

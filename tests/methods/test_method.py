@@ -11,7 +11,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
@@ -25,17 +25,15 @@ class Counting:
 
     def each(self, request):
         self.requests.append(request)
-        return {
+        replies = {
             client: Refusal(0, "spent") if row is None else Response(0, np.array([row]))
             for client, row in enumerate(self.rows)
         }
-
-    def get_or_store(self, request):
-        return request
+        return Replies(request, replies)
 
     def total(self, request):
         self.requests.append(request)
-        return Aggregate(np.zeros(request.predictions.shape), 0, {})
+        return Aggregate(request, np.zeros(request.predictions.shape), 0, {})
 
 
 @pytest.fixture

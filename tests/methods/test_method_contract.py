@@ -10,7 +10,7 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
-from fed_dpsd.protocol import Aggregate, Refusal, Response
+from fed_dpsd.protocol import Aggregate, Refusal, Replies, Response
 from fed_dpsd.server import checkpoint
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
@@ -160,16 +160,18 @@ class Refusing:
     """A federation whose clients all refuse from some round on."""
 
     def __init__(self, inner, last):
-        self.inner, self.last, self.get_or_store = inner, last, inner.get_or_store
+        self.inner, self.last = inner, last
 
     def total(self, request):
         if request.query_id > self.last:
-            return Aggregate(np.zeros(request.predictions.shape), 0, {0: "spent", 1: "spent"})
+            refused = self.each(request).refused
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, refused)
         return self.inner.total(request)
 
     def each(self, request):
         if request.query_id > self.last:
-            return {0: Refusal(request.query_id, "spent"), 1: Refusal(request.query_id, "spent")}
+            refusal = Refusal(request.query_id, "spent")
+            return Replies(request, {0: refusal, 1: refusal})
         return self.inner.each(request)
 
 

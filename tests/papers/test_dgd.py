@@ -17,7 +17,7 @@ from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.papers import dgd
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.training import BaselineWeights
-from fed_dpsd.protocol import Aggregate, Refusal
+from fed_dpsd.protocol import Aggregate, Refusal, Request
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.streams import Streams
@@ -169,7 +169,8 @@ def test_a_baseline_is_private_only_where_its_training_is(small):
 
 
 def test_hard_labels_are_the_largest_sums_and_silence_has_none():
-    total = Aggregate(np.array([[1.0, 3, 2], [0, 0, 0], [-2, -1, -3]]), 3)
+    request = Request.without_images("weights", (1, 8, 8), 3)
+    total = Aggregate(request, np.array([[1.0, 3, 2], [0, 0, 0], [-2, -1, -3]]), 3)
     assert dgd.hard_labels(total).tolist() == [[0, 1, 0], [0, 0, 0], [0, 1, 0]]
 
 

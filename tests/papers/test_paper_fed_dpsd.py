@@ -25,13 +25,10 @@ class Answering:
     def __init__(self, count):
         self.count, self.requests = count, []
 
-    def get_or_store(self, request):
-        return request
-
     def total(self, request):
         self.requests.append(request)
         rng = np.random.default_rng(request.query_id)
-        return Aggregate(rng.normal(size=request.predictions.shape), self.count, {})
+        return Aggregate(request, rng.normal(size=request.predictions.shape), self.count, {})
 
 
 def context_of(experiment):
@@ -121,17 +118,18 @@ def test_one_generator_lives_for_the_whole_run(small):
 def test_readings_of_the_label(small, reading, expected):
     experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
     predictions = np.full((4, 10), 0.1, np.float32)
-    total = Aggregate(np.random.default_rng(0).normal(size=(4, 10)), 2)
-    labels = experiment.method.noisy_labels(context_of(experiment), predictions, total)
+    request = Request(1, np.zeros((4, 1, 8, 8), np.uint8), predictions)
+    total = Aggregate(request, np.random.default_rng(0).normal(size=(4, 10)), 2)
+    labels = experiment.method.noisy_labels(context_of(experiment), total)
     assert labels == pytest.approx(expected(predictions, total.sum / 2))
 
 
 def test_responses_are_labels_as_they_are(small):
     experiment = small(*FED, "answers=label")
     votes = np.eye(10)[[1, 2]] * 2
-    labels = experiment.method.noisy_labels(
-        context_of(experiment), np.full((2, 10), 0.1, np.float32), Aggregate(votes, 2)
-    )
+    request = Request(1, np.zeros((2, 1, 8, 8), np.uint8), np.full((2, 10), 0.1, np.float32))
+    total = Aggregate(request, votes, 2)
+    labels = experiment.method.noisy_labels(context_of(experiment), total)
     assert (labels == votes / 2).all()
 
 

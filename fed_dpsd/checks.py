@@ -10,11 +10,12 @@ from typing import get_args
 from fed_dpsd.config import BUNDLED, Config
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.methods.method import Method, Plan
+from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
 # Squared ratio of signal to noise, over a whole run, up to which students are near chance: those of

@@ -16,9 +16,9 @@ from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, smallest_budget, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases, Request, Statement
 
 WhenRecordsChange = Literal["refuse", "retrain"]

@@ -18,7 +18,7 @@ from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
 from fed_dpsd.config import Config, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan, PublicContext
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
@@ -30,6 +30,7 @@ from fed_dpsd.privacy.mechanism import (
     Unit,
     quorum_of,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases

@@ -20,9 +20,9 @@ from fed_dpsd.audits.claims import (
     secrets_of,
 )
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism

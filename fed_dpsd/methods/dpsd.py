@@ -12,8 +12,9 @@ from typing import Literal
 from torch import nn
 
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Federation, Plan, PublicContext, Site
+from fed_dpsd.methods.method import Federation, PublicContext, Site
 from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 
 

@@ -14,7 +14,7 @@ generator and one step a round, is fed_dpsd/papers/paper_fed_dpsd.py.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -37,25 +37,22 @@ from fed_dpsd.methods.class_counts import (
 from fed_dpsd.methods.method import (
     Federation,
     Method,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    below,
-    draw_public,
     nobody_answers,
-    tensors_below,
 )
+from fed_dpsd.methods.questions import Questions
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
-from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.models.recombination import recombine
+from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.progress import reported
@@ -67,25 +64,14 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 
 
 @dataclass(frozen=True)
-class FedDPSD(Method):
-    """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields."""
+class FedDPSD(Questions, Method):
+    """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
+
+    Those of the images that are sent, and the generators', are in methods/questions.py.
+    """
 
     asks_pictures: ClassVar[bool] = True
     asks_cohorts: ClassVar[bool] = True
-    noise_fraction: float
-    areas_fraction: float
-    lines_fraction: float
-    leaves_fraction: float
-    recombined_fraction: float
-    polarity: Literal["both", "dark", "light", "answers"]
-    images_per_generator: int
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    latent_learning_rate: float
-    one_hot_weight: float
-    entropy_weight: float
-    activation_weight: float
     student_steps: int
     final_student_steps: int
     student_learning_rate: float
@@ -98,29 +84,11 @@ class FedDPSD(Method):
     pooling: Literal["mean", "odds"]
 
     def __post_init__(self) -> None:
-        require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
-        require(self, student_steps=1, final_student_steps=1, balance=0)
-        fractions = self.fractions
-        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
-            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
-            raise ValueError(
-                f"{', '.join(others)} and {last} must be >= 0 and at most 1 together; generators "
-                "make the other images"
-            )
-        if fractions["recombined"] == sum(fractions.values()) > 0:
-            raise ValueError(
-                f"recombined_fraction={self.recombined_fraction} needs procedural images to begin "
-                "with; give areas_fraction > 0, for example"
-            )
+        super().__post_init__()
+        require(self, student_steps=1, final_student_steps=1, batch_size=2, balance=0)
+        require_positive(self, "student_learning_rate", "label_step")
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
-        require_positive(
-            self,
-            "generator_learning_rate",
-            "latent_learning_rate",
-            "student_learning_rate",
-            "label_step",
-        )
 
     def check(
         self, config: Config, training: Training | None, answers: Mechanism | None
@@ -178,26 +146,20 @@ class FedDPSD(Method):
         student = context.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, context)
         class_weights = fetch_class_weights(federation, context) if self.counts(context) else {}
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            buffer = list(resume.buffer)
+        buffer = resume.load(student=student) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.draw(discriminator or student, context, streams, number, buffer)
             images = procedural.apply_polarity(images, self.infer_polarity(buffer))
             predictions = self.predictions(student, images, context)
-            request = Request(number, images, predictions)
-            total = self.request(federation, request, context, class_weights)
+            sent = Request(number, images, predictions)
+            total = self.collect(federation, sent, context, class_weights)
             request = total.request
             if total.count == 0 and not buffer:
                 raise nobody_answers(total.refused)
             exhausted = total.count == 0  # every client's budget is spent
             if not exhausted:
-                labels = self.noisy_labels(context, total)
-                buffer.append(
-                    ReplayBuffer(request.images, request.predictions, labels.astype(np.float32))
-                )
+                buffer.append(ReplayBuffer.of(total, self.noisy_labels(context, total)))
             last = exhausted or number == context.rounds
             if last:  # a student that was first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
@@ -205,7 +167,7 @@ class FedDPSD(Method):
             generated = self.mixture(len(request.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
-                State(len(buffer), tensors_below("student", student), buffer),
+                State.of(len(buffer), buffer, student=student),
                 student,
                 metrics,
                 total.refused,
@@ -215,7 +177,7 @@ class FedDPSD(Method):
             if exhausted:
                 return
 
-    def request(
+    def collect(
         self,
         federation: Federation,
         request: Request,
@@ -243,94 +205,6 @@ class FedDPSD(Method):
     ) -> nn.Module | None:
         """Return the teacher that generators are trained against; None for the student itself."""
         return None
-
-    @property
-    def fractions(self) -> dict[str, float]:
-        """Return the fractions of procedural images by kind, and of recombined ones."""
-        return {
-            "noise": self.noise_fraction,
-            "areas": self.areas_fraction,
-            "lines": self.lines_fraction,
-            "leaves": self.leaves_fraction,
-            "recombined": self.recombined_fraction,
-        }
-
-    def mixture(self, queries: int) -> dict[str, int]:
-        """Return how many of a round's images are of each kind; generators make what is left."""
-        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
-        return {**counts, "generated": queries - sum(counts.values())}
-
-    def draw(
-        self,
-        discriminator: nn.Module,
-        context: PublicContext,
-        streams: Streams,
-        number: int,
-        buffer: Sequence[ReplayBuffer] = (),
-    ) -> NDArray[np.uint8]:
-        """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
-
-        Procedural images come first, or crops of public pictures in their place, then those
-        recombined from the bank, then the generators'. In the first round nothing is answered: then
-        these first images are recombined.
-        """
-        counts = self.mixture(context.queries_per_round)
-        recombined, left = counts.pop("recombined"), counts.pop("generated")
-        parts = draw_public(counts, context, streams, number)
-        if not buffer and not sum(counts.values()):
-            recombined, left = 0, left + recombined  # there is nothing to recombine yet
-        if recombined:
-            answered = np.concatenate([part.images for part in buffer] or parts)
-            alike = np.zeros((len(answered), context.num_classes))
-            labels = np.concatenate([part.labels for part in buffer]) if buffer else alike
-            rng = streams.numpy("recombined images", query_id=number)
-            parts.append(recombine(answered, labels, recombined, rng))
-        rng = streams.torch("generators", query_id=number)
-        while left > 0:
-            count = min(self.images_per_generator, left)
-            parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
-            left -= count
-        return np.concatenate(parts)
-
-    def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
-        """Return the polarity of the next images, "both" where only answers could tell."""
-        if self.polarity != "answers":
-            return self.polarity
-        if not buffer:
-            return "both"
-        answered = np.concatenate([part.images for part in buffer])
-        return procedural.varied_polarity(
-            answered, np.concatenate([part.labels for part in buffer])
-        )
-
-    def generate(
-        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
-    ) -> torch.Tensor:
-        """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
-        latents.requires_grad_(True)
-        groups = [
-            {"params": generator.parameters(), "lr": self.generator_learning_rate},
-            {"params": [latents], "lr": self.latent_learning_rate},
-        ]
-        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
-        generator.train()
-        discriminator.eval().requires_grad_(False)
-        steps = range(self.generator_steps)
-        losses = (self.generator_loss(discriminator, generator(latents)) for _ in steps)
-        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
-        descend(optimiser, losses, "the generator", rates)
-        discriminator.requires_grad_(True)
-        with torch.no_grad():
-            return generator(latents)
-
-    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
-        features = discriminator.features(images)
-        logits = discriminator.classifier(features)
-        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
-        return losses.generator_loss(features, logits, *weights)
 
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
@@ -370,20 +244,22 @@ class FedDPSD(Method):
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
-        images = np.concatenate([part.images for part in buffer])
-        model, take = learner(student, images, context.device)
+        bank = ReplayBuffer.joined(buffer)
+        model, take = learner(student, bank.images, context.device)
         optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
-        loss_of = self.student_loss(context, np.concatenate([part.predictions for part in buffer]))
+        labels, loss_of = (
+            torch.from_numpy(bank.labels),
+            self.student_loss(context, bank.predictions),
+        )
         rng = streams.torch("replay", query_id=number)
         student.train()
 
         def losses() -> Iterator[torch.Tensor]:
             for _ in reported("steps of the student", range(steps)):
-                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
                 yield loss_of(model(take(chosen)), labels[chosen].to(context.device), chosen)
                 schedule.step()
 

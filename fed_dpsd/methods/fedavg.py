@@ -18,20 +18,11 @@ import torch
 from fed_dpsd.config import require
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
-from fed_dpsd.methods.method import (
-    Federation,
-    Plan,
-    PublicContext,
-    Round,
-    Site,
-    State,
-    below,
-    nobody_answers,
-    tensors_below,
-)
+from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -83,8 +74,8 @@ class FedAVG(WhiteBox):
         sizes = self.fetch_sizes(federation, context)
         student = context.make_teacher(0)
         last = 0
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
+        if resume:
+            resume.load(student=student)
             last = resume.round
         for number in range(last + 1, context.rounds + 1):
             first = number == 1
@@ -103,8 +94,7 @@ class FedAVG(WhiteBox):
             if vectors:
                 load_vector(student, average(vectors, weights))
                 last = number
-            state = State(last, tensors_below("student", student), ())
-            yield Round(state, student.eval(), {}, replies.refused)
+            yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
                 return
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import Federation, PublicContext, Round, State, below, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
@@ -52,18 +52,14 @@ class FedDAFL(WhiteBox):
         ensemble = fetch_ensemble(federation, context)
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         student = context.make_student(streams.torch("student"))
-        last = 0
-        if resume is not None:
-            generator.load_state_dict(below("generator", resume.tensors))
-            student.load_state_dict(below("student", resume.tensors))
-            last = resume.round
-        for number in range(last + 1, context.rounds + 1):
+        if resume:
+            resume.load(generator=generator, student=student)
+        for number in range(resume.round + 1 if resume else 1, context.rounds + 1):
             before = ensemble.forward_answers, ensemble.backward_answers
             rng = streams.torch("latents", query_id=number)
             loss = self.learn(ensemble, generator, student, context, rng)
-            tensors = tensors_below("generator", generator) | tensors_below("student", student)
             yield Round(
-                State(number, tensors, ()),
+                State.of(number, generator=generator, student=student),
                 student,
                 {"student_loss": loss},
                 forward_answers=ensemble.forward_answers - before[0],

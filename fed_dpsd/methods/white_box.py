@@ -21,15 +21,12 @@ from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    below,
     nobody_answers,
-    tensors_below,
 )
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
@@ -37,6 +34,7 @@ from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -209,10 +207,7 @@ class Distilling(WhiteBox):
         """Synthesise images, put them into the bank with their answers, and distil the bank."""
         ensemble = fetch_ensemble(federation, context)
         student = self.start(ensemble, context, streams)
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            buffer = list(resume.buffer)
+        buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
             before = ensemble.forward_answers, ensemble.backward_answers
             images = self.synthesise(ensemble, student, context, streams, number)
@@ -222,7 +217,7 @@ class Distilling(WhiteBox):
             rng = streams.torch("replay", query_id=number)
             loss = self.distil(student, buffer, context.device, rng)
             yield Round(
-                State(number, tensors_below("student", student), buffer),
+                State.of(number, buffer, student=student),
                 student,
                 {"student_loss": loss},
                 forward_answers=ensemble.forward_answers - before[0],
@@ -237,8 +232,8 @@ class Distilling(WhiteBox):
         rng: torch.Generator,
     ) -> float:
         """Train for `student_epochs` over the bank; return the last batch's loss."""
-        images = np.concatenate([part.images for part in buffer])
-        logits = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        bank = ReplayBuffer.joined(buffer)
+        images, logits = bank.images, torch.from_numpy(bank.labels)
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()

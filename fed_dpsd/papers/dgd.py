@@ -27,20 +27,16 @@ from torch import nn
 from fed_dpsd import losses
 from fed_dpsd.checks import mixing_networks
 from fed_dpsd.config import Config, require, require_positive
-from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    below,
     draw_public,
     nobody_answers,
-    tensors_below,
 )
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
@@ -50,6 +46,7 @@ from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.papers.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import BaselineWeights, Training, TrainingMechanism
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -124,8 +121,8 @@ class DGD(Method):
     def plan(self, context: PublicContext) -> Plan:
         """Return the stages: the baseline, once, if there is a use for it; a label a query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
-        answers = Stage(context.answers, context.rounds, context.queries_per_round)
-        return Plan(context.training, (*before, answers))
+        plan = super().plan(context)
+        return replace(plan, stages=(*before, *plan.stages))
 
     # --- client ------------------------------------------------------------------------------
 
@@ -134,9 +131,7 @@ class DGD(Method):
         if request.kind == "baseline" and self.generator_steps:
             mechanism = BaselineWeights(self.baseline)
             return site.release(mechanism, site.sensitive_baseline(mechanism, request), request)
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        return site.release(site.answers, site.sensitive_probabilities(request.images), request)
+        return super().client(request, site)
 
     # --- server ------------------------------------------------------------------------------
 
@@ -148,15 +143,10 @@ class DGD(Method):
         vae = self.make_vae(context, streams)
         student = context.make_student(streams.torch("student"))
         learners = {"student": student, "generator": generator, "vae": vae}
-        buffer: list[ReplayBuffer] = []
-        if resume is None:
-            if self.generator_steps:
-                baseline = fetch_baseline(federation, context)
-                self.train_generator(generator, baseline, context, streams)
-        else:
-            buffer = list(resume.buffer)
-            for name, learner in learners.items():
-                learner.load_state_dict(below(name, resume.tensors))
+        buffer = resume.load(**learners) if resume else []
+        if not resume and self.generator_steps:
+            baseline = fetch_baseline(federation, context)
+            self.train_generator(generator, baseline, context, streams)
         images = self.synthesise(generator, context, streams)
         if resume is None:
             self.train_vae(vae, images, context, streams)
@@ -166,17 +156,15 @@ class DGD(Method):
             asked = images[(number - 1) * queries : number * queries]
             predictions = predict(student, asked, context.device)
             total = federation.total(Request(number, asked, predictions))
-            request = total.request
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            buffer.append(ReplayBuffer(request.images, request.predictions, hard_labels(total)))
+            buffer.append(ReplayBuffer.of(total, hard_labels(total)))
             loss = self.train_student(student, vae, buffer, images, context, streams, number)
             trained = self.generator_steps * self.batch_size if number == 1 else 0
-            tensors = {n: t for k, v in learners.items() for n, t in tensors_below(k, v).items()}
             yield Round(
-                State(number, tensors, buffer),
+                State.of(number, buffer, **learners),
                 student,
                 {"student_loss": loss},
                 total.refused,
@@ -259,8 +247,8 @@ class DGD(Method):
         number: int,
     ) -> float:
         """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
-        labelled = np.concatenate([part.images for part in buffer])
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        bank = ReplayBuffer.joined(buffer)
+        labelled, labels = bank.images, torch.from_numpy(bank.labels)
         rng = streams.torch("replay", query_id=number)
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)

@@ -13,7 +13,7 @@ that text, and docs/paper_map.md lists what it leaves open.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -22,26 +22,22 @@ import torch
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    below,
     nobody_answers,
-    tensors_below,
 )
 from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -82,9 +78,8 @@ class DPDataFreeDistillation(Method):
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the stage of answers; with the teacher as discriminator, its weights before."""
-        answers = Stage(context.answers, context.rounds, context.queries_per_round)
-        before = (WEIGHTS,) if self.discriminator == "teacher" else ()
-        return Plan(context.training, (*before, answers))
+        plan, before = super().plan(context), (WEIGHTS,) * (self.discriminator == "teacher")
+        return replace(plan, stages=(*before, *plan.stages))
 
     # --- the server --------------------------------------------------------------------------
 
@@ -98,12 +93,8 @@ class DPDataFreeDistillation(Method):
         teacher = self.fetch_teacher(federation, context)
         discriminator = teacher or student
         rates = rates_of(self, "generator_learning_rate")
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            generator.load_state_dict(below("generator", resume.tensors))
-            buffer = list(resume.buffer)
-        else:  # 1: pretrain the generator, with the discriminator fixed
+        buffer = resume.load(student=student, generator=generator) if resume else []
+        if not resume:  # 1: pretrain the generator, with the discriminator fixed
             rng = streams.torch("pretraining latents")
             drawn = (self.draw(context, rng) for _ in range(self.pretraining_steps))
             self.train_generator(generator, drawn, partial(self.generator_loss, discriminator))
@@ -121,7 +112,7 @@ class DPDataFreeDistillation(Method):
                     raise nobody_answers(total.refused)
                 return
             labels = (total.sum / total.count).astype(np.float32)
-            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
+            buffer.append(ReplayBuffer.of(total, labels))
             loss = self.train_student(
                 student, buffer, context, streams, number
             )  # 4: data-label pairs
@@ -132,11 +123,7 @@ class DPDataFreeDistillation(Method):
             steps = self.generator_steps + (self.pretraining_steps if number == 1 else 0)
             discriminated = steps * len(request.images) if teacher else 0
             yield Round(
-                State(
-                    number,
-                    tensors_below("student", student) | tensors_below("generator", generator),
-                    buffer,
-                ),
+                State.of(number, buffer, student=student, generator=generator),
                 student,
                 {"student_loss": loss},
                 total.refused,
@@ -199,9 +186,9 @@ class DPDataFreeDistillation(Method):
 
         The learning rate falls in a straight line, to nearly 0 in the last stage.
         """
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
-        images = np.concatenate([part.images for part in buffer])
-        model, take = learner(student, images, context.device)
+        bank = ReplayBuffer.joined(buffer)
+        labels = torch.from_numpy(bank.labels)
+        model, take = learner(student, bank.images, context.device)
         rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
@@ -209,7 +196,7 @@ class DPDataFreeDistillation(Method):
 
         def steps() -> Iterator[torch.Tensor]:
             for _ in range(self.student_steps):
-                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
                 yield losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
 
         loss = descend(optimiser, steps(), "the student", rates_of(self, "student_learning_rate"))
@@ -222,7 +209,4 @@ class DPDataFreeDistillation(Method):
         """Release a response to each image; the weights only for the teacher discriminator."""
         if request.kind == "weights" and self.discriminator == "teacher":
             return release_weights(request, site)
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        site.pay_for_training()
-        return site.release(site.answers, site.sensitive_probabilities(request.images), request)
+        return super().client(request, site)

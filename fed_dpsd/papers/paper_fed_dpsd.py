@@ -27,7 +27,6 @@ from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
     Method,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
@@ -39,7 +38,6 @@ from fed_dpsd.methods.method import (
 )
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
-from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -75,11 +73,6 @@ class PaperFedDPSD(Method):
     def __post_init__(self) -> None:
         require(self, latent_size=1, balance=0, generator_learning_rate=0)
         require_positive(self, "contrast", "label_step", "student_learning_rate")
-
-    def plan(self, context: PublicContext) -> Plan:
-        """Return one stage, with an answer for each synthetic image; no class counts."""
-        stage = Stage(context.answers, context.rounds, context.queries_per_round)
-        return Plan(context.training, (stage,))
 
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 
@@ -131,7 +124,7 @@ class PaperFedDPSD(Method):
                 either = student_rate | generator_rate  # it is a loss at the student's new weights
                 step = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
                 metrics["generator_loss"] = step.item()
-            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
+            buffer.append(ReplayBuffer.of(total, labels))
             yield Round(
                 State(number, tensors_of(learners, latents), buffer),
                 student,
@@ -237,7 +230,7 @@ def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str,
     tensors = {"latents": latents.detach().clone()}
     for name, learner in learners.items():
         if isinstance(learner, nn.Module):
-            tensors |= tensors_below(name, learner)
+            tensors |= tensors_below(**{name: learner})
         else:
             for number, moments in learner.state_dict()["state"].items():
                 tensors |= {f"{name}.{number}.{key}": t.clone() for key, t in moments.items()}

@@ -19,7 +19,6 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
@@ -42,6 +41,7 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Weights,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes

@@ -34,13 +34,13 @@ from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.cli.privacy import audit as command
 from fed_dpsd.client.site import Site
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import lattice
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, lattice_spacing
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes

@@ -166,13 +166,14 @@ def test_a_class_that_derives_from_nothing_of_ours_is_an_error(example, tmp_path
         set_up(compose([*MECHANISM]), tmp_path)
 
 
-def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, small):
-    experiment = small("plugins=example", "training=smoothed", "answers=laplace_probabilities")
+def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):
+    typed = ["plugins=example", "training=smoothed", "answers=laplace_probabilities"]
+    experiment = set_up(compose(typed), tmp_path)
     assert how_trained(experiment) == "on labels smoothed by 0.1, without noise"
     assert how_answered(experiment) == "probabilities, with Laplace noise of 40 on each"
     text = str(planned_run(experiment))
     assert f"training: {how_trained(experiment)}\nanswers: {how_answered(experiment)}\n" in text
-    blend = small("plugins=example", "method=blend", "training=dp_sgd", "training.steps=3")
+    blend = set_up(compose(["plugins=example", "method=blend"]), tmp_path)
     assert how_answered(blend) == "none: the teachers' own weights leave the clients"
 
 

@@ -183,7 +183,7 @@ def ledger(
 ) -> None:
     """Print what each client was charged so far, and what that proves. Nothing is written."""
     from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
-    from fed_dpsd.accounts.reading import read
+    from fed_dpsd.accounts.database import read
     from fed_dpsd.accounts.secret import has_secret
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.ranges import clients_in
-from fed_dpsd.accounts.reading import ledgers_in, read
+from fed_dpsd.accounts.database import ledgers_in, read
 from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
@@ -25,6 +24,7 @@ from fed_dpsd.keys import leaves
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import (

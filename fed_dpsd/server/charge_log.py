@@ -1,4 +1,4 @@
-"""The coordinator's tally of what a run has cost its clients: charges.json.
+"""The coordinator's log of what a run has cost its clients: charges.json.
 
 A client charges a run no more than the larger of the plan and this file. So that maximum is at
 least what any client's ledger holds for the run, whatever crashes.
@@ -7,16 +7,15 @@ least what any client's ledger holds for the run, whatever crashes.
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fed_dpsd.claims import TIMES_PLANNED
+from fed_dpsd.claims import OTHER, TIMES_PLANNED
 from fed_dpsd.errors import ProtocolError, UserError
 from fed_dpsd.protocol import Refusal, Releases, Response, Statement, check_releases
 from fed_dpsd.storage import json_of, write_atomically
 
-OTHER = "other"  # stands for all mechanisms that are not the run's
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -146,3 +145,35 @@ class ChargeLog:
     def _content(self) -> bytes:
         clients = {client: vars(known) for client, known in sorted(self.clients.items())}
         return json_of({"acknowledged": self.acknowledged, "clients": clients})
+
+
+def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:
+    """Return the charges of clients once for all that have the same, by the clients' numbers.
+
+    >>> by_ranges({0: {"label": 64}, 1: {"label": 64}, 2: {"label": 64}, 4: {"label": 32}})
+    {'0-2': {'label': 64}, '4': {'label': 32}}
+    """
+    groups: dict[frozenset[tuple[str, int]], list[int]] = {}
+    for client, releases in sorted(charges.items()):
+        groups.setdefault(frozenset(releases.items()), []).append(client)
+    return {",".join(_runs(clients)): dict(charges[clients[0]]) for clients in groups.values()}
+
+
+def _runs(numbers: list[int]) -> Iterator[str]:
+    """Yield ascending numbers as ranges."""
+    first = last = numbers[0]
+    for number in [*numbers[1:], -1]:
+        if number != last + 1:
+            yield str(first) if first == last else f"{first}-{last}"
+            first = number
+        last = number
+
+
+def clients_in(ranges: str) -> list[int]:
+    """Return the clients' numbers of a key of `by_ranges`.
+
+    >>> clients_in("0-2,4")
+    [0, 1, 2, 4]
+    """
+    ends = [part.partition("-") for part in ranges.split(",")]
+    return [n for first, _, last in ends for n in range(int(first), int(last or first) + 1)]

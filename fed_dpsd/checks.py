@@ -1,7 +1,7 @@
 """What does not go together in an experiment, and what to use instead.
 
-Methods, trainings, mechanisms and partitions check themselves, those of plug-ins too. Here they are
-asked, and the configuration's own keys are checked.
+Methods, trainings, mechanisms and partitions check themselves, plug-ins' too. `check` calls them
+and checks the configuration's own keys.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
-# Squared ratio of signal to noise, over a whole run, up to which students are near chance: those of
-# MNIST are at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), and those of digits reach 23
-# to 34 % at 198 (training=plain answers=noisy_max, seeds 0 to 2).
+# Squared ratio of signal to noise, over a whole run, up to which students are near chance: on MNIST
+# at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), on digits 23 to 34 % at 198
+# (training=plain answers=noisy_max, seeds 0 to 2).
 NEAR_CHANCE = 256
 
 

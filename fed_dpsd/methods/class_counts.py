@@ -33,7 +33,7 @@ def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
 
 
 def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
-    """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
+    """Release a client's class counts: noisy ones, or exact ones where nothing has noise.
 
     Raises:
         ProtocolError: the client releases no class counts.
@@ -67,7 +67,7 @@ def among(
 ) -> dict[int, NDArray[np.float64]]:
     """Return the parts of some clients in the sum of their (K,) counts, or weights, of each class.
 
-    A class of which they have no record counts as split equally among them.
+    A class without records counts as split equally among them.
     """
     total = sum(counts[client] for client in clients)
     divisor = np.where(total > 0, total, 1)

@@ -5,11 +5,11 @@ Algorithm 1. Its code base zj-jayzhang/DENSE is followed where the paper is sile
 
 Each round draws a new generator and trains it together with its latent vectors. The ensemble should
 be sure of the images, the student should be wrong about them, and they should have the statistics
-of the teachers' BatchNorm layers. The best batch joins the bank, and the student takes an epoch
-over the bank.
+of the teachers' BatchNorm layers. The best batch joins the buffer, and the student takes an epoch
+over the buffer.
 
 Differences from the code base:
-- The bank is in memory and holds the images of one run.
+- The buffer is in memory and holds the images of one run.
 - The ensemble answers an image once, and the answer is kept; so the student sees no flipped image.
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid

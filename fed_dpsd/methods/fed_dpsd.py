@@ -59,7 +59,7 @@ from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
-# From (B, K) logits and labels, and the (B,) places of their images in the bank, to a loss.
+# From (B, K) logits and labels, and the (B,) places of their images in the buffer, to a loss.
 StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 
@@ -142,7 +142,7 @@ class FedDPSD(Questions, Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run Algorithm 2, with a bank of answered samples and new generators in each round."""
+        """Run Algorithm 2, with a buffer of answered samples and new generators in each round."""
         student = context.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, context)
         class_weights = fetch_class_weights(federation, context) if self.counts(context) else {}
@@ -238,22 +238,20 @@ class FedDPSD(Questions, Method):
         number: int,
         last: bool,
     ) -> dict[str, float]:
-        """Train by Eq. 7 on batches from the whole bank, with Adam.
+        """Train by Eq. 7 on batches from the whole buffer, with Adam.
 
         Returns:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
-        bank = ReplayBuffer.joined(buffer)
-        model, take = learner(student, bank.images, context.device)
+        whole = ReplayBuffer.joined(buffer)
+        model, take = learner(student, whole.images, context.device)
         optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        labels, loss_of = (
-            torch.from_numpy(bank.labels),
-            self.student_loss(context, bank.predictions),
-        )
+        labels = torch.from_numpy(whole.labels)
+        loss_of = self.student_loss(context, whole.predictions)
         rng = streams.torch("replay", query_id=number)
         student.train()
 
@@ -276,7 +274,7 @@ class FedDPSD(Questions, Method):
 
         Args:
             context: what is public.
-            predictions: (N, K) predictions with which the images of the bank were asked.
+            predictions: (N, K) predictions with which the images of the buffer were asked.
         """
         mechanism = context.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":

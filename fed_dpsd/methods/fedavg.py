@@ -49,7 +49,7 @@ class FedAVG(WhiteBox):
     def plan(self, context: PublicContext) -> Plan:
         """Return a training and a stage of weights for each round, and class counts if paid for.
 
-        The first round asks all clients, whatever cohorts there are later.
+        All clients take part in the first round, whatever cohorts there are later.
         """
         counts = counts_stage(context, clear=True) if self.weighted else ()
         asked = min(context.rounds, 1 + context.asked_rounds)
@@ -70,7 +70,7 @@ class FedAVG(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Ask for weights, average them, and ask for a training from the average."""
+        """Fetch weights, average them, and request a training from the average."""
         sizes = self.fetch_sizes(federation, context)
         student = context.make_teacher(0)
         last = 0

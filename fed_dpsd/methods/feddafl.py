@@ -5,8 +5,8 @@ applied to the clients' ensemble as in DENSE's Table 1. The student learns by Ad
 its code base.
 
 Differences from the code base:
-- The generator is that of fed_dpsd/models/generators.py, with pixels in [0, 1].
-- Both optimisers start anew in each round.
+- The generator is fed_dpsd/models/generators.py, with pixels in [0, 1].
+- Both optimisers restart in each round.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from fed_dpsd.streams import Streams
 class FedDAFL(WhiteBox):
     """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
-    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers start
-    anew in each round, so that a run can be resumed from the weights alone.
+    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers
+    restart in each round, so that a run can be resumed from the weights alone.
     """
 
     latent_size: int

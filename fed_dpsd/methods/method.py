@@ -140,7 +140,7 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors, and a bank with a part per round, or none."""
+    """A server's state after `round`: named tensors, and samples with a part per round, or none."""
 
     round: int
     tensors: dict[str, torch.Tensor]
@@ -152,7 +152,7 @@ class State:
         return cls(number, tensors_below(**learners), buffer)
 
     def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
-        """Put the learners where they were; return the bank."""
+        """Put the learners where they were; return the buffer."""
         for name, learner in learners.items():
             learner.load_state_dict(below(name, self.tensors))
         return list(self.buffer)

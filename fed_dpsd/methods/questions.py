@@ -1,4 +1,4 @@
-"""The images that FedDPSD sends in a round: a public mixture, and those of trained generators.
+"""The images that FedDPSD sends in a round: a public mixture, and images of trained generators.
 
 Procedural images (fed_dpsd/models/procedural.py), or crops of public pictures, depend on nothing
 private. Generators are trained against the student, which depends on private data only through
@@ -123,9 +123,8 @@ class Questions(Generators):
     ) -> NDArray[np.uint8]:
         """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
 
-        Procedural images come first, or crops of public pictures in their place, then those
-        recombined from the bank, then the generators'. In the first round nothing is answered: then
-        these first images are recombined.
+        Procedural images or crops of public pictures come first, then images recombined from the
+        buffer, or in the first round from these, then the generators'.
         """
         counts = self.mixture(context.queries_per_round)
         recombined, left = counts.pop("recombined"), counts.pop("generated")
@@ -147,7 +146,7 @@ class Questions(Generators):
         return np.concatenate(parts)
 
     def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
-        """Return the polarity of the next images, "both" where only answers could tell."""
+        """Return the polarity of the next images; "both" before answers can decide it."""
         if self.polarity != "answers":
             return self.polarity
         if not buffer:

@@ -166,15 +166,15 @@ class WhiteBox(Method):
 class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
-    Subclasses define where the images come from. The optimiser starts anew in each round, so that a
-    run can be resumed from the student's weights and the bank. The ensemble answers each image
+    Subclasses define where the images come from. The optimiser restarts in each round, so that a
+    run can be resumed from the student's weights and the buffer. The ensemble answers each image
     once, and the answer is kept; the papers' code bases ask again whenever the student sees it.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.
         batch_size: images per step of the student, >= 1.
         temperature: temperature on both sides of the divergence, > 0.
-        student_epochs: epochs over the bank in each round, >= 1.
+        student_epochs: epochs over the buffer in each round, >= 1.
     """
 
     student_learning_rate: float
@@ -204,7 +204,7 @@ class Distilling(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Synthesise images, put them into the bank with their answers, and distil the bank."""
+        """Synthesise images, put them into the buffer with their answers, and distil the buffer."""
         ensemble = fetch_ensemble(federation, context)
         student = self.start(ensemble, context, streams)
         buffer = resume.load(student=student) if resume else []
@@ -231,9 +231,9 @@ class Distilling(WhiteBox):
         device: torch.device,
         rng: torch.Generator,
     ) -> float:
-        """Train for `student_epochs` over the bank; return the last batch's loss."""
-        bank = ReplayBuffer.joined(buffer)
-        images, logits = bank.images, torch.from_numpy(bank.labels)
+        """Train for `student_epochs` over the buffer; return the last batch's loss."""
+        whole = ReplayBuffer.joined(buffer)
+        images, logits = whole.images, torch.from_numpy(whole.labels)
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()

@@ -5,9 +5,9 @@ Distillation", IEEE Transactions on Image Processing 32 (2023).
 
 A client trains a baseline, one classifier of all its records, and an ensemble of teachers on
 disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
-on the generator's images. It asks the ensemble about a few of them. The student learns from these
+on the generator's images. It sends a few of them to the ensemble. The student learns from these
 labels, and from what the autoencoder makes of all the others. With `answers=noisy_max` the labels
-are those of the paper.
+are the paper's.
 
 The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
 votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is
@@ -138,7 +138,7 @@ class DGD(Method):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run the two streams; a round asks about the next synthetic images."""
+        """Run the two streams; a round sends the next synthetic images."""
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         vae = self.make_vae(context, streams)
         student = context.make_student(streams.torch("student"))
@@ -247,8 +247,8 @@ class DGD(Method):
         number: int,
     ) -> float:
         """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
-        bank = ReplayBuffer.joined(buffer)
-        labelled, labels = bank.images, torch.from_numpy(bank.labels)
+        whole = ReplayBuffer.joined(buffer)
+        labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)

@@ -46,8 +46,8 @@ from fed_dpsd.streams import Streams
 class DPDataFreeDistillation(Method):
     """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
 
-    Every optimiser starts anew in each stage, so that a run can be resumed from the weights and the
-    bank.
+    Every optimiser restarts in each stage, so that a run can be resumed from the weights and the
+    buffer.
     """
 
     discriminator: Literal["student", "teacher"]
@@ -186,9 +186,9 @@ class DPDataFreeDistillation(Method):
 
         The learning rate falls in a straight line, to nearly 0 in the last stage.
         """
-        bank = ReplayBuffer.joined(buffer)
-        labels = torch.from_numpy(bank.labels)
-        model, take = learner(student, bank.images, context.device)
+        whole = ReplayBuffer.joined(buffer)
+        labels = torch.from_numpy(whole.labels)
+        model, take = learner(student, whole.images, context.device)
         rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)

@@ -226,7 +226,7 @@ Learner = nn.Module | torch.optim.Optimizer
 
 
 def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return copies of all tensors that a run goes on from, named LEARNER.NAME."""
+    """Return copies of all tensors that a resumed run needs, named LEARNER.NAME."""
     tensors = {"latents": latents.detach().clone()}
     for name, learner in learners.items():
         if isinstance(learner, nn.Module):

@@ -55,15 +55,13 @@ class FedDAFL(WhiteBox):
         if resume:
             resume.load(generator=generator, student=student)
         for number in range(resume.round + 1 if resume else 1, context.rounds + 1):
-            before = ensemble.forward_answers, ensemble.backward_answers
             rng = streams.torch("latents", query_id=number)
             loss = self.learn(ensemble, generator, student, context, rng)
             yield Round(
                 State.of(number, generator=generator, student=student),
                 student,
                 {"student_loss": loss},
-                forward_answers=ensemble.forward_answers - before[0],
-                backward_answers=ensemble.backward_answers - before[1],
+                **ensemble.counted(),
             )
 
     def learn(

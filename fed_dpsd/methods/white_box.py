@@ -8,7 +8,8 @@ backward answer.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -105,6 +106,12 @@ class Ensemble(nn.Module):
             logits.register_hook(count)
         return logits, features
 
+    def counted(self) -> dict[str, int]:
+        """Return the answers since the last call, by their names in `Round`."""
+        counts = {name: getattr(self, name) for name in ("forward_answers", "backward_answers")}
+        self.forward_answers = self.backward_answers = 0
+        return counts
+
 
 def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
     """Return the ensemble of all teachers of all clients; raises as `fetch_teachers` does."""
@@ -163,6 +170,38 @@ class WhiteBox(Method):
 
 
 @dataclass(frozen=True)
+class Discriminating(Method):
+    """A method whose generators are trained against the student, or against the teacher.
+
+    Args:
+        discriminator: with "teacher" the weights leave the client, so nothing is proven unless the
+            teacher was trained with DP.
+    """
+
+    discriminator: Literal["student", "teacher"]
+
+    def plan(self, context: PublicContext) -> Plan:
+        """Return the method's stages; for the teacher as discriminator, its weights come first."""
+        plan, first = super().plan(context), (WEIGHTS,) * (self.discriminator == "teacher")
+        return replace(plan, stages=(*first, *plan.stages))
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Answer as the method does; release the weights only for the teacher as discriminator."""
+        if request.kind == "weights" and self.discriminator == "teacher":
+            return release_weights(request, site)
+        return super().client(request, site)
+
+    def fetch_discriminator(
+        self, federation: Federation, context: PublicContext
+    ) -> Classifier | None:
+        """Return the teacher if it is the discriminator, otherwise None."""
+        if self.discriminator == "student":
+            return None
+        (teacher, *_) = fetch_teachers(federation, context)[0]
+        return teacher
+
+
+@dataclass(frozen=True)
 class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
@@ -209,7 +248,6 @@ class Distilling(WhiteBox):
         student = self.start(ensemble, context, streams)
         buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
-            before = ensemble.forward_answers, ensemble.backward_answers
             images = self.synthesise(ensemble, student, context, streams, number)
             logits = ensemble_logits(ensemble, images, context.device)
             no_predictions = np.empty((0, context.num_classes), np.float32)
@@ -220,8 +258,7 @@ class Distilling(WhiteBox):
                 State.of(number, buffer, student=student),
                 student,
                 {"student_loss": loss},
-                forward_answers=ensemble.forward_answers - before[0],
-                backward_answers=ensemble.backward_answers - before[1],
+                **ensemble.counted(),
             )
 
     def distil(

@@ -13,9 +13,8 @@ that text, and docs/paper_map.md lists what it leaves open.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,33 +23,29 @@ from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import (
     Federation,
-    Method,
     PublicContext,
     ReplayBuffer,
     Round,
-    Site,
     State,
     nobody_answers,
 )
-from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
+from fed_dpsd.methods.white_box import Discriminating
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.privacy.plan import Plan
-from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.protocol import Request
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class DPDataFreeDistillation(Method):
+class DPDataFreeDistillation(Discriminating):
     """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
 
     Every optimiser restarts in each stage, so that a run can be resumed from the weights and the
     buffer.
     """
 
-    discriminator: Literal["student", "teacher"]
     latent_size: int
     contrast: float
     brightness: float
@@ -68,20 +63,11 @@ class DPDataFreeDistillation(Method):
         require(self, latent_size=1, pretraining_steps=0, generator_steps=0)
         require(self, student_steps=1, batch_size=2)
         require_positive(self, "contrast", "generator_learning_rate", "student_learning_rate")
-        if self.discriminator not in ("student", "teacher"):
-            raise ValueError(f"discriminator={self.discriminator!r} must be 'student' or 'teacher'")
         if self.discriminator == "teacher" and not self.pretraining_steps + self.generator_steps:
             raise ValueError(
                 "discriminator='teacher' sends the teacher's weights but does not use them with "
                 "pretraining_steps=0 and generator_steps=0; give one of them >= 1"
             )
-
-    def plan(self, context: PublicContext) -> Plan:
-        """Return the stage of answers; with the teacher as discriminator, its weights before."""
-        plan, before = super().plan(context), (WEIGHTS,) * (self.discriminator == "teacher")
-        return replace(plan, stages=(*before, *plan.stages))
-
-    # --- the server --------------------------------------------------------------------------
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
@@ -90,7 +76,7 @@ class DPDataFreeDistillation(Method):
         student = context.make_student(streams.torch("student"))
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         generator.set_levels(self.contrast, self.brightness)
-        teacher = self.fetch_teacher(federation, context)
+        teacher = self.fetch_discriminator(federation, context)
         discriminator = teacher or student
         rates = rates_of(self, "generator_learning_rate")
         buffer = resume.load(student=student, generator=generator) if resume else []
@@ -113,9 +99,8 @@ class DPDataFreeDistillation(Method):
                 return
             labels = (total.sum / total.count).astype(np.float32)
             buffer.append(ReplayBuffer.of(total, labels))
-            loss = self.train_student(
-                student, buffer, context, streams, number
-            )  # 4: data-label pairs
+            # 4: data-label pairs
+            loss = self.train_student(student, buffer, context, streams, number)
             targets = torch.from_numpy(labels).to(context.device)
             fine_tuning_loss = partial(self.fine_tuning_loss, discriminator, student, targets)
             again = [latents] * self.generator_steps
@@ -135,13 +120,6 @@ class DPDataFreeDistillation(Method):
         """Draw normal latent vectors, one for each image of a stage."""
         shape = context.queries_per_round, self.latent_size
         return torch.randn(shape, generator=rng).to(context.device)
-
-    def fetch_teacher(self, federation: Federation, context: PublicContext) -> Classifier | None:
-        """Return the teacher if it is the discriminator, otherwise None."""
-        if self.discriminator == "student":
-            return None
-        (teacher, *_) = fetch_teachers(federation, context)[0]
-        return teacher
 
     def train_generator(
         self,
@@ -202,11 +180,3 @@ class DPDataFreeDistillation(Method):
         loss = descend(optimiser, steps(), "the student", rates_of(self, "student_learning_rate"))
         student.eval()  # as the generator sees it
         return loss.item()
-
-    # --- the client --------------------------------------------------------------------------
-
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release a response to each image; the weights only for the teacher discriminator."""
-        if request.kind == "weights" and self.discriminator == "teacher":
-            return release_weights(request, site)
-        return super().client(request, site)

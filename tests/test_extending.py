@@ -45,10 +45,9 @@ def run_all(commands, folder):
                 sys.exit(f"failed: {words}")
 
 
-@pytest.fixture
-def project(tmp_path):
-    """The page's package, and a folder of colour images."""
-    write_installed(tmp_path)
+def write_retinas(folder):
+    """A folder of colour images for the page's data set."""
+    folder.mkdir()
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         rows = []
@@ -58,9 +57,15 @@ def project(tmp_path):
             Image.fromarray(pixels).save(buffer, "PNG")
             picture = {"bytes": buffer.getvalue(), "path": None}
             rows.append({"image": picture, "label": index % 5, "patient": f"{split}{index // 3}"})
-        (tmp_path / "FOLDER").mkdir(exist_ok=True)
         table = pyarrow.Table.from_pylist(rows)
-        pyarrow.parquet.write_table(table, tmp_path / "FOLDER" / f"{split}.parquet")
+        pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The page's package, and a folder of images."""
+    write_installed(tmp_path)
+    write_retinas(tmp_path / "FOLDER")
     return tmp_path
 
 
@@ -143,11 +148,12 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
-    """In an environment of its own, where both are installed."""
+    """In an environment of its own, where both are installed; every part is the plug-in's."""
     program = with_wheel(tmp_path, write(tmp_path / "package"))
+    write_retinas(tmp_path / "FOLDER")
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
     chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
-    chosen += ["training=smoothed", "training.steps=5"]
+    chosen += ["training=smoothed", "training.steps=5", "data=retina", "data.path=FOLDER"]
     words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):

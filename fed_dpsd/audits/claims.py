@@ -1,4 +1,4 @@
-"""Attacks beside the claims that they are held against, at settings where both come close."""
+"""Attacks with the claims that they test, at settings where both come close."""
 
 import dataclasses
 import hashlib

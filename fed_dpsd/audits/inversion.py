@@ -100,14 +100,10 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and a teacher of each run of a sweep with coins; first, the controls.
+    """Attack the students and a teacher of each run of a sweep's folder or table; first, controls.
 
-    The controls are pictures of the test split, random pixels, and the attacks on a teacher that no
-    training has touched.
-
-    Args:
-        path: the sweep's folder, or its table.
-        say: called with a line of progress.
+    The controls are pictures of the test split, random pixels, and the attacks on an untrained
+    teacher.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
@@ -196,10 +192,9 @@ def invert(
         parameter.requires_grad_(False)
     num_classes = model(torch.zeros((1, *shape))).shape[1]
     labels = torch.arange(num_classes).repeat_interleave(PER_CLASS)
-    if name == "fredrikson":
-        pictures = fredrikson(model, shape, labels, streams.torch("inversion"))
-    else:
-        pictures = generative(model, shape, labels, streams.torch("generative inversion"))
+    attacked = fredrikson if name == "fredrikson" else generative
+    purpose = "inversion" if name == "fredrikson" else "generative inversion"
+    pictures = attacked(model, shape, labels, streams.torch(purpose))
     return to_bytes(pictures), labels.numpy()
 
 

@@ -61,7 +61,7 @@ def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
 
 
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
-    """Say whether so many right guesses refute a claim.
+    """Return whether so many right guesses refute a claim.
 
     If the claim holds for a canary that is added or removed, and this returns true, then at least
     `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the

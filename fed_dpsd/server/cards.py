@@ -12,7 +12,7 @@ from typing import Any
 
 from fed_dpsd import __version__
 from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.verdict import (
     SEEDED_VERDICT,
     how_answered,
     how_trained,
@@ -58,7 +58,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         "asked": _asked(run),
         "answered": {
             "training": how_trained(experiment),
-            "answers": how_answered(experiment, card),
+            "answers": how_answered(experiment),
         },
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),

@@ -11,7 +11,7 @@ from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_c
 from fed_dpsd.accounts.database import ledgers_in, read
 from fed_dpsd.accounts.entry import of_run
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon

@@ -10,7 +10,7 @@ from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
 from fed_dpsd.accounts.database import ledgers_in, read
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
     is_meaningful,
@@ -114,7 +114,7 @@ def _cell(folder: Path) -> Cell:
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {unfinished.told} A page of it alone: "
+            f"{folder}: the run has not completed: {unfinished.status} A page of it alone: "
             f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
@@ -199,7 +199,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
-        answered=how_answered(experiment, card),
+        answered=how_answered(experiment),
         published=published_line(card),
         command=command_of(experiment),
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],

@@ -171,7 +171,7 @@ def _check(row: Row, path: Path) -> None:
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so that its shadow runs "
-            "tell the targets' coins; leave partition.coins as it is, which follows the seed"
+            "reveal the targets' coins; leave partition.coins as it is, which follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(

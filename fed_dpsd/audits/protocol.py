@@ -35,7 +35,7 @@ from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
 from fed_dpsd.protocol import Refusal, Request
 
-QUERIES, RECORDS, ASKS = 64, 4, 10**6
+QUERIES, RECORDS, REQUESTS = 64, 4, 10**6
 TINY_BUDGET = 1e-4
 SAME = 1 - 1e-9  # of an epsilon that is computed twice
 
@@ -85,7 +85,7 @@ class _Case:
         )
         training = training or self.training
         plan = plan_of(self.experiment)
-        stages = (*plan.stages, Stage(self.mechanism, ASKS, QUERIES))
+        stages = (*plan.stages, Stage(self.mechanism, REQUESTS, QUERIES))
         plan = dataclasses.replace(plan, training=training, stages=stages)
         images = np.zeros((RECORDS, *config.data.shape), np.uint8)
         images += np.arange(RECORDS, dtype=np.uint8)[:, None, None, None]
@@ -306,7 +306,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
 
 
 def _noisy(mechanism: Mechanism) -> Any:
-    """Return a mechanism of which QUERIES rows hardly ever get the same noise twice."""
+    """Return a mechanism whose noise on QUERIES rows hardly ever repeats."""
     if isinstance(mechanism, TopKRandomizedResponse):
         return dataclasses.replace(
             mechanism, epsilon_per_answer=1.0, quorum=None, noise_at="client"

@@ -35,7 +35,7 @@ from fed_dpsd.progress import listening
 
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
 AT_ONCE = 2**18  # numbers of a request
-ALONE = 250  # asks, where each has one noisy row
+ALONE = 250  # requests, where each has one noisy row
 # Not at whole scales, where cut noise piles up.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),

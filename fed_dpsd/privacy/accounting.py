@@ -65,7 +65,7 @@ class UnsupportedEventError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a plan: `requests` asks of `queries` synthetic queries each, for `mechanism`."""
+    """A stage of a plan: so many requests of `queries` synthetic queries each, for `mechanism`."""
 
     mechanism: Charged
     requests: int

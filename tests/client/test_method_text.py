@@ -2,8 +2,6 @@
 
 import hashlib
 
-import pytest
-
 from fed_dpsd.client.method_text import method_text
 from tests.conftest import composed
 
@@ -18,11 +16,12 @@ def test_the_default_methods_text_is_what_its_noise_was_always_keyed_by():
     assert hashlib.sha256(method_text(settings()).encode()).hexdigest() == DEFAULT
 
 
-@pytest.mark.parametrize("method", ["fed_dpsd", "dpsd", "paper_dpsd", "feddf", "fedprox"])
-def test_every_setting_changes_the_text(method):
-    known = settings(f"method={method}")
-    texts = {method_text(known)} | {method_text({**known, key: "other"}) for key in known}
-    assert len(texts) == len(known) + 1
+def test_every_setting_changes_the_text(subtests):
+    for method in ["fed_dpsd", "dpsd", "paper_dpsd", "feddf", "fedprox"]:
+        with subtests.test(method=method):
+            known = settings(f"method={method}")
+            texts = {method_text(known)} | {method_text({**known, key: "other"}) for key in known}
+            assert len(texts) == len(known) + 1
 
 
 def test_each_polarity_has_a_text_of_its_own():

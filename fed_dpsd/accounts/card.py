@@ -96,7 +96,7 @@ class PrivacyCard:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return a line on each proven epsilon, with what else is proven beside it."""
+        """Return a line on each proven epsilon, with what else is proven."""
         lines = []
         for row in self.content["proven"]:
             claim, beside = Epsilon.from_json(row), row["beside"]
@@ -165,7 +165,7 @@ def privacy_card(
     The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
     charged besides. Where the teachers were trained privately, there are several proofs of each: by
     the training, by what leaves, and perhaps by both together. All hold. The smallest number is the
-    claim, the others stand beside it (docs/privacy.md, "Two axes"). No number here depends on
+    claim; the others are listed with it (docs/privacy.md, "Two axes"). No number here depends on
     records: cards are public.
 
     Args:

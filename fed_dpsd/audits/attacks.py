@@ -66,7 +66,7 @@ def answer_attacks(
     larger = mechanism.releases(1, 2) > 2
     title = "the run's settings"
     if larger:
-        title = "the run's noise, asks of one image, which cost less than the run's"
+        title = "the run's noise on requests of one image, which cost less than the run's"
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):

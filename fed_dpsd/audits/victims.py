@@ -165,7 +165,7 @@ def _site(
     client: int = 0,
     records: Split | None = None,
 ) -> Site:
-    """Make a site of these records, or none, whose account pays for all that an audit asks for.
+    """Make a site of these records, or none, whose account pays for all that an audit needs.
 
     Its teachers are trained, and not read from a file.
     """

@@ -18,9 +18,8 @@ from fed_dpsd import cli  # noqa: E402
 from fed_dpsd.storage import conf_folder  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("text", "origin", "there"),
-    [
+def test_links_lead_to_pages_of_the_site(subtests):
+    for text, origin, there in [
         ("[a](docs/privacy.md#names)", "README.md", "[a](privacy.md#names)"),
         ("[a](../README.md)", "docs/privacy.md", "[a](index.md)"),
         ("[a](../../README.md)", "docs/howto/budgets.md", "[a](../index.md)"),
@@ -40,10 +39,9 @@ from fed_dpsd.storage import conf_folder  # noqa: E402
         ),
         ("[a](https://flower.ai)", "README.md", "[a](https://flower.ai)"),
         ("[a](nowhere.md)", "docs/privacy.md", "[a](nowhere.md)"),  # mkdocs warns of it
-    ],
-)
-def test_links_lead_to_pages_of_the_site(text, origin, there):
-    assert hooks.rewritten(text, origin) == there
+    ]:
+        with subtests.test(text=text, origin=origin, there=there):
+            assert hooks.rewritten(text, origin) == there
 
 
 def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
@@ -65,17 +63,15 @@ def test_lines_of_source_have_the_anchors_that_they_have_on_github():
     assert anchors == list(range(1, len(lines) + 1))
 
 
-@pytest.mark.parametrize(
-    ("html", "found"),
-    [
+def test_what_a_page_loads_from_the_network_is_noticed(subtests):
+    for html, found in [
         ('<script src="https://unpkg.com/x.js"></script>', True),
         ('<link rel="stylesheet" href="//fonts.googleapis.com/css">', True),
         ("<img src=https://example.org/a.png>", True),
         ('<script src="../assets/x.js"></script> <a href="https://flower.ai">Flower</a>', False),
-    ],
-)
-def test_what_a_page_loads_from_the_network_is_noticed(html, found):
-    assert bool(hooks._LOADED.search(html)) == found
+    ]:
+        with subtests.test(html=html, found=found):
+            assert bool(hooks._LOADED.search(html)) == found
 
 
 def test_the_reference_has_every_command_every_choice_and_every_key():

@@ -119,7 +119,7 @@ class Hospital(Terms):
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:
-        """Read the records anew, and return the site that answers for this hospital.
+        """Read the records again, and return the site that answers for this hospital.
 
         Args:
             experiment: an experiment that the method `experiment` has returned.

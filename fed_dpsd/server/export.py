@@ -1,4 +1,4 @@
-"""Exported students: a file with the weights, the network and the privacy card; cards beside it."""
+"""Exported students: a file with the weights, the network and the privacy card; and cards."""
 
 import hashlib
 import json
@@ -115,12 +115,12 @@ def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())
-    told = f"ONNX and torch differ by at most {largest:.1e} on {named}"
+    compared = f"ONNX and torch differ by at most {largest:.1e} on {named}"
     if not largest <= AGREEMENT:
         raise UserError(
-            f"{told}, more than {AGREEMENT:g}; nothing was written: use --format safetensors"
+            f"{compared}, more than {AGREEMENT:g}; nothing was written: use --format safetensors"
         )
-    return told
+    return compared
 
 
 def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:

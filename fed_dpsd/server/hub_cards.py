@@ -22,7 +22,7 @@ def model_card(
 
     Args:
         run: the run that trained it.
-        file: the name of its file beside it.
+        file: the name of its file.
         classes: the names of its classes, in order.
         card: its privacy card.
     """
@@ -82,7 +82,7 @@ def dataset_card(
 
     Args:
         run: the run that they are from.
-        file: the name of the parquet file beside it.
+        file: the name of the parquet file.
         number: how many images the file holds.
         origin: how they were drawn, a sentence.
         labelled: whether the student has labelled them.

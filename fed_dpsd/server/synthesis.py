@@ -54,7 +54,7 @@ def synthesize(
     source: Source | None = None,
     seed: int = 0,
 ) -> Synthetic:
-    """Write a parquet file of synthetic images in the hub's layout, and its cards beside it.
+    """Write a parquet file of synthetic images in the hub's layout, and its cards.
 
     Args:
         run_folder: the folder of a completed run.
@@ -103,8 +103,8 @@ def _check_place(path: Path) -> None:
     for each in (path, *(path.parent / name for name in CARDS)):
         if each.exists():
             raise UserError(
-                f"{each} exists already; choose another folder, as the images' cards lie beside "
-                "them"
+                f"{each} exists already; choose another folder, as the images' cards are "
+                "written there too"
             )
 
 

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from fed_dpsd import api
 from fed_dpsd.engines import doctor
 from fed_dpsd.experiment import set_up
@@ -64,9 +62,8 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
     assert "Traceback" in (tmp_path / out[-1] / "error.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
+def test_bad_input_is_one_line_and_exit_code_one(fed_dpsd, subtests):
+    for arguments, expected in [
         (("num_clients=0",), "error: num_clients=0 must be >= 1"),
         (("num_clients=900",), "works here"),
         (("method=nothing",), "error: method=nothing is unknown; choose one of: "),
@@ -80,13 +77,12 @@ def test_a_failing_run_still_prints_its_folder_and_says_why_in_one_line(
         (("out=/dev/null",), "is not writable"),
         (("--nodes", "2"), "error: --nodes 2 goes with --engine flower"),
         (("--engine", "flower", "num_clients=900"), "works here"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_one(fed_dpsd, arguments, expected):
-    code, _, err = fed_dpsd("run", *arguments)
-    assert code == 1
-    assert expected in err
-    assert "Traceback" not in err
+    ]:
+        with subtests.test(arguments=arguments, expected=expected):
+            code, _, err = fed_dpsd("run", *arguments)
+            assert code == 1
+            assert expected in err
+            assert "Traceback" not in err
 
 
 def test_two_problems_are_two_lines(fed_dpsd):
@@ -134,34 +130,33 @@ def test_doctor_examines_what_a_command_needs(fed_dpsd, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("free", "said", "good"),
-    [
+def test_doctor_says_what_five_clients_get_of_a_gpu(subtests):
+    for free, said, good in [
         (7 * GIB, "5 processes on cuda:0, each 0.1999 of a GPU, 1.10 GiB", True),
         (1 * GIB, "use a smaller teacher", False),
-    ],
-)
-def test_doctor_says_what_five_clients_get_of_a_gpu(free, said, good):
-    device, share = doctor._gpus((Device("cuda:0", "card", 8 * GIB, free),), 16)
-    assert (device.good, device.state) == (
-        *(True, f"cuda:0 card, {free / GIB:.2f} of 8.00 GiB free"),
-    )
-    assert said in share.state
-    assert share.good is good is not share.remedy.startswith("end what fills")
-    (nothing,) = doctor._gpus((), 16)
-    assert nothing.state == "none, everything runs on the processor"
+    ]:
+        with subtests.test(free=free, said=said, good=good):
+            device, share = doctor._gpus((Device("cuda:0", "card", 8 * GIB, free),), 16)
+            assert (device.good, device.state) == (
+                *(True, f"cuda:0 card, {free / GIB:.2f} of 8.00 GiB free"),
+            )
+            assert said in share.state
+            assert share.good is good is not share.remedy.startswith("end what fills")
+            (nothing,) = doctor._gpus((), 16)
+            assert nothing.state == "none, everything runs on the processor"
 
 
-@pytest.mark.parametrize("engine", ["local", "flower"])
-@pytest.mark.parametrize("key", ["device", "client_device", "server_device"])
-def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_folder(fed_dpsd, tmp_path, key, engine):
-    given = [setting for setting in SMALL if not setting.startswith("device=")]
-    others = () if key == "device" else ("device=cpu",)
-    code, out, err = fed_dpsd("run", *given, *others, f"{key}=cuda", "--engine", engine)
-    assert (code, out) == (1, [])
-    (line,) = (line for line in err.splitlines() if line.startswith("error: "))
-    assert f"{key}=cuda: this machine has no usable GPU; use {key}=auto or cpu" in line
-    assert not (tmp_path / "runs").exists()
+def test_a_gpu_that_is_not_there_is_one_line_and_leaves_no_folder(fed_dpsd, tmp_path, subtests):
+    for key in ["device", "client_device", "server_device"]:
+        for engine in ["local", "flower"]:
+            with subtests.test(engine=engine, key=key):
+                given = [setting for setting in SMALL if not setting.startswith("device=")]
+                others = () if key == "device" else ("device=cpu",)
+                code, out, err = fed_dpsd("run", *given, *others, f"{key}=cuda", "--engine", engine)
+                assert (code, out) == (1, [])
+                (line,) = (line for line in err.splitlines() if line.startswith("error: "))
+                assert f"{key}=cuda: this machine has no usable GPU; use {key}=auto or cpu" in line
+                assert not (tmp_path / "runs").exists()
 
 
 # --- sweep and report ---

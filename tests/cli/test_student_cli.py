@@ -19,11 +19,10 @@ from tests.shapes import CLASSES, write_shapes
 
 
 @pytest.fixture
-def model(fed_dpsd):
-    """An exported student's path."""
-    _, printed, _ = fed_dpsd("run", *SMALL, "rounds=1")
-    _, printed, _ = fed_dpsd("export", printed[-1], "--out", "model")
-    return printed[-1]
+def model(model_of, run_of):
+    """An exported student's path, next to the folder of its run."""
+    run_of("rounds=1")
+    return model_of()
 
 
 def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, model):

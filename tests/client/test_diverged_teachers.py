@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.client import divergence as module
+from fed_dpsd.client import learning as module
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import PublicContext

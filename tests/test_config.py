@@ -110,7 +110,7 @@ def test_every_yaml_composes_and_binds(path, tmp_path):
         ),
         (
             "method=dense training=plain pictures=scikit-learn",
-            'pictures=scikit-learn: method=dense asks no pictures; use pictures=""',
+            'pictures=scikit-learn: method=dense sends no pictures; use pictures=""',
         ),
         ("pictures=nowhere", "nowhere is not a folder; give one with pictures, or one of: scikit"),
         ("answers=gradient_sum", "one gradient for all images of a round; use method=dpdfd, or"),

@@ -1,8 +1,4 @@
-"""A client's ledger: everything that ever left about one data set, charged before the noise.
-
-FOLDER/client_003.sqlite is an SQLite database with all charges, answers and notes. Without
-FOLDER/client_003.created, a client whose database was deleted would start an empty account.
-"""
+"""A client's ledger: everything that ever left about one data set, charged before the noise."""
 
 import io
 import sqlite3
@@ -15,20 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.charges import Charges
 from fed_dpsd.accounts.database import (
     FORMAT,
     SCHEMA,
     Content,
+    LedgerError,
+    check_not_lost,
     checksum,
     connect,
     identity,
+    ledger_path,
     let_go,
     load,
+    marker_path,
+    usable,
 )
-from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.accounts.errors import LedgerError, usable
-from fed_dpsd.accounts.reading import check_not_lost, ledger_path, marker_path
+from fed_dpsd.accounts.entry import Charges, Entry
 from fed_dpsd.storage import sync, uninterrupted, write_atomically
 
 _CREATING = threading.Lock()
@@ -42,7 +40,7 @@ class Ledger(Protocol):
         """Keep everyone else out; no transaction lies in another."""
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
 
     def entries(self) -> Sequence[Entry]:
         """Return all charges so far, oldest first."""
@@ -57,7 +55,7 @@ class Ledger(Protocol):
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name: what a client must not forget, beside its charges."""
+        """Return what was noted under a name: what a client must not forget besides its charges."""
 
     def note(self, name: str, content: bytes) -> None:
         """Note it, for ever; it is durable when this returns."""
@@ -79,7 +77,7 @@ class MemoryLedger:
             yield
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._charges
 
     def entries(self) -> Sequence[Entry]:
@@ -162,7 +160,7 @@ class FileLedger:
                         let_go(connection)
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._account().charges
 
     def entries(self) -> Sequence[Entry]:
@@ -240,7 +238,7 @@ class FileLedger:
                 self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
                 self._execute("COMMIT")
             except BaseException:
-                self._remembered = None  # what the file holds is to be read anew
+                self._remembered = None  # the file must be read again
                 with suppress(sqlite3.Error):
                     self._execute("ROLLBACK")
                 raise

@@ -124,7 +124,7 @@ def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_pat
             (("num_clients=3",), {}, "num_clients is 2"),
             (("queries_per_round=8",), {}, "16 images in one request"),
             ((), {"budget": 0.0}, "budget is spent"),
-            ((), {"queries": 15}, "as many queries as it ever will"),
+            ((), {"queries": 15}, "lifetime query limit"),
         ]
     ):
         with subtests.test(overrides=overrides, changes=changes, reason=reason):

@@ -18,11 +18,11 @@ from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.experiment import load_data, partitions
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Refusal, Request, Response, Statement

@@ -85,8 +85,7 @@ def test_pixels_that_are_not_finite_are_no_bytes(subtests):
 UNCHECKED = {
     "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
     "privacy/dp_sgd.py": ["_train_linear", "_train_network"],
-    "papers/output_gradient.py": ["train"],
-    "papers/paper_fed_dpsd.py": ["step"],  # its callers check
+    "privacy/output_gradient.py": ["train"],
     "audits/inversion.py": ["fredrikson", "generative"],
     "benchmarks/flower_fedavg.py": ["train"],
 }
@@ -98,11 +97,7 @@ def unchecked(source):
     for function in ast.walk(ast.parse(source)):
         if isinstance(function, ast.FunctionDef):
             calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
-            steps = [
-                call
-                for call in calls
-                if ast.unparse(call).endswith("optimiser.step") or ast.unparse(call) == "step"
-            ]
+            steps = [call for call in calls if ast.unparse(call).endswith("optimiser.step")]
             if steps and not any(ast.unparse(call) == "check_losses" for call in calls):
                 found.append(function.name)
     return found

@@ -371,11 +371,7 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
 
 
 def _masked(released: Response, request: Request, site: Site) -> Response:
-    """Mask a released answer for a secure sum.
-
-    Raises:
-        ProtocolError: the client takes part in no secure sums.
-    """
+    """Mask a released answer for a secure sum."""
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")
     return site.summing.masked(released, request)

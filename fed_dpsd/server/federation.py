@@ -47,11 +47,7 @@ class InUse(UserError):
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Lock the run for as long as this process lives.
-
-    Raises:
-        InUse: another process is running it.
-    """
+    """Lock the run for as long as this process lives."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = (run_folder / "lock").open("wb")

@@ -145,11 +145,7 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check what would be saved, or was, whatever method it is of.
-
-    Raises:
-        Diverged: a tensor holds NaN or infinity.
-    """
+    """Check what would be saved, or was, whatever method it is of."""
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})

@@ -69,8 +69,8 @@ def secure_sum(
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
             f"the sum of request {request.query_id} cannot be opened: {error}; nothing of it was "
-            "seen: resume the run when the clients are back or, if shares were tampered with, start "
-            "another run without that client"
+            "seen: resume the run when the clients are back or, if shares were tampered with, "
+            "start another run without that client"
         ) from None
     return total * mechanism.lattice, named
 

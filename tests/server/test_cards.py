@@ -12,7 +12,7 @@ from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE
 from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.server import cards, hub_cards
+from fed_dpsd.server import cards
 from fed_dpsd.server.completed import CompletedRun, open_completed
 from fed_dpsd.server.export import export
 from fed_dpsd.server.student import open_student
@@ -246,7 +246,7 @@ def test_data_of_ones_own_is_not_named_as_the_hubs(finished):
     data = dataclasses.replace(run.experiment.config.data, hub="owner/set", path="/mine")
     config = dataclasses.replace(run.experiment.config, data=data)
     own = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, config=config))
-    content = hub_cards.model_card(own, "x.onnx", "0123456789", cards.privacy_card_of(run))
+    content = cards.model_card(own, "x.onnx", "0123456789", cards.privacy_card_of(run))
     assert "owner/set" not in content
 
 
@@ -254,7 +254,7 @@ def test_a_student_that_was_not_scored_has_no_result(finished):
     run = open_completed(finished(*CLEAR)[0])
     nothing = {key: {**run.summary[key], "student": None} for key in ("accuracy", "auroc")}
     unscored = dataclasses.replace(run, summary={**run.summary, **nothing})
-    card = ModelCard(hub_cards.model_card(unscored, "x.onnx", "01", cards.privacy_card_of(run)))
+    card = ModelCard(cards.model_card(unscored, "x.onnx", "01", cards.privacy_card_of(run)))
     assert card.data.eval_results is None
     assert "The student was not scored." in card.text
     assert "Accuracies are of" not in card.text
@@ -270,9 +270,7 @@ def test_differential_privacy_is_a_tag_only_where_a_record_has_a_guarantee(finis
     ]:
         with subtests.test(overrides=overrides, guaranteed=guaranteed):
             run = open_completed(finished(*overrides)[0])
-            data = ModelCard(
-                hub_cards.model_card(run, "x.onnx", "01", cards.privacy_card_of(run))
-            ).data
+            data = ModelCard(cards.model_card(run, "x.onnx", "01", cards.privacy_card_of(run))).data
             assert ("differential-privacy" in data.tags) == guaranteed
 
 
@@ -280,7 +278,7 @@ def test_a_dataset_card_is_what_the_hub_reads(finished, subtests):
     for number, size in [(999, "n<1K"), (1_000, "1K<n<10K"), (60_000, "10K<n<100K")]:
         with subtests.test(number=number, size=size):
             run = open_completed(finished(*DP)[0])
-            content = hub_cards.dataset_card(
+            content = cards.dataset_card(
                 *(
                     run,
                     "train.parquet",

@@ -26,7 +26,7 @@ def test_a_file_is_written_once_and_says_what_is_missing(fed_dpsd, tmp_path):
     assert (tmp_path / "site.yaml").read_text() == written
     code, _, err = fed_dpsd("site", "check", "site.yaml")
     assert code == 1
-    assert f"path={tmp_path}/images is not there; give a folder" in err
+    assert f"path={tmp_path}/images does not exist; give a folder" in err
 
 
 def test_a_check_counts_trains_and_rehearses_and_charges_nothing(fed_dpsd, tmp_path):

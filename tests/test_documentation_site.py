@@ -1,7 +1,6 @@
 """The documentation site: links, the nav, the pages that are made, and a build without warnings."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,25 +52,6 @@ def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
         {"Results": ["r/one.md"]},
         "r/last.md",
     ]
-
-
-def test_lines_of_source_have_the_anchors_that_they_have_on_github():
-    path = "fed_dpsd/cohort.py"
-    page = hooks.source_page(path)
-    lines = (ROOT / path).read_text().splitlines()
-    anchors = [int(number) for number in re.findall(r'id="L(\d+)"', page)]
-    assert anchors == list(range(1, len(lines) + 1))
-
-
-def test_what_a_page_loads_from_the_network_is_noticed(subtests):
-    for html, found in [
-        ('<script src="https://unpkg.com/x.js"></script>', True),
-        ('<link rel="stylesheet" href="//fonts.googleapis.com/css">', True),
-        ("<img src=https://example.org/a.png>", True),
-        ('<script src="../assets/x.js"></script> <a href="https://flower.ai">Flower</a>', False),
-    ]:
-        with subtests.test(html=html, found=found):
-            assert bool(hooks._LOADED.search(html)) == found
 
 
 def test_the_reference_has_every_command_every_choice_and_every_key():

@@ -16,8 +16,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import (
     Unwritable,
     append_line,
-    client_name,
-    npz_of,
     remove,
     replacing,
     write_atomically,
@@ -257,21 +255,6 @@ def test_json_can_be_read_by_people_and_what_is_removed_may_be_gone_already(tmp_
     remove(path)
     remove(path)
     assert not list(path.parent.iterdir())
-
-
-def test_an_npz_holds_arrays_and_numbers_by_their_names():
-    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    with np.load(io.BytesIO(npz_of({"values": values, "teachers": 3})), allow_pickle=False) as read:
-        assert set(read.files) == {"values", "teachers"}
-        assert np.array_equal(read["values"], values)
-        assert read["values"].dtype == np.uint8
-        assert int(read["teachers"]) == 3
-
-
-def test_clients_files_sort_by_their_numbers():
-    assert client_name(7) == "client_007"
-    names = [client_name(number) for number in range(1_000)]
-    assert sorted(names) == names
 
 
 def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):

@@ -117,32 +117,6 @@ def test_plan_calibrates_to_a_target_and_says_so(fed_dpsd, subtests):
             assert any(line.startswith(f"{asked}{field}=") for line in out)
 
 
-def test_a_target_that_cannot_be_met_is_one_line(fed_dpsd, subtests):
-    for overrides, expected in [
-        (
-            ("training=plain", "answers=probabilities", "privacy.target_epsilon=1"),
-            "training=plain and answers=probabilities have no noise to set",
-        ),
-        (
-            ("training=plain", "answers=gradient", "privacy.target_epsilon=0"),
-            "must be a finite number > 0",
-        ),
-        (
-            (*WEIGHTS_LEAVE, "training=plain", "answers=gradient", "privacy.target_epsilon=1"),
-            "less than any setting",
-        ),
-        (
-            ("training=plain", "answers=label", "privacy.target_epsilon=1e9"),
-            "more than any setting",
-        ),
-    ]:
-        with subtests.test(overrides=overrides, expected=expected):
-            code, _, err = fed_dpsd("privacy", "plan", *overrides)
-            assert code == 1
-            assert "target_epsilon=" in err
-            assert expected in err
-
-
 # --- privacy ledger and audit ---
 
 
@@ -229,12 +203,6 @@ def test_a_ledger_for_life_adds_runs_up_and_ends_them(fed_dpsd, tmp_path):
     assert code == 1
     assert "no client answers" in err
     assert "budget is spent" in err
-
-
-def test_a_ledger_that_is_none_is_one_line(fed_dpsd, tmp_path):
-    code, _, err = fed_dpsd("privacy", "ledger", str(tmp_path))
-    assert code == 1
-    assert "holds no ledger" in err
 
 
 def test_audit_says_in_words_what_is_refuted(fed_dpsd, few_draws, monkeypatch):

@@ -209,16 +209,6 @@ def test_a_key_is_the_same_every_time_and_anothers_is_another(fed_dpsd, tmp_path
     assert len(bytes.fromhex(keys[0][0])) == 32
 
 
-def test_serving_without_certificate_or_key_is_an_error(fed_dpsd, tmp_path):
-    file = str(site_file(tmp_path / "hospital"))
-    code, _, err = fed_dpsd(
-        *("site", "serve", file, "--superlink", "127.0.0.1:1"),
-        *("--certificate", "nowhere.crt", "--node-key", file),
-    )
-    assert code == 1
-    assert "nowhere.crt is not there" in err
-
-
 def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, monkeypatch):
     """Flower's command is a stub, which fails twice and then says what it was given."""
     monkeypatch.setattr("fed_dpsd.engines.flower.supernode.AGAIN_SECONDS", 0.01)

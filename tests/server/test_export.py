@@ -151,13 +151,6 @@ def test_a_file_that_is_no_onnx_is_refused(tmp_path, subtests):
                 open_student(path)
 
 
-def test_onnx_cannot_be_read_without_its_package(tmp_path, monkeypatch):
-    (tmp_path / "student.onnx").write_bytes(b"a model")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UserError, match="ONNX needs onnxruntime, .* pip install 'fed-dpsd"):
-        open_student(tmp_path / "student.onnx")
-
-
 # --- files ---
 
 

@@ -367,15 +367,6 @@ def test_a_log_that_holds_less_than_its_checkpoint_is_named(small, copied, subte
             assert (folder / "rounds.jsonl").read_text() == content
 
 
-def test_resuming_a_completed_run_changes_nothing(copied):
-    folder, first = copied()
-    before = (folder / "rounds.jsonl").read_text()
-    _, again, lines = complete(open_run_folder(folder), folder)
-    assert again["student_sha256"] == first["student_sha256"]
-    assert again["confusion"] == first["confusion"]
-    assert (lines, (folder / "rounds.jsonl").read_text()) == ([], before)
-
-
 def test_a_run_whose_folder_is_renamed_is_the_same_run(copied):
     folder, first = copied()
     moved = folder.rename(folder.with_name("my baseline"))

@@ -17,11 +17,6 @@ from tests.listeners import Counting
 
 # --- privacy plan ---
 
-WEIGHTS_LEAVE = (
-    *("method=dpsd", "num_clients=1"),
-    *("method.discriminator=teacher", "method.generator_steps=1"),
-)
-
 
 def plan(fed_dpsd, *overrides):
     code, out, _ = fed_dpsd("privacy", "plan", "--json", *overrides)

@@ -12,18 +12,11 @@ from dp_accounting import LaplaceDpEvent
 from fed_dpsd.client.learning import PublicImages
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.experiment import load_data
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate, fixed
 from fed_dpsd.privacy.noise import SecretStreams
 
 CENTRAL = ("method=central", "answers=probabilities")
-
-
-@pytest.fixture
-def records(small):
-    config = small(*CENTRAL).config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def weights(teacher):

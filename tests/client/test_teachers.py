@@ -17,7 +17,6 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -27,12 +26,6 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.listeners import Counting
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def make(experiment, records, record_ids=None, client=0):

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.binder import Binder
 from fed_dpsd.claims import cost
 from fed_dpsd.combinations import cautions, misfits, name_of, unread
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
+from fed_dpsd.config.bind import Binder
+from fed_dpsd.config.compose import Composition, read
+from fed_dpsd.config.plugins import Plugin, find
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
@@ -24,8 +26,6 @@ from fed_dpsd.errors import UserError, shown
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
-from fed_dpsd.overrides import Composition, read
-from fed_dpsd.plugins import Plugin, find
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -97,7 +97,7 @@ def _say_unread(setting: str, training: str) -> None:
 
 def of_composition(composition: Composition, base: Path | None) -> Experiment:
     """Bind what overrides were composed to, as `from_overrides` does."""
-    binder = Binder(lambda: composition.defaults, composition.sources)
+    binder = Binder(composition.defaults, composition.sources)
     binder.problems += composition.problems
     return _bind(binder, composition.values, base, written=False)
 

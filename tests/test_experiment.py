@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import (
     _say_unread,
@@ -17,7 +18,6 @@ from fed_dpsd.experiment import (
     set_up,
 )
 from fed_dpsd.experiment import test_split as held_out
-from fed_dpsd.overrides import compose
 
 RECORDS = 1_437  # of digits, to train with
 

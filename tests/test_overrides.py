@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
+from fed_dpsd.config.compose import choices, compose, read
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.overrides import choices, compose, read
 
 GRAMMAR = ("viable", "EOF", "expecting", "override", "Interpolation")
 

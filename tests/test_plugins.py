@@ -11,12 +11,12 @@ from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
+from fed_dpsd.config.compose import compose
+from fed_dpsd.config.plugins import find, named_in
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, set_up
-from fed_dpsd.overrides import compose
-from fed_dpsd.plugins import find, named_in
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from typer.main import get_command
 
-from fed_dpsd import keys as conf
 from fed_dpsd.cli import app
+from fed_dpsd.config import keys as conf
 
 ROOT = Path(__file__).parents[2]
 API = {

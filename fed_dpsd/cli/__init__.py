@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fed_dpsd import __version__, keys
+from fed_dpsd import __version__
 from fed_dpsd.cli import (
     bench,
     catalogue,
@@ -24,6 +24,7 @@ from fed_dpsd.cli import (
     sweep,
 )
 from fed_dpsd.cli.console import say_failed
+from fed_dpsd.config import keys
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_line
 from fed_dpsd.storage import print_any_text
 

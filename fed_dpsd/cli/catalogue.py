@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from fed_dpsd import keys
 from fed_dpsd.cli.completion import override
+from fed_dpsd.config import keys
+from fed_dpsd.config.plugins import Plugin, find, installed, named_in, searching
 from fed_dpsd.errors import UserError
-from fed_dpsd.plugins import Plugin, find, installed, named_in, searching
 
 GROUPS = {
     "methods": "method",
@@ -96,7 +96,7 @@ def _show_keys(overrides: list[str]) -> None:
     """Print each key of the run that overrides mean, its value there, and what it means."""
     typed = dict(override.split("=", 1) for override in overrides if "=" in override)
     if overrides:
-        from fed_dpsd.overrides import compose
+        from fed_dpsd.config.compose import compose
 
         compose(overrides)  # names what is wrong with them
     for key in keys.all_keys(typed):

@@ -10,7 +10,7 @@ from click.shell_completion import CompletionItem, add_completion_class, split_a
 from typer import _completion_shared
 from typer._completion_classes import BashComplete, ZshComplete
 
-from fed_dpsd import keys
+from fed_dpsd.config import keys
 
 # Neither shell may add a blank after `rounds=` or `privacy.`.
 BASH = """

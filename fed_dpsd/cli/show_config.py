@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-from fed_dpsd import keys
-from fed_dpsd.plugins import find, searching
+from fed_dpsd.config import keys
+from fed_dpsd.config.plugins import find, searching
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment

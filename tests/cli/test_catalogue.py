@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import fed_dpsd as package
-from fed_dpsd import keys
 from fed_dpsd.cli.catalogue import GROUPS
+from fed_dpsd.config import keys
 from fed_dpsd.storage import conf_folder
 from tests.conftest import composed
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fed_dpsd import keys
+from fed_dpsd.config import keys
 from tests.cli.test_catalogue import HEAVY
 
 SCRIPT = "import sys; sys.argv[0] = 'fed-dpsd'; from fed_dpsd.cli import main; main()"

@@ -16,10 +16,10 @@ from PIL import Image
 from fed_dpsd.classes import in_order, numbering, text_of
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.records import HospitalFiles
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from PIL import Image
 
 from fed_dpsd.client import records
 from fed_dpsd.config import DataConfig
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, set_up
-from fed_dpsd.overrides import compose
 from tests.shapes import CLASSES, write_shapes
 
 

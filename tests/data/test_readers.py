@@ -12,11 +12,11 @@ from PIL import Image
 
 from fed_dpsd.client import records as hospitals
 from fed_dpsd.client.records import HospitalFiles
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.data.images import open_image
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, set_up
-from fed_dpsd.overrides import compose
 
 CLASSES = ("ill", "well")
 

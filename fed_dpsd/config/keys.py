@@ -4,14 +4,13 @@ Hydra composes what runs. This is quicker, and it knows which file a value comes
 compares both. For a choice or key that is unknown, there is one to use in its place.
 """
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.plugins import conf_folders, files_of
+from fed_dpsd.config.plugins import conf_folders, files_of
 
 _KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
 _DEFAULT = re.compile(r"^  - (?:optional )?([\w/@. ]+?)(?:: (\w+))?(?: +#.*)?$", re.MULTILINE)
@@ -101,42 +100,6 @@ def alternatives(key: Key) -> list[str]:
     words = [key.value, *([begun.group(1)] if begun else [])]
     words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
     return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
-
-
-def unknown_choice(group: str, name: str) -> str:
-    """Return the problem of a choice that has no file; "" where it has one."""
-    names = list(files_of(group))
-    if name in names or (group, name) == ("experiment", "null"):
-        return ""
-    problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
-    if near := difflib.get_close_matches(name.lower(), names, n=1):
-        return f"{problem}; did you mean {near[0]}?"
-    if group == "model":
-        return f"{problem}; architectures are model.teacher=... and model.student=..."
-    return problem
-
-
-def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a key that the chosen files do not have, with the one to use."""
-    group, _, rest = key.partition(".")
-    if rest and (named := homes(key)):
-        return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
-    problem, known = f"{key} is not a configuration key", [*flat_keys(tree), *groups()]
-    if rest and isinstance(own := tree.get(group), Mapping):
-        near = difflib.get_close_matches(rest, own, n=1)
-        if near:
-            return f"{problem}; did you mean {group}.{near[0]}?"
-        return f"{problem}; the keys of {group} here: {_listed(own)}"
-    ours = _OURS.get(key, key)
-    if ending := [each for each in known if each.endswith(f".{ours}")]:
-        return f"{problem}; did you mean {' or '.join(ending)}?"
-    if near := difflib.get_close_matches(key, known, n=1):
-        return f"{problem}; did you mean {near[0]}?"
-    return f"{problem}; `fed-dpsd list keys` names them"
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(key for key in keys if key != "_target_") or "none"
 
 
 def homes(key: str) -> str:

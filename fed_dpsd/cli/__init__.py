@@ -24,7 +24,6 @@ from fed_dpsd.cli import (
     sweep,
 )
 from fed_dpsd.cli.console import say_failed
-from fed_dpsd.config import keys
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_line
 from fed_dpsd.storage import print_any_text
 
@@ -60,6 +59,8 @@ class _Commands(TyperGroup):
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Return the error of a key that was typed as an option, or the same error of any other."""
+    from fed_dpsd.config import keys
+
     option = error.option_name
     key = option.lstrip("-").replace("-", "_")
     if key not in {known.name for known in keys.all_keys()} | set(keys.groups()):

@@ -145,23 +145,23 @@ class Binder:
         a file or a message names.
         """
         known = (package, "fed_dpsd.papers", *self.packages)
-        for each in known:
-            pattern = rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)"
-            if isinstance(path, str) and (match := re.fullmatch(pattern, path)):
-                module, name = match.groups()
-                try:
-                    cls = getattr(importlib.import_module(f"{each}.{module}"), name)
-                except AttributeError:
-                    continue
-                except ImportError as error:
-                    if error.name == f"{each}.{module}":
-                        continue
-                    self.problems.append(f"{where}={path} cannot be imported: {error}")
-                    return None
-                if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
-                    return typing.cast(type, cls)
         forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
-        self.problems.append(f"{where}={shown(path)} is not a class {forms}")
+        problem = f"{where}={shown(path)} is not a class {forms}"
+        for each in known:
+            match = re.fullmatch(rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)", str(path))
+            if not match:
+                continue
+            module = f"{each}.{match[1]}"
+            try:
+                cls = getattr(importlib.import_module(module), match[2], None)
+            except ImportError as error:
+                if error.name != module:
+                    problem = f"{where}={path} cannot be imported: {error}"
+                continue
+            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+                return typing.cast(type, cls)
+        self.problems.append(problem)
+        self._wrong.add(where.removesuffix("._target_"))
         return None
 
     def finish(self) -> None:

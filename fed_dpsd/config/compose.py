@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from fed_dpsd.config.errors import (
     first_line,
@@ -32,7 +32,7 @@ from fed_dpsd.config.errors import (
     unknown_key,
     unreadable,
 )
-from fed_dpsd.config.keys import all_keys, groups, leaves
+from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
 from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
 from fed_dpsd.errors import ConfigError
 
@@ -96,27 +96,21 @@ def _read(overrides: Sequence[str]) -> Composition:
     # A wrong choice leaves open which keys of a group there are.
     typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
     sure = not wrong and sum(key in known for key in typed) == len(choices)
-    for setting in parsed:
+    keys = {*flat_keys(defaults), "device"}
+    for setting in (each for each in parsed if each.key_or_group not in known):
         key, text = str(setting.key_or_group), str(setting.input_line)
-        group = key.partition(".")[0]
-        if key in known:
+        if key not in keys:
+            if sure or key.partition(".")[0] not in known:
+                problems.append(unknown_key(key, defaults | {"device": None}))
             continue
-        before = OmegaConf.select(tree, key) if "${" in text else None
         try:
-            if group != "sweep":
-                OmegaConf.update(tree, key, setting.value(), merge=True)
-                if "${" in text:
-                    _values(tree)
-                continue
-        except (ConfigAttributeError, ConfigKeyError):
-            pass
+            changed = copy.deepcopy(tree) if "${" in text else tree
+            OmegaConf.update(changed, key, setting.value(), merge=True)
+            if changed is not tree:
+                _resolved(changed)
+            tree = changed
         except OmegaConfBaseException as error:
             problems.append(f"{text}: {first_line(error)}")
-            if "${" in text:
-                OmegaConf.update(tree, key, before)
-            continue
-        if sure or group not in known:
-            problems.append(unknown_key(key, defaults | {"device": None}))
     raw = typing.cast(dict[str, Any], OmegaConf.to_container(tree))
     sources = {
         key: source[1]

@@ -28,9 +28,8 @@ def _device_name(text: str) -> str:
     return text
 
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Budget = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
 
 
@@ -38,43 +37,32 @@ Device = Annotated[str, AfterValidator(_device_name)]
 class DataConfig:
     """The source of the images. `path`, a folder, wins over `hub`.
 
-    Images of another size than `shape` are an error, or are scaled with `resize`. Records with no
-    true label column, or several, are skipped. With `patient_column`, all records of a patient go
-    to the same teacher of one client. set_up takes `classes`, and a `num_classes` of null, from the
-    data's folders or labels; every reader, hospital, prediction and report uses their order.
+    Images of another size than `shape` are an error without `resize`. Records with no true label
+    column, or several, are skipped. With `patient_column`, all records of a patient go to the same
+    teacher of one client. `set_up` takes `classes`, and a `num_classes` of null, from the data's
+    folders or labels; every reader, hospital, prediction and report uses their order.
     """
 
-    name: str = Field(description="name of the data set, for people")
-    hub: str | None = Field(description="Hugging Face name, OWNER/NAME or OWNER/NAME/SUBSET")
+    name: str = Field(description="name of the data set")
+    hub: str | None = Field(description="Hugging Face name: OWNER/NAME or OWNER/NAME/SUBSET")
     path: str | None = Field(
-        description="folder with train.parquet and test.parquet, or train/CLASS and test/CLASS; "
-        "null: hub"
+        description="folder with train.parquet and test.parquet, or train/CLASS and test/CLASS"
     )
-    image_column: str = Field(description="column of the images")
-    label_column: str | None = Field(description="column of the labels; null with label_columns")
-    patient_column: str | None = Field(
-        description="column of the patients, whose records lie at one client, in one shard"
-    )
-    shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of the images")
-    num_classes: Annotated[int, Field(ge=2)] = Field(
-        description="number of classes; null takes all classes of the data"
-    )
+    image_column: str = Field(description="column of images")
+    label_column: str | None = Field(description="column of labels; null with label_columns")
+    patient_column: str | None = Field(description="column of patients; null: none are known")
+    shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of images")
+    num_classes: int = Field(ge=2, description="number of classes; null takes those of the data")
     shared_patients: Literal["refuse", "allow"] = Field(
-        "refuse", description="whether splits that share a patient are an error"
+        "refuse", description="what to do if the given splits share a patient"
     )
-    records_per_patient: Count | None = Field(
-        None, description="simulations: N makes up patients of N records of one class"
+    records_per_patient: int | None = Field(
+        None, ge=1, description="simulations: N makes up patients of N records of one class"
     )
     resize: bool = Field(False, description="true scales the middle square of images to shape")
-    label_columns: tuple[str, ...] = Field(
-        (), description="columns of truth values, one for each class, in place of label_column"
-    )
-    classes: tuple[str, ...] = Field(
-        (), description="names of the classes in order; [] takes those of the data"
-    )
-    pixel_bits: Annotated[int, Field(ge=8, le=16)] = Field(
-        16, description="bits that images of 16 bits use"
-    )
+    label_columns: tuple[str, ...] = Field((), description="a column of truth values per class")
+    classes: tuple[str, ...] = Field((), description="class names in order; [] takes the data's")
+    pixel_bits: int = Field(16, ge=8, le=16, description="bits that images of 16 bits use")
 
     def __post_init__(self) -> None:
         if self.records_per_patient is not None and self.patient_column is not None:
@@ -112,16 +100,16 @@ class DataConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:
-    """Architectures (models/classifiers.py) and widths: the channels of the first layer."""
+    """Architectures (models/classifiers.py), and the number of channels of their first layer."""
 
-    teacher: str = Field(description="architecture; `fed-dpsd list models` names them")
+    teacher: str = Field(description="architecture; `fed-dpsd list models` names all")
     teachers: tuple[str, ...] = Field(
         description="architectures of the clients, in turn; [] gives every client model.teacher"
     )
-    teacher_width: Count = Field(description="channels of the first layer")
-    student: str = Field(description="architecture; `fed-dpsd list models` names them")
-    student_width: Count = Field(description="channels of the first layer")
-    generator_width: Count = Field(description="channels of the first layer")
+    teacher_width: int = Field(ge=1, description="channels of the first layer")
+    student: str = Field(description="architecture; `fed-dpsd list models` names all")
+    student_width: int = Field(ge=1, description="channels of the first layer")
+    generator_width: int = Field(ge=1, description="channels of the first layer")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -129,24 +117,17 @@ class TeacherConfig:
     """The settings by which a client trains its teachers, or the file that it reads one from."""
 
     path: str | None = Field(
-        description="safetensors file of a client's teacher; {client} stands for the client's "
-        "number"
+        description="safetensors file of a client's teacher; {client} is the client's number"
     )
-    arch: str | None = Field(
-        description="architecture of that teacher (fed_dpsd/models/classifiers.py), required with "
-        "path"
-    )
-    seed: Natural = Field(description="seed of the teachers' training")
-    epochs: Natural = Field(description="epochs over a teacher's records")
-    min_steps: Count = Field(description="even a client with few records takes this many steps")
-    batch_size: Count = Field(description="records in a step")
-    learning_rate: Positive = Field(description="learning rate of the teachers")
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        description="momentum of SGD; null selects Adam"
-    )
+    arch: str | None = Field(description="architecture of that teacher, required with path")
+    seed: int = Field(ge=0, description="seed of the training")
+    epochs: int = Field(ge=0, description="epochs over a teacher's records")
+    min_steps: int = Field(ge=1, description="even a client with few records takes so many steps")
+    batch_size: int = Field(ge=1, description="records in a step")
+    learning_rate: Positive = Field(description="learning rate")
+    momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
     same_start: bool = Field(
-        description="true starts all teachers from the same weights; otherwise an average of them "
-        "(FedAVG) is noise"
+        description="true starts all teachers from the same weights, as averages (FedAVG) need"
     )
 
     def __post_init__(self) -> None:
@@ -170,11 +151,11 @@ class PrivacyConfig:
     `training.unit="patient"`.
     """
 
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(description="delta of every guarantee")
+    delta: float = Field(gt=0, lt=1, description="delta of every guarantee")
     epsilon_stated: float | None = Field(
         description="epsilon under which a paper prints its result"
     )
-    budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+    budget: Budget | None = Field(
         description="largest epsilon of a client's ledger (record, add_remove); null is no limit"
     )
     target_epsilon: Positive | None = Field(
@@ -190,24 +171,13 @@ class PrivacyConfig:
 class FederationConfig:
     """Deadlines, and the fewest clients that a round needs."""
 
-    simulation: bool = Field(
-        description="whether all clients run on this machine, so that exact diagnostics (teachers, "
-        "ensemble) may be computed, and are marked"
+    simulation: bool = Field(description="whether this machine simulates all clients")
+    min_clients: int | None = Field(
+        ge=1, description="replies with which a round continues; null waits for all clients"
     )
-    min_clients: Count | None = Field(
-        description="replies with which a round continues when other hospitals are late (refusals "
-        "count); null waits for all clients"
-    )
-    node_timeout_seconds: Positive = Field(
-        description="time for all clients to connect before the first round"
-    )
-    round_timeout_seconds: Positive = Field(
-        description="time for a round; teachers are trained in the first round"
-    )
-    retry_seconds: Positive = Field(
-        description="time until a silent client gets the same request again; it doubles with each "
-        "retry"
-    )
+    node_timeout_seconds: Positive = Field(description="time for all clients to connect")
+    round_timeout_seconds: Positive = Field(description="time for a round")
+    retry_seconds: Positive = Field(description="time until a silent client is asked again")
 
     def __post_init__(self) -> None:
         if self.min_clients is not None and self.simulation:
@@ -221,30 +191,28 @@ class FederationConfig:
 class Config:
     """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
-    num_clients: Count = Field(description="clients of the federation")
-    teachers_per_client: Count = Field(
-        description="each is trained on its own shard of the client's records"
+    num_clients: int = Field(ge=1, description="clients of the federation")
+    teachers_per_client: int = Field(
+        ge=1, description="each is trained on its own shard of the client's records"
     )
-    seed: Natural = Field(description="public seed")
-    rounds: Count = Field(description="rounds of questions and answers")
-    queries_per_round: Count = Field(description="synthetic images")
+    seed: int = Field(ge=0, description="public seed")
+    rounds: int = Field(ge=1, description="rounds of queries and answers")
+    queries_per_round: int = Field(ge=1, description="synthetic images")
     client_device: Device = Field(
         description="where teachers answer and, with training=plain, learn"
     )
     server_device: Device = Field(description="where the student and the generators learn")
-    threads_client: Count = Field(
-        description="The number of threads changes the last bits of results, so it is fixed, not "
-        "detected."
+    threads_client: int = Field(
+        ge=1, description="fixed, not detected: it changes the last bits of results"
     )
-    threads_server: Count = Field(description="as threads_client")
+    threads_server: int = Field(ge=1, description="as threads_client")
     out: str = Field(
         description='parent of the run folder; "" is ./runs, or FED_DPSD_HOME/runs with `flwr run`'
     )
     cache: str = Field(description='"" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')
     ledger: str = Field(
-        description='Folder of the clients\' ledgers, shared by all runs that name it; "" is one '
-        "in the run folder."
+        description='Folder of the ledgers of all runs that name it; "" is one in the run folder.'
     )
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private trainings: seeded (reproducible, "
@@ -264,15 +232,13 @@ class Config:
         description="Clients that are asked in a round, drawn from the public seed; null asks all. "
         "A client pays for the rounds in which it is asked, and no amplification is claimed.",
     )
-    evaluate_every: Count = Field(
-        1,
-        description="rounds from one score of the student to the next; the last is always scored",
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds between two scores of the student; the last is always scored"
     )
     pictures: str = Field(
         "",
         description="Public pictures whose crops are asked instead of procedural images: "
-        'scikit-learn (two photographs) | a folder with some. "" is none, so that the questions '
-        "are free of data.",
+        'scikit-learn (two photographs) | a folder. "" is none, so that queries are free of data.',
     )
     plugins: tuple[str, ...] = Field(
         (),
@@ -282,9 +248,8 @@ class Config:
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
-        description="Where a run's numbers go besides its folder: none | tensorboard | wandb | "
-        "mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own settings, "
-        "such as WANDB_MODE=offline.",
+        description="Where a run's numbers go besides its folder. Each is an extra, as in pip "
+        "install 'fed-dpsd[wandb]', and has its own settings, such as WANDB_MODE=offline.",
     )
 
     def __post_init__(self) -> None:

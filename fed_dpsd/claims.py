@@ -26,6 +26,7 @@ from fed_dpsd.privacy.mechanism import (
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
+OTHER = "other"  # stands for all mechanisms that are not the run's
 TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 
 

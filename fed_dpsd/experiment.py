@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.checks import check, unread, warnings
 from fed_dpsd.claims import cost
-from fed_dpsd.combinations import cautions, misfits, name_of, unread
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
@@ -63,13 +63,13 @@ class Experiment:
     @property
     def method_name(self) -> str:
         """The name of the method's file."""
-        return name_of(self.method)
+        return self.method.name
 
     @property
-    def cautions(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What to say before a run whose student is not going to learn, a sentence each."""
         plan = self.method.plan(PublicContext.of(self.config, self.training, self.answers))
-        return cautions(self.config, self.training, self.answers, plan)
+        return warnings(self.config, self.training, self.answers, plan)
 
     def to_json(self) -> str:
         """Return the configuration as JSON, for `from_json` on another machine."""
@@ -155,7 +155,7 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
     answers = _bind_class(binder, "fed_dpsd.privacy", raw["answers"], "answers", public)
     partition = _bind_partition(binder, raw["partition"])
     if config is not None:
-        found = misfits(config, method, training, answers, partition)
+        found = check(config, method, training, answers, partition)
         binder.problems += [each for each in found if not binder.concerns(each)]
         config = _resolve_paths(binder, config, base, written)
     binder.finish()

@@ -12,19 +12,18 @@ LADDER = (
     {"config"},
     {"cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},
-    {"claims"},
-    {"papers"},
-    {"combinations"},
+    {"checks", "claims"},
     {"experiment"},
     {"accounts"},
     {"client", "server"},
     {"sweep"},
     {"engines"},
-    {"rehearsal"},
-    {"audits"},
     {"display"},
     {"planned"},
     {"api"},
+    {"papers"},
+    {"rehearsal"},
+    {"audits"},
     {"benchmarks"},
     {"cli"},
 )
@@ -38,6 +37,7 @@ APART = {  # rooms that know less than their place on the ladder would let them
     "progress": {"progress"},
     "display": {"display", "progress"},
 }
+OUTER = {"papers", "rehearsal", "audits", "benchmarks"}  # the command line alone imports them
 WALL = {"client": "server", "server": "client"}
 FILES = sorted([*PACKAGE.rglob("*.py"), *ROOT.glob("*_app/*.py")])
 
@@ -124,6 +124,19 @@ def test_rooms_import_only_what_lies_below_them():
             assert not strangers(room_of(module), source), module
 
 
+def test_the_core_leads_to_no_outer_room():
+    """Papers, audits, rehearsals and benchmarks build on the core, as plug-ins do."""
+
+    def outer(module, sources=MODULES):
+        return {room_of(f"{name}.") for name in reached(module, sources)} & OUTER
+
+    core = [m for m in MODULES if room_of(f"{m}.") not in OUTER | {"cli"}]
+    assert {module: found for module in core if (found := outer(module))} == {}
+    planted = "def late():\n    from fed_dpsd.papers.gradient_sum import GradientSum"  # the control
+    changed = MODULES | {"fed_dpsd.checks": f"{MODULES['fed_dpsd.checks']}\n{planted}\n"}
+    assert {module for module in core if outer(module, changed)} > {"fed_dpsd.experiment"}
+
+
 def test_privacy_imports_no_other_room():
     assert APART["privacy"] == {"privacy"}
     own = [module for module in MODULES if module.startswith("fed_dpsd.privacy")]
@@ -145,6 +158,7 @@ def test_a_planted_import_is_caught():
         ("fed_dpsd.accounts.card", "from fed_dpsd.client.site import Site"),
         ("fed_dpsd.privacy.noise", "from fed_dpsd.config import UserError"),
         ("fed_dpsd.methods.local", "from fed_dpsd import experiment"),
+        ("fed_dpsd.checks", "from fed_dpsd.papers.gradient_sum import GradientSum"),
     ):
         source = f"{MODULES[module]}\n{planted}\n"
         assert strangers(room_of(module), source), module

@@ -1,7 +1,7 @@
 """Composition and its errors: each names key, value and remedy, and all come at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import pytest
 import yaml
@@ -259,8 +259,11 @@ def test_types_are_strict_in_every_dataclass():
     class Inner:
         size: int
 
+    class Contract(Protocol):
+        rate: float
+
     @dataclass(frozen=True)
-    class Outer:
+    class Outer(Contract):
         rate: float
         names: tuple[str, ...]
         inner: Inner | None = None

@@ -11,9 +11,9 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fed_dpsd.accounts.charge_log import OTHER
 from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
+from fed_dpsd.claims import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.method import Plan

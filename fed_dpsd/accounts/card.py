@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
-from fed_dpsd.accounts.reading import is_database, ledgers_in
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
 from fed_dpsd.config import Config
 from fed_dpsd.config.bind import read_yaml

@@ -1,8 +1,4 @@
-"""A client's ledger: everything that ever left about one data set, charged before the noise.
-
-FOLDER/client_003.sqlite is an SQLite database with all charges, answers and notes. Without
-FOLDER/client_003.created, a client whose database was deleted would start an empty account.
-"""
+"""A client's ledger: everything that ever left about one data set, charged before the noise."""
 
 import io
 import sqlite3
@@ -15,20 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.charges import Charges
 from fed_dpsd.accounts.database import (
     FORMAT,
     SCHEMA,
     Content,
+    LedgerError,
+    check_not_lost,
     checksum,
     connect,
     identity,
+    ledger_path,
     let_go,
     load,
+    marker_path,
+    usable,
 )
-from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.accounts.errors import LedgerError, usable
-from fed_dpsd.accounts.reading import check_not_lost, ledger_path, marker_path
+from fed_dpsd.accounts.entry import Charges, Entry
 from fed_dpsd.storage import sync, uninterrupted, write_atomically
 
 _CREATING = threading.Lock()

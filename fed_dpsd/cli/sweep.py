@@ -70,13 +70,13 @@ def report(
     places = [path.absolute() for path in paths]
     run = facts_of(places)
     if run and run.unfinished:  # its numbers are not a table's yet
-        say(f"not finished: {run.unfinished.told}")
+        say(f"not finished: {run.unfinished.status}")
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
         return
     tables = tables_of(places, out and out.absolute())
     unfinished = unfinished_beside(places)
     for each in unfinished:
-        say(f"{each.name} is not finished: {each.told}")
+        say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()
     for path in pages.write(tables, folder, against, run, unfinished):
         print(path)

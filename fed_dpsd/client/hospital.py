@@ -13,8 +13,8 @@ from typing import Any
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.records import HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing

@@ -1,5 +1,6 @@
 """Binds mappings to frozen dataclasses with pydantic, and reports every problem at once."""
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -90,11 +91,13 @@ class Binder:
         while True:
             try:
                 checked = _checked(typing.cast(type, cls))(**given)
-                if isinstance(checked, cls) and type(checked) is cls:
+                if type(checked) is cls:
                     return checked
                 return cls(**{name: getattr(checked, name) for name in names})
             except ValidationError as error:
-                found = error.errors(include_url=False)
+                found: list[Any] = error.errors(include_url=False)
+            except ValueError as error:  # of a plain dataclass's __post_init__
+                found = [{"loc": (), "ctx": {"error": error}}]
             progress = False
             for each in found:
                 name = str(each["loc"][0]) if each["loc"] else ""
@@ -190,11 +193,12 @@ def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 @functools.cache
 def _checked(cls: type) -> Callable[..., Any]:
-    """Return the dataclass with strict types: a plug-in's need not know pydantic."""
+    """Return a strict dataclass with the fields of `cls`, which need not know pydantic."""
     if is_pydantic_dataclass(cls):
         return cls
-    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return dataclass(cls, config=STRICT, frozen=frozen)
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = [(f.name, hints[f.name], copy.copy(f)) for f in dataclasses.fields(cls)]
+    return dataclass(dataclasses.make_dataclass(cls.__name__, fields, kw_only=True), config=STRICT)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

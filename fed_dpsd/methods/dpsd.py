@@ -7,7 +7,7 @@ answer of its own, and the student learns from all answers so far. The paper's o
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -27,7 +27,6 @@ class DPSD(FedDPSD):
             was trained with DP.
     """
 
-    num_clients: ClassVar[int | None] = 1
     discriminator: Literal["student", "teacher"]
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
     among,
@@ -36,6 +36,7 @@ from fed_dpsd.methods.class_counts import (
 )
 from fed_dpsd.methods.method import (
     Federation,
+    Method,
     Plan,
     PublicContext,
     ReplayBuffer,
@@ -55,8 +56,9 @@ from fed_dpsd.models.inference import learner, predict, to_bytes
 from fed_dpsd.models.recombination import recombine
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Additive, Probabilities
+from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -66,12 +68,9 @@ StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Te
 
 
 @dataclass(frozen=True)
-class FedDPSD:
+class FedDPSD(Method):
     """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields."""
 
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = True
     asks_cohorts: ClassVar[bool] = True
     noise_fraction: float
@@ -123,6 +122,20 @@ class FedDPSD:
             "student_learning_rate",
             "label_step",
         )
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment."""
+        problems = super().check(config, training, answers)
+        counted = not isinstance(training, TrainingMechanism) or training.counts_classes
+        known = counted and self.class_counts and isinstance(answers, Probabilities)
+        if self.pooling == "odds" and not known:
+            problems.append(
+                "method.pooling=odds needs answers=probabilities, method.class_counts=true "
+                "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
+            )
+        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return one stage with an answer for each synthetic query; class counts if paid for."""

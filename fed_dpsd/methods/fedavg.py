@@ -49,7 +49,6 @@ class FedAVG(WhiteBox):
     """
 
     averages: ClassVar[bool] = True
-    asks_pictures: ClassVar[bool] = False
     asks_cohorts: ClassVar[bool] = True
     weighted: bool
     local_epochs: int
@@ -121,6 +120,19 @@ class FedAVG(WhiteBox):
             client: float(np.clip(response.values, 0, MOST_RECORDS).sum())
             for client, response in answers.items()
         }
+
+
+@dataclass(frozen=True)
+class DPFedAVG(FedAVG):
+    """DP-FedAVG: FedAVG whose clients train with DP-SGD; each round is charged.
+
+    McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models",
+    ICLR 2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's
+    update: a few hospitals cannot hide a whole client. A record is protected from everybody, the
+    server included. It is a class of its own because hospitals allow methods by their classes.
+    """
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
 
 
 def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

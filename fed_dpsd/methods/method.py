@@ -1,5 +1,7 @@
 """The interface of a method, and its view of the federation and of a site."""
 
+import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +16,7 @@ from torch import nn
 from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import ProtocolError, UserError, shown
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
@@ -277,34 +279,122 @@ class Site(Protocol):
         """Bound (n, B, K) values, charge the ledger and draw the noise: the only way out."""
 
 
-class Method(Protocol):
+@dataclass(frozen=True)
+class Method(ABC):
     """A paper's method: a plan of its cost, its server half and its client half.
 
+    By default, clients answer images by the mechanism of the configuration, and a round is a
+    request to all of them.
+
+    Args:
+        name: name of its file in conf/method, for people; nothing is decided by it.
+        needs: values that other keys must have, as in {num_clients: 1}.
+
     Attributes:
-        num_clients: the number of clients that the method needs, or None for any number.
         trainings: names of the trainings that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
-        asks_pictures: whether the method can ask crops of public pictures.
-        asks_cohorts: whether the method can ask other clients in each round.
+        asks_pictures: whether the method can send crops of public pictures.
+        asks_cohorts: whether the method can send requests to other clients in each round.
+        uses_teachers_alone: whether it uses records only through one training of the teachers.
     """
 
-    num_clients: ClassVar[int | None]
-    trainings: ClassVar[tuple[str, ...] | None]
-    averages: ClassVar[bool]
-    asks_pictures: ClassVar[bool]
-    asks_cohorts: ClassVar[bool]
+    trainings: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
+    uses_teachers_alone: ClassVar[bool] = False
+    name: str = field(kw_only=True)
+    needs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment, each with key, value and remedy.
+
+        `training` or `answers` is None where it has problems of its own. Overriding methods add to
+        what this one returns.
+        """
+        problems = list(unmet(self.needs, config, self.name))
+        if not re.fullmatch(r"[a-z0-9_]+", self.name):
+            problems.append(
+                f"method.name={self.name!r} names run folders; use lower-case letters, digits and _"
+            )
+        if training and training.name not in (self.trainings or (training.name,)):
+            problems.append(
+                f"training={training.name}: method={self.name} needs another; use "
+                f"training={' or '.join(self.trainings or ())}"
+            )
+        if config.clients_per_round is not None and not self.asks_cohorts:
+            problems.append(
+                f"clients_per_round={config.clients_per_round}: method={self.name} sends each "
+                "request to all clients; use clients_per_round=null"
+            )
+        if config.pictures and not self.asks_pictures:
+            problems.append(
+                f'pictures={config.pictures}: method={self.name} sends no pictures; use pictures=""'
+            )
+        if not self.averages or config.teacher.path is not None:
+            return problems
+        if len(set(map(config.architecture, range(config.num_clients)))) > 1:
+            problems.append(
+                f"model.teachers={shown(config.model.teachers)}: method={self.name} averages "
+                "weights of one architecture; use model.teachers=[]"
+            )
+        if not config.teacher.same_start:
+            problems.append(
+                f"teacher.same_start=false: method={self.name} averages weights, "
+                "which is noise where they start apart; use teacher.same_start=true"
+            )
+        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the charges that one client has to expect, from public facts only."""
+        answers = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (answers,))
 
+    def describe(self, context: PublicContext) -> str:
+        """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+        plan, answers = self.plan(context), context.answers
+        others = {s.mechanism.name: s.mechanism for s in plan.stages if s.mechanism != answers}
+        if len(others) < len({stage.mechanism.name for stage in plan.stages}):
+            said = answers.describe()
+            if answers.noise_at != "client":
+                secure = answers.noise_at == "distributed"
+                said += "; in a secure sum" if secure else "; the coordinator adds the noise"
+        elif plan.ends_with_teachers:
+            return "none: the teachers are the result, and stay at their clients"
+        elif not others:
+            return "none: nothing leaves the clients"
+        else:
+            said = f"none: {others.popitem()[1].describe()} leave the clients"
+        return "; besides, ".join([said, *(f"{own.describe()} leave" for own in others.values())])
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Return a client's answer to one request."""
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        site.pay_for_training()
+        sensitive = site.sensitive_probabilities(request.images)
+        return site.release(site.answers, sensitive, request)
+
+    @abstractmethod
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run the algorithm box from top to bottom, with one yield per round."""
 
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Return a client's answer to one request."""
+
+def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
+    """Yield a sentence on each value of a configuration that is not the needed one."""
+    for key, value in needs.items():
+        found = getattr(config, key, None)
+        found = list(found) if isinstance(found, tuple) else found
+        if isinstance(value, Mapping):
+            yield from unmet(value, found, method, f"{where}{key}.")
+        elif found != value:
+            needed = f"{where}{key}={shown(value)}"
+            yield f"{where}{key}={shown(found)}: method={method} needs another value; use {needed}"
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:

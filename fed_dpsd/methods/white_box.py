@@ -6,10 +6,9 @@ sees counts as a forward answer. An image whose gradient goes back through a tea
 backward answer.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
+    Method,
     Plan,
     PublicContext,
     ReplayBuffer,
@@ -153,14 +153,8 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True)
-class WhiteBox(ABC):
+class WhiteBox(Method):
     """A method whose clients send their teachers' weights once."""
-
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the stage of weights; no student here reads class counts."""
@@ -171,12 +165,6 @@ class WhiteBox(ABC):
         if request.kind != "weights":
             raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         return release_weights(request, site)
-
-    @abstractmethod
-    def server(
-        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
-    ) -> Iterator[Round]:
-        """Run the algorithm box from top to bottom, with one yield per round."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.checks import mixing_networks
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
+    Method,
     Plan,
     PublicContext,
     ReplayBuffer,
@@ -49,7 +51,8 @@ from fed_dpsd.models.inference import predict, to_bytes, to_unit
 from fed_dpsd.papers.paper_fed_dpsd import step
 from fed_dpsd.papers.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.training import BaselineWeights, Training
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.training import BaselineWeights, Training, TrainingMechanism
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -58,14 +61,11 @@ LOSSES = {"cross_entropy": losses.student_loss, "squared": losses.squared_loss}
 
 
 @dataclass(frozen=True)
-class DGD:
+class DGD(Method):
     """DGD; conf/method/dgd.yaml explains the fields."""
 
-    num_clients: ClassVar[int | None] = 1
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
-    averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = True
-    asks_cohorts: ClassVar[bool] = False
     baseline: Training
     synthetic_images: int
     areas_fraction: float
@@ -99,6 +99,29 @@ class DGD:
                 f"areas_fraction={areas} and lines_fraction={lines} must be >= 0 and at most 1 "
                 "together; the generator makes the other images"
             )
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment."""
+        problems = super().check(config, training, answers)
+        problems += mixing_networks(config, self.baseline)
+        if config.teacher.path is not None:
+            problems.append(
+                f"teacher.path={config.teacher.path}: the baseline of method={self.name} is "
+                "trained here, by its own training; use teacher.path=null"
+            )
+        if isinstance(self.baseline, TrainingMechanism) and self.baseline.unit != "record":
+            problems.append(
+                f"method.baseline.unit={self.baseline.unit}: a baseline is trained by records "
+                "only; use method.baseline.unit=record"
+            )
+        if not config.federation.simulation:
+            problems.append(
+                f"method={self.name} trains a classifier of all records by a message's settings, "
+                "which only a simulation does; use method=fed_dpsd"
+            )
+        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the stages: the baseline, once, if there is a use for it; a label a query."""

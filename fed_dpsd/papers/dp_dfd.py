@@ -15,7 +15,7 @@ that text, and docs/paper_map.md lists what it leaves open.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
+    Method,
     Plan,
     PublicContext,
     ReplayBuffer,
@@ -47,18 +48,13 @@ from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class DPDataFreeDistillation:
+class DPDataFreeDistillation(Method):
     """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
 
     Every optimiser starts anew in each stage, so that a run can be resumed from the weights and the
     bank.
     """
 
-    num_clients: ClassVar[int | None] = 1
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
     discriminator: Literal["student", "teacher"]
     latent_size: int
     contrast: float

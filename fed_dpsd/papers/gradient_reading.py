@@ -67,6 +67,10 @@ class GradientReading(NormalizedGradient):
         noise = noisy_sum(np.zeros_like(value[:1, :1]), self.scale, self.noise_law, rng)
         return np.asarray(exact + noise)
 
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return f"{self._gradients}, with noise as the paper may be read, which proves nothing"
+
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""
         return NonPrivateDpEvent()

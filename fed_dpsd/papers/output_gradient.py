@@ -6,7 +6,7 @@ IJCAI 2023, Sec. 4.4 and Algorithm 3.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -68,6 +68,20 @@ class OutputGradient(CustomTraining):
                 raise ValueError(f"{field}={getattr(self, field)} must be >= 1")
         if self.mean_over not in ("batch", "record"):
             raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems of the training in an experiment."""
+        problems = super().check(config, method, partition)
+        if not config.federation.simulation:
+            problems.append(
+                "training=output_gradient: nothing is proven of it, so it runs in a simulation "
+                "only; use training=dp_sgd, or federation=simulation"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, and what this alone protects."""
+        return "noise on the gradients of outputs, which proves nothing"
 
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
         """Return DPDFD's Theorem 3 over the steps of all `trainings`.

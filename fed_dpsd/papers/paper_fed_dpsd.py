@@ -14,7 +14,7 @@ Where the print contradicts itself, its text or its references, a key chooses th
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
+    Method,
     Plan,
     PublicContext,
     ReplayBuffer,
@@ -47,14 +48,9 @@ OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
-class PaperFedDPSD:
+class PaperFedDPSD(Method):
     """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
 
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
     latent_size: int
     latents: Literal["drawn", "kept"]
     contrast: float

@@ -140,6 +140,16 @@ class DPSGD(TrainingMechanism):
         ]
         return f"{type(self).__qualname__}({', '.join(values)})"
 
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, `trainings` times."""
+        repeated = f"{trainings:,} trainings of " if trainings > 1 else ""
+        taken = f"about {100 * self.sample_rate:.3g} % of the records"
+        return (
+            f"DP-SGD: {repeated}{self.steps} steps on "
+            f"{'all records' if self.sample_rate == 1 else taken}, with noise of "
+            f"{self.noise_multiplier:.6g} times the largest gradient of a {self.unit}"
+        )
+
     @property
     def reason(self) -> str:
         """Return why nothing is proven for units larger than that of the training."""

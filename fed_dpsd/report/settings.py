@@ -78,6 +78,11 @@ class Setting:
         """Return the largest epsilon of the runs, which is proven for each of them."""
         return max(float(run[claim]) for run in self.runs)
 
+    @property
+    def label_epsilon(self) -> float | None:
+        """Return the largest epsilon of labels alone; None if no run has one."""
+        return max((float(run[LABEL]) for run in self.runs if run.get(LABEL)), default=None)
+
     def all_of(self, column: str) -> str:
         """Return the different values of a column; "" if no run has it."""
         return ", ".join(dict.fromkeys(run[column] for run in self.runs if run.get(column)))
@@ -145,7 +150,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
 
 
 def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
-    """Read the rows of files that a sweep wrote beside its tables, by the run's key.
+    """Read the rows of files that a sweep wrote next to its tables, by the run's key.
 
     A table without such a file has no rows.
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from fed_dpsd import __version__
 from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
-from fed_dpsd.accounts.charge_log import ChargeLog
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.verdict import (
     SEEDED_VERDICT,
     how_answered,
     how_trained,
@@ -22,6 +21,7 @@ from fed_dpsd.accounts.words import (
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import encoded, json_of
@@ -58,7 +58,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         "asked": _asked(run),
         "answered": {
             "training": how_trained(experiment),
-            "answers": how_answered(experiment, card),
+            "answers": how_answered(experiment),
         },
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
@@ -32,6 +31,7 @@ from fed_dpsd.protocol import (
     SumStep,
     misfit,
 )
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import npz_of, write_atomically, writing

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from fed_dpsd.accounts.card import SEEDED_NOTE, PrivacyCard
-from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.server.cards import NOTHING_PROVEN
 from fed_dpsd.server.completed import CompletedRun
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.accounts.card import plan_of, plugins_note
-from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
@@ -24,6 +23,7 @@ from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.charge_log import by_ranges
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion

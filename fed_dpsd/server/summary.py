@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.charge_log import ChargeLog
+from fed_dpsd.accounts.database import ledgers_in, read
 from fed_dpsd.accounts.entry import of_run
-from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, write_json
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.ranges import clients_in
-from fed_dpsd.accounts.reading import ledgers_in, read
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.database import ledgers_in, read
+from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
     is_meaningful,
@@ -25,6 +24,7 @@ from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import (
@@ -114,7 +114,7 @@ def _cell(folder: Path) -> Cell:
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {unfinished.told} A page of it alone: "
+            f"{folder}: the run has not completed: {unfinished.status} A page of it alone: "
             f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
@@ -199,7 +199,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
-        answered=how_answered(experiment, card),
+        answered=how_answered(experiment),
         published=published_line(card),
         command=command_of(experiment),
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],

@@ -23,6 +23,7 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 DELTA = 1e-3
 MU = 0.719
@@ -75,7 +76,7 @@ class NoNoise(NormalizedGradient):
 # --- the setting of privacy.md, rule 8 ---
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@every("seed", [0, 1, 2])
 def test_a_gaussian_is_audited_closely(seed):
     """A right implementation exceeds an upper end with probability at most 0.01."""
     proven = proof(GRADIENT, 4).value
@@ -85,10 +86,9 @@ def test_a_gaussian_is_audited_closely(seed):
     assert 0.95 * MU <= result.mu_lower_bound <= MU
 
 
-@pytest.mark.parametrize(
+@every(
     "broken",
     [dataclasses.replace(GRADIENT, noise_multiplier=5.563 / 2), HalfTheNoise(10, 5.563)],
-    ids=["half_multiplier", "half_draw"],
 )
 def test_half_the_noise_is_caught(broken):
     """The control: a bound of about 3.6 is expected, so that 2.10 lies far below."""
@@ -114,7 +114,7 @@ def test_a_signal_that_drowns_gives_no_bound():
     assert (result.lower_bound, result.mu_lower_bound) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@every(
     "fields",
     [
         {"noise_at": "server"},
@@ -124,7 +124,6 @@ def test_a_signal_that_drowns_gives_no_bound():
         {"bound": 0.3, "stability": 1e-9},
         {"shards": Shards(5)},
     ],
-    ids=str,
 )
 def test_every_variant_of_the_gradient_leaks_the_same(fields):
     """A right implementation exceeds an upper end with probability at most 0.001."""
@@ -226,7 +225,7 @@ def test_the_published_formula_is_refuted():
 # --- votes ---
 
 
-@pytest.mark.parametrize(
+@every(
     ("mechanism", "queries", "least"),
     [
         (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
@@ -236,9 +235,6 @@ def test_the_published_formula_is_refuted():
         (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
         (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
     ],
-    ids=lambda value: (
-        f"{value.noise_law}-{value.noise_at}" if isinstance(value, NoisyVotes) else ""
-    ),
 )
 def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, queries, least):
     """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
@@ -249,10 +245,9 @@ def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, que
     assert audit(broken, queries, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
 
 
-@pytest.mark.parametrize(
+@every(
     "mechanism",
     [NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3))],
-    ids=lambda m: m.noise_law,
 )
 def test_the_class_of_most_votes_is_audited_and_a_tenth_of_the_noise_is_caught(mechanism):
     """It tells less than its proof, by the counts, allows: half of the noise is not always caught.
@@ -279,8 +274,8 @@ def test_gumbel_noise_is_audited_closely_and_half_of_it_is_caught():
 # --- responses ---
 
 
-@pytest.mark.parametrize("k", [2, 3, 10])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@every("k", [2, 3, 10])
+@every("epsilon", [0.1, 1.0, 10.0])
 def test_a_response_is_enumerated(k, epsilon):
     mechanism = TopKRandomizedResponse(10, epsilon, k)
     result = enumerated(mechanism, 1)
@@ -322,7 +317,7 @@ class NeverOutside(TopKRandomizedResponse):
         return law
 
 
-@pytest.mark.parametrize(
+@every(
     ("broken", "bound"), [(TwiceTheEpsilon(10, 1.0, 3), 2.0), (NeverOutside(10, 1.0, 3), math.inf)]
 )
 def test_a_broken_response_exceeds_its_proof(broken, bound):
@@ -332,9 +327,7 @@ def test_a_broken_response_exceeds_its_proof(broken, bound):
     assert sentence.startswith("contradicts the proven epsilon 1 ")
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}], ids=str
-)
+@every("fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}])
 def test_responses_are_sampled_and_twice_their_epsilon_is_caught(fields):
     """A right implementation exceeds its proof, 1.9 to 2.2, with probability at most 0.001."""
     claim = TopKRandomizedResponse(10, 0.65, **fields)
@@ -402,7 +395,7 @@ def test_an_audit_is_json():
     assert set(written) == {f.name for f in dataclasses.fields(Audit)}
 
 
-@pytest.mark.parametrize(
+@every(
     ("claim", "refuted"),
     [
         ((1.9, 1e-3, 4), True),
@@ -437,8 +430,8 @@ def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
 # --- bounds and edges ---
 
 
-@pytest.mark.parametrize("hits", [0, 1, 7, 50, 99, 100])
-@pytest.mark.parametrize("share", [0.05, 1e-3, 5e-7])
+@every("hits", [0, 1, 7, 50, 99, 100])
+@every("share", [0.05, 1e-3, 5e-7])
 def test_clopper_pearson(hits, share):
     exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
     assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
@@ -451,7 +444,7 @@ def test_mechanisms_without_noise_of_their_own_have_no_audit():
             audit(mechanism, 1, 1, 0.0, 0.5, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "value"),
     [
         ("queries", 0),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fed_dpsd.benchmarks import rows
-from fed_dpsd.report.bench import FORMAT, statistics
+from fed_dpsd.benchmarks.report import FORMAT, statistics
 
 REPETITION = {
     **{"seconds": {"total": 2.0, "rounds": 1.0}, "processor": {"seconds": 3.0}},

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import storage
-from fed_dpsd.accounts.reading import ledgers_in, read
+from fed_dpsd.accounts.database import ledgers_in, read
 from tests.conftest import SMALL
 
 TINY = " ".join([*SMALL, "rounds=1"])

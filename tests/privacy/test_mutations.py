@@ -47,6 +47,7 @@ from fed_dpsd.privacy.votes import NoisyVotes
 from fed_dpsd.protocol import Request, Response
 from fed_dpsd.streams import Streams
 from tests.conftest import SMALL
+from tests.every import every
 from tests.privacy.per_record import clip_records_alone
 
 FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
@@ -345,7 +346,7 @@ def every_record_counted(patch):
     patch.setattr(DPSGD, "count", of_records)
 
 
-MUTATIONS = [
+OF_ANSWERS = [
     (truthful, answers(LABEL)),
     (lies_half_as_often, answers(LABEL)),
     (one_key, answers(GRADIENT)),
@@ -357,17 +358,19 @@ MUTATIONS = [
     (unnoised(slice(9, None)), answers(GRADIENT)),
     (half_scale, answers(GRADIENT)),
     (half_scale, answers(VOTES)),
-    (half_scale, steps(WHOLE)),
-    (half_scale, counts(WHOLE)),
     (rounded_to_zero, answers(GRADIENT)),
     (rounded_to_zero, answers(LAPLACE)),
-    (rounded_to_zero, steps(WHOLE)),
     (laplace_of_half_the_units, answers(LAPLACE)),
     (not_normalised, answers(GRADIENT)),
     (counted_twice, answers(VOTES)),
     (sensitivity_of_an_added_vote, answers(VOTES)),
     (sends_what_it_encoded, answers(GRADIENT)),
     (never_charges, charges),
+]
+OF_TRAININGS = [
+    (half_scale, steps(WHOLE)),
+    (half_scale, counts(WHOLE)),
+    (rounded_to_zero, steps(WHOLE)),
     (rate_ignored, steps(SAMPLED)),
     (sampled_twice, steps(SAMPLED)),
     (clipping_skipped, steps(WHOLE)),
@@ -382,34 +385,39 @@ MUTATIONS = [
     (half_the_noise_in_steps, steps(PATIENTS)),
     (every_record_counted, counts(PATIENTS)),
 ]
-CHECKS = [
-    *(answers(mechanism) for mechanism in (LABEL, GRADIENT, VOTES, LAPLACE)),
-    *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED)),
-    *(
-        steps(PATIENTS),
-        steps(PATIENTS, linear=False, trainings=60),
-        counts(WHOLE),
-        counts(PATIENTS),
-        charges,
-    ),
-]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=range(len(CHECKS)))
-def test_no_check_finds_anything_in_the_code_as_it_is(check, small):
+CHECKS = {
+    "answers": [*map(answers, (LABEL, GRADIENT, VOTES, LAPLACE)), charges],
+    "trainings": [
+        *(steps(WHOLE), steps(WHOLE, linear=False), steps(SAMPLED), counts(WHOLE)),
+        *(steps(PATIENTS), steps(PATIENTS, linear=False, trainings=60), counts(PATIENTS)),
+    ],
+}
+MUTATIONS = {"answers": OF_ANSWERS, "trainings": OF_TRAININGS}
+
+
+@pytest.mark.parametrize("kind", CHECKS)
+def test_no_check_finds_anything_in_the_code_as_it_is(kind, small):
     """Fails with probability at most FAILURE for each audit."""
-    assert not check(small().config)
+
+    @every("check", CHECKS[kind])
+    def of_row(check):
+        assert not check(small().config)
+
+    of_row()
 
 
-@pytest.mark.parametrize(
-    ("mutate", "check"),
-    MUTATIONS,
-    ids=[f"{mutate.__name__}-{number}" for number, (mutate, _) in enumerate(MUTATIONS)],
-)
-def test_a_mutation_is_found(mutate, check, small, monkeypatch):
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_a_mutation_is_found(kind, small, monkeypatch):
     """Most lie so far off that seeds hardly matter; `sensitivity...` is missed in one of 100."""
-    mutate(monkeypatch)
-    assert check(small().config)
+
+    @every(("mutate", "check"), MUTATIONS[kind])
+    def of_row(mutate, check, monkeypatch):
+        mutate(monkeypatch)
+        assert check(small().config)
+
+    of_row(monkeypatch=monkeypatch)
 
 
 # --- planted faults, and the parts of the audit that must find each ---
@@ -642,6 +650,12 @@ def on_trainings(experiment):
     return trainings.training_attacks(experiment, None, print)
 
 
+def on_clipping(experiment):
+    """The part of `on_trainings` that clipping takes."""
+    own = uncounted(experiment.training)
+    return trainings._clipping(experiment, own, None, secrets(), print)
+
+
 def on_samples(experiment):
     return [trainings.sample_counts(experiment, print)]
 
@@ -674,10 +688,10 @@ PLANTED = [  # with settings of the audit, and its part
     (nothing_is_charged, PLAIN_GRADIENT, on_protocol),
     (nothing_is_charged, LINEAR, on_protocol),
     (ledgers_charge_nothing, LINEAR, on_protocol),
-    (clipping_error_on_one_class, SAMPLED_STEPS, on_trainings),
-    (clipping_error_on_the_bias, SAMPLED_STEPS, on_trainings),
-    (clipping_error_on_the_biases_of_a_network, NETWORK, on_trainings),
-    (clipping_error_per_layer, NETWORK, on_trainings),
+    (clipping_error_on_one_class, SAMPLED_STEPS, on_clipping),
+    (clipping_error_on_the_bias, SAMPLED_STEPS, on_clipping),
+    (clipping_error_on_the_biases_of_a_network, NETWORK, on_clipping),
+    (clipping_error_per_layer, NETWORK, on_clipping),
     (half_the_noise_in_answers, PLAIN_GRADIENT, on_answers),
     (half_the_noise_in_steps, SAMPLED_STEPS, on_trainings),
 ]
@@ -686,7 +700,6 @@ RIGHT = [
     *((("training=plain", f"answers={name}"), on_sampler) for name in ("label", "votes")),
     *((settings, on_protocol) for settings in (PLAIN_GRADIENT, LINEAR)),
     *((SAMPLED_STEPS, part) for part in (on_samples, on_trainings)),
-    pytest.param(NETWORK, on_trainings, marks=pytest.mark.slow),
     (PLAIN_GRADIENT, on_answers),
 ]
 
@@ -707,26 +720,40 @@ def quick(monkeypatch):
     monkeypatch.setattr(sampling, "OWN_DRAWS", 2**19)
 
 
-def named(cases):
-    pairs = [getattr(case, "values", case) for case in cases]
-    return [f"{part.__name__}-{'-'.join(settings)}" for settings, part in pairs]
+PARTS = {
+    "sampler": (on_sampler,),
+    "protocol and answers": (on_protocol, on_answers),
+    "trainings": (on_trainings, on_clipping, on_samples),
+}
+KINDS = pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
 
 
-@pytest.mark.parametrize(("settings", "part"), RIGHT, ids=named(RIGHT))
-def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(settings, part, small, quick):
+@KINDS
+def test_no_part_of_the_audit_finds_anything_in_the_code_as_it_is(parts, small, quick):
     """Fails with probability at most 0.001 in all; each part takes seconds for its counts."""
-    assert not [str(found) for found in part(small(*settings)) if found.contradicts]
+
+    @every(("settings", "part"), [case for case in RIGHT if case[-1] in parts])
+    def of_row(settings, part):
+        assert not [str(found) for found in part(small(*settings)) if found.contradicts]
+
+    of_row()
 
 
-@pytest.mark.parametrize(
-    ("mutate", "settings", "part"),
-    PLANTED,
-    ids=[f"{mutate.__name__}-{part.__name__}" for mutate, _, part in PLANTED],
-)
-def test_a_planted_fault_is_found(mutate, settings, part, small, quick, monkeypatch):
+@pytest.mark.slow
+def test_no_attack_on_networks_finds_anything_in_the_code_as_it_is(small, quick):
+    assert not [str(found) for found in on_trainings(small(*NETWORK)) if found.contradicts]
+
+
+@KINDS
+def test_a_planted_fault_is_found(parts, small, quick, monkeypatch):
     """The audit ends with exit code 3 if any part contradicts; this part does, as it has to."""
-    mutate(monkeypatch)
-    assert any(found.contradicts for found in part(small(*settings)))
+
+    @every(("mutate", "settings", "part"), [case for case in PLANTED if case[-1] in parts])
+    def of_row(mutate, settings, part, monkeypatch):
+        mutate(monkeypatch)
+        assert any(found.contradicts for found in part(small(*settings)))
+
+    of_row(monkeypatch=monkeypatch)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, noisy_sum, snap
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 LEVEL = 1e-6  # each test below fails by chance with at most about this probability; seeds are fixed
 
@@ -23,9 +24,9 @@ def generator(seed=0):
 LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("scale", [1e-4, 0.7, 1.0, 3e9])
+@every("seed", [0, 1, 2])
+@every("law", LAWS)
+@every("scale", [1e-4, 0.7, 1.0, 3e9])
 def test_noise_has_the_promised_law(law, scale, seed):
     noise = noisy_sum(np.zeros((1, 20_000)), scale, law, generator(seed))
     assert stats.kstest(noise, LAWS[law](scale=scale).cdf).pvalue > LEVEL
@@ -33,8 +34,8 @@ def test_noise_has_the_promised_law(law, scale, seed):
         assert stats.kstest(noise, LAWS[law](scale=wrong * scale).cdf).pvalue < LEVEL
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("units", [1, 2, 5])
+@every("law", LAWS)
+@every("units", [1, 2, 5])
 def test_integers_have_exactly_the_discrete_law(law, units):
     """Where the scale is a few units, so that a wrong step of the sampler would show."""
     draw = generator(units)._gaussian if law == "gaussian" else generator(units)._laplace
@@ -117,7 +118,7 @@ def test_equal_secrets_purposes_and_numbers_give_equal_draws_and_others_do_not()
     assert "00" not in repr(streams)
 
 
-@pytest.mark.parametrize("length", [0, 31])
+@every("length", [0, 31])
 def test_short_secrets_are_errors(length):
     with pytest.raises(ValueError, match=f"{length} bytes; it must have 32"):
         SecretStreams(bytes(length))
@@ -125,7 +126,7 @@ def test_short_secrets_are_errors(length):
         SecureGenerator(bytes(length))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@every("seed", [0, 1, 2])
 def test_every_mechanism_draws_its_noise_from_a_secret(seed):
     zeros, ones = np.zeros((1, 4_000, 3)), np.ones((4_000, 3), np.float32)
     for mechanism, scale, law in (

@@ -15,6 +15,7 @@ from fed_dpsd.papers.output_gradient import OutputGradient
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.noise import noisy_sum
 from fed_dpsd.privacy.published import dpdfd_theorem_3
+from tests.every import every
 
 SIGMA, BOUND, RATE = 100.0, 0.001, 0.1
 DIRECT = ("method=direct", "training=output_gradient")
@@ -53,7 +54,7 @@ def moved(mechanism, inputs, seed=0, scale=1.0):
     return model[2].weight.detach() - before
 
 
-@pytest.mark.parametrize("mean_over", ["batch", "record"])
+@every("mean_over", ["batch", "record"])
 def test_a_step_is_that_of_algorithm_3(mean_over):
     model, draws = network(), rng()
     draws.random(3)  # who takes part: all
@@ -81,7 +82,7 @@ def test_what_a_record_changes_has_no_bound():
     assert differences[-1] > 100 * differences[0] > 0
 
 
-@pytest.mark.parametrize("sigma", [SIGMA, 1e6])
+@every("sigma", [SIGMA, 1e6])
 def test_noise_misses_weights_that_one_record_alone_moves(sigma):
     """So the worlds are told apart each time. The control: DP-SGD's noise reaches every weight."""
     private = DPSGD(sigma, sample_rate=1.0, steps=1, max_grad_norm=1.0, learning_rate=RATE)
@@ -108,7 +109,7 @@ def test_a_prediction_of_zero_is_no_hindrance():
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "value"),
     [
         ("noise_multiplier", 0.0),

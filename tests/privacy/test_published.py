@@ -10,9 +10,10 @@ from fed_dpsd.privacy.mechanism import Probabilities
 from fed_dpsd.privacy.published import dgd_labels, dpdfd_theorem_3, published_epsilon, theorem_1
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 
-@pytest.mark.parametrize(("bound", "expected"), [(1e-3, 0.0456), (5e-3, 0.2614)])
+@every(("bound", "expected"), [(1e-3, 0.0456), (5e-3, 0.2614)])
 def test_theorem_1_as_printed(bound, expected):
     assert theorem_1(bound, 100.0, 10, 51_200, 1e-5) == pytest.approx(expected, abs=1e-4)
 
@@ -37,15 +38,13 @@ def test_theorem_2_does_not_depend_on_the_queries():
     assert published_epsilon(label, 1, 1e-5) == published_epsilon(label, 51_200, 1e-5) == 10
 
 
-@pytest.mark.parametrize(
-    "mechanism", [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)]
-)
+@every("mechanism", [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)])
 def test_published_numbers_are_below_what_can_be_proven(mechanism):
     proven = prove([Stage(mechanism, 200, 256)], 1e-5, "record", "replace_one").value
     assert published_epsilon(mechanism, 51_200, 1e-5) < proven / 100
 
 
-@pytest.mark.parametrize(("queries", "expected"), [(27, 1.314), (400, 5.799), (1_300, 11.901)])
+@every(("queries", "expected"), [(27, 1.314), (400, 5.799), (1_300, 11.901)])
 def test_dgds_label_budget_as_printed(queries, expected):
     assert dgd_labels(1 / 20, queries, 1e-5) == pytest.approx(expected, abs=1e-3)
     votes = NoisyVotes(10, 40.0, "laplace")

@@ -22,6 +22,7 @@ from fed_dpsd.privacy.dp_sgd import DPSGD, MOST_DRAWS, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.privacy.training import ClassCounts
+from tests.every import every
 from tests.privacy.ideals import ideal
 
 
@@ -63,8 +64,8 @@ def trained(mechanism, images, seed, features=4_000):
 
 
 @pytest.mark.usefixtures("_plain_steps")
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
+@every("seed", [0, 1, 2])
+@every("count", [0, 5])
 def test_training_noise_has_its_law_and_no_other(seed, count):
     """An empty shard, an empty batch and records of zero gradient: a step is noise alone.
 
@@ -95,7 +96,7 @@ def test_training_noise_has_tails():
 
 
 @pytest.mark.usefixtures("_plain_steps")
-@pytest.mark.parametrize("copies", [1, 3])
+@every("copies", [1, 3])
 def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds(copies):
     """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
     mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
@@ -133,7 +134,7 @@ def test_a_layer_that_mixes_records_is_refused():
         dp_sgd().train(model, images[:, None], labels, rng())
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "value"),
     [
         ("noise_multiplier", 0.0),
@@ -184,8 +185,8 @@ def some_records(count=40, features=6, copies=1):
     return inputs, torch.from_numpy(rng(3).integers(0, 3, count))
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-@pytest.mark.parametrize("rate", [0.4, 1.0])
+@every("copies", [1, 3])
+@every("rate", [0.4, 1.0])
 def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
     """Sampling, clipping (some records are, some are not), noise and Adam, for 20 steps."""
     inputs, labels = some_records(copies=copies)
@@ -201,7 +202,7 @@ def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
 
 
 @pytest.mark.usefixtures("_plain_steps")
-@pytest.mark.parametrize("copies", [1, 3])
+@every("copies", [1, 3])
 def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds(copies):
     """As above; the other records' part is the same beside any of them."""
     mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
@@ -228,8 +229,8 @@ def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds(cop
 
 
 @pytest.mark.usefixtures("_plain_steps")
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("count", [0, 5], ids=["no record", "records without a gradient"])
+@every("seed", [0, 1, 2])
+@every("count", [0, 5])
 def test_the_noise_of_a_linear_layer_has_its_law_and_no_other(seed, count):
     """As above; weights and bias, one draw each. A layer of one class has no gradient."""
     layer = nn.Linear(4_000, 1)
@@ -247,8 +248,8 @@ def test_the_noise_of_a_linear_layer_has_its_law_and_no_other(seed, count):
 # --- class counts ---
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("count", [0, 9], ids=["no record", "nine records"])
+@every("seed", [0, 1, 2])
+@every("count", [0, 9])
 def test_the_noise_of_class_counts_has_its_law_and_no_other(seed, count):
     """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
     labels = np.arange(count) % 3
@@ -332,7 +333,7 @@ def closed_form(mu, delta):
     return brentq(excess, 0, 100, xtol=1e-12)
 
 
-@pytest.mark.parametrize(
+@every(
     ("sigma", "steps", "counts", "add_remove", "replace_one"),
     [
         (5.0, 100, 30.0, 9.99897, 24.3839),

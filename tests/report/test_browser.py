@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.report import confusion, progress, run_page, sweep_page
+from fed_dpsd.report import pages, plots, sweep_charts
 from fed_dpsd.report.facts import Unfinished
 from fed_dpsd.report.settings import beside, read
 from tests.report.runs import SUMMARY, deployment, run
@@ -62,12 +62,14 @@ def files(tmp_path_factory):
         command="fed-dpsd run " + "method.a_long_key=" * 20,
     )
     table = RESULTS / "table5_cifar10.csv"
-    rounds = beside([table], "rounds", progress.COLUMNS)
-    pairs = beside([table], "confusion", confusion.COLUMNS)
+    rounds = beside([table], "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = beside([table], "confusion", plots.PAIR_COLUMNS)
     texts = (
-        *(run_page.page(run(folder)), run_page.page(many), run_page.page(deployment(folder))),
-        run_page.page(deployment(folder, unfinished=STOPPED)),
-        sweep_page.page("table5_cifar10", read([table])[6:11], rounds, pairs, unfinished=[STOPPED]),
+        *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
+        pages.run_page(deployment(folder, unfinished=STOPPED)),
+        pages.sweep_page(
+            "table5_cifar10", read([table])[6:11], rounds, pairs, unfinished=[STOPPED]
+        ),
     )
     for name, text in zip(PAGES, texts, strict=True):
         (folder / f"{name}.html").write_text(text)
@@ -116,8 +118,8 @@ def test_axe_finds_nothing_serious(opened, axe, name, scheme):
     page.evaluate(UNFOLD)
     page.evaluate(axe)
     found = page.evaluate(RUN_AXE)["violations"]
-    told = [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found]
-    assert not [each for each in told if each[1] in ("serious", "critical")]
+    seen = [(each["id"], each["impact"], each["nodes"][0]["html"]) for each in found]
+    assert not [each for each in seen if each[1] in ("serious", "critical")]
 
 
 def test_axe_would_find_what_is_wrong(opened, axe):

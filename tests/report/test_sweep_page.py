@@ -2,24 +2,24 @@
 
 import pytest
 
-from fed_dpsd.errors import UserError
-from fed_dpsd.report import pages
 from fed_dpsd.report.facts import Unfinished
+from fed_dpsd.report.pages import sweep_page
 from fed_dpsd.report.settings import read
-from fed_dpsd.report.sweep_page import page
-from fed_dpsd.report.table import FIRST_LINE
+from fed_dpsd.report.tables import FIRST_LINE
 from tests.report.runs import check_structure
 
 OWN = {"epsilon_published": "inf", "caveats": "seeded noise; per run"}
 
 
-def shown(settings, rounds=None, pairs=None, differences=()):
-    return check_structure(page("curve", settings, rounds or {}, pairs or {}, differences))
+def shown(settings, rounds=None, pairs=None, differences=(), unfinished=()):
+    text = sweep_page("curve", settings, rounds or {}, pairs or {}, differences, unfinished)
+    assert text.startswith(FIRST_LINE)
+    return check_structure(text)
 
 
 @pytest.fixture
 def settings(table):
-    """Labels at three epsilons and in the clear, two seeds each; the last two trust the server."""
+    """Labels at three epsilons and without privacy, two seeds each; two trust the server."""
     rows = []
     for epsilon, student, trust in (
         *((1, 0.6, "nobody"), (3, 0.8, "nobody"), (51200, 0.9, "server"), ("inf", 0.97, "server")),
@@ -42,13 +42,13 @@ def test_the_title_says_what_it_is_and_the_chart_comes_first(settings):
 
 def test_the_best_is_named_and_so_is_the_best_that_is_protected(settings):
     lead = shown(settings).text_of("p", class_="lead")
-    assert "Best student: 98.0 ± 1.4 % (tinf), with nothing proven of a record." in lead
+    assert "Best student: 98.0 ± 1.4 % (tinf), with nothing proven about a record." in lead
     assert (
         "at most 10: 81.0 ± 1.4 % (t3), with epsilon 3 (record, add_remove, trust nobody," in lead
     )
 
 
-def test_without_protection_that_is_said(table):
+def test_without_protection_the_page_says_so(table):
     rows = [{"record_add_remove": 512}, {"record_add_remove": "inf", "rounds": 1}]
     lead = shown(read([table(*rows)])).text_of("p", class_="lead")
     assert "No setting has a proven epsilon of 10 or less for a record." in lead
@@ -85,21 +85,20 @@ def test_epsilons_that_say_no_more_than_a_hundred_stand_together(settings):
     ]
 
 
-def test_without_a_curve_settings_are_rows_beside_what_a_paper_prints(table):
+def test_without_a_curve_settings_are_bars_with_what_a_paper_prints(table):
     base = {"experiment": "table6", "seed": 0}
     path = table(
         base | {"grid": "labels, all", "student": 0.6, "method": "a"},
         base | {"grid": "other", "student": 0.9, "method": "b"},
     )
-    page = shown(read([path]))
-    assert [e["text"] for e in page.all("span", class_="value")] == ["60.0 %", "90.0 %"]
-    assert [e["style"] for e in page.all("span", class_="fill")] == ["width:60.0%", "width:90.0%"]
+    first, second = shown(read([path])).rows("Accuracy of students on the test images")
+    assert list(first.values()) == ["labels, all", "60.0", "98.19"]
+    assert list(second.values()) == ["other", "90.0", "-"]
 
 
 def test_details_hold_every_epsilon_with_its_meaning_and_the_published_one_apart(settings):
     page = shown(settings)
-    details = [e for e in page.all("details") if e["text"].startswith("t3:")]
-    (text,) = [e["text"] for e in details]
+    (text,) = [each for each in page.texts("details") if each.startswith("t3:")]
     assert "epsilon proven (record, add_remove)3; trust nobody, delta 1e-05" in text
     assert "epsilon proven (client, add_remove)8; trust nobody, delta 1e-05" in text
     assert "published by the papers' formulasnothing" in text
@@ -147,38 +146,23 @@ def test_text_of_a_table_is_escaped(table):
     assert len(page.all("script")) == 1
 
 
-def test_the_file_is_the_reports_own(table, tmp_path):
-    path = table({}, {"rounds": 1})
-    *_, written = pages.write([path], tmp_path)
-    assert written.name == "curve.html"
-    assert written.read_text().startswith(FIRST_LINE)
-
-
 def test_runs_that_have_not_completed_are_named_before_the_numbers(settings):
     stopped = Unfinished("ab12", 2, 5, "the disk is full", False, "fed-dpsd resume ab12")
-    text = page("curve", settings, {}, {}, unfinished=[stopped])
-    note = check_structure(text).all("div", class_="note")[0]["text"]
+    note = shown(settings, unfinished=[stopped]).texts("div", class_="note")[0]
     assert "Not complete: 1 run is in none of these numbers." in note
     assert "ab12: it has done 2 of 5 rounds. It ended: the disk is full." in note
-    assert "Not complete" not in page("curve", settings, {}, {})
+    assert "Not complete" not in shown(settings).text_of("main")
 
 
-def test_seeded_noise_is_said_where_a_finite_epsilon_rests_on_it(table, settings):
+def test_seeded_noise_is_reported_where_a_finite_epsilon_rests_on_it(table, settings):
     (note,) = shown(settings).all("div", class_="note")
     assert "their own files carry no guarantee" in note["text"]
     bare = read([table(OWN | {"record_add_remove": "inf"})])
     assert not shown(bare).all("div", class_="note")
 
 
-def test_a_caveat_that_two_seeds_have_is_told_once(table):
+def test_a_caveat_that_two_seeds_have_is_shown_once(table):
     both = ("seeded noise; per run; delta is below one over 5", "seeded noise; per run")
     (setting,) = read([table(*({"caveats": each, "seed": n} for n, each in enumerate(both)))])
     assert setting.caveats == ["seeded noise", "per run", "delta is below one over 5"]
-    assert "per run; delta is below one over 5" in page("curve", [setting], {}, {})
-
-
-def test_a_table_without_a_completed_run_says_so(tmp_path):
-    path = tmp_path / "results.csv"
-    path.write_text("key\n")  # as a sweep begins it
-    with pytest.raises(UserError, match="no run to report"):
-        read([path])
+    assert "per run; delta is below one over 5" in shown([setting]).text_of("main")

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from huggingface_hub import DatasetCard, ModelCard
 
-from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE, PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.words import SEEDED_VERDICT, how_answered, how_trained
+from fed_dpsd.accounts.card import MORE_NOTE, TEACHER_NOTE
+from fed_dpsd.accounts.verdict import SEEDED_VERDICT, how_answered, how_trained
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.server import cards, hub_cards
@@ -93,7 +93,7 @@ def test_every_number_of_the_verdict_says_whom_it_holds_against(finished):
     lines = cards.privacy_card_of(open_completed(folder))["verdict"]
     numbers = [line for line in lines if "epsilon" in line]
     assert len(numbers) == 3
-    assert all("whoever looks except the coordinator" in line for line in numbers)
+    assert all("any observer except the coordinator" in line for line in numbers)
 
 
 def test_teachers_have_the_proof_of_their_training_alone(finished):
@@ -143,8 +143,7 @@ def test_a_charge_to_a_shared_ledger_is_the_runs_own(finished, tmp_path):
 )
 def test_a_card_names_all_that_leaves(tmp_path, overrides, besides):
     experiment = from_overrides(overrides, tmp_path)
-    card = PrivacyCard(privacy_card(experiment, plan_of(experiment)))
-    said = how_answered(experiment, card)
+    said = how_answered(experiment)
     assert said.endswith(besides)
     assert besides or "besides" not in said
 

@@ -286,14 +286,13 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
             )
         return str(path if base is None else base / path)
 
-    default_out = home() / "runs" if base is None else base / "runs"
+    root = home() if base is None else base
     changes: dict[str, Any] = {
-        "out": absolute("out", config.out) if config.out else str(default_out),
+        "out": absolute("out", config.out) if config.out else str(root / "runs"),
         "cache": absolute("cache", config.cache) if config.cache else str(home() / "cache"),
+        "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
+        "ledger": config.ledger and absolute("ledger", config.ledger),
     }
-    for key in ("run_folder", "ledger"):
-        if getattr(config, key):
-            changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
         if not is_place(Path(path)):

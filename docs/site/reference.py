@@ -1,4 +1,4 @@
-"""Pages of the reference: made of docstrings, of the comments in conf/, and of `--help`."""
+"""Pages of the reference: made of docstrings, of the keys' descriptions, and of `--help`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -59,7 +59,7 @@ def _configuration() -> str:
     parts = [
         "# Configuration",
         "Each key is typed as `KEY=VALUE` behind a command. The tables are those of "
-        "`fed-dpsd list` and `fed-dpsd list keys`: the values and the comments in conf/.",
+        "`fed-dpsd list` and `fed-dpsd list keys`: the values in conf/ and their descriptions.",
         "## Keys of every run",
         _keys(key for key in conf.all_keys() if key.file == "config"),
     ]

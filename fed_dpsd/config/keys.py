@@ -193,7 +193,7 @@ def _keys(text: str) -> Iterator[tuple[str, str, str]]:
             above -= 1
         # The comments at the top are on the choice.
         found = lines[above : key.start_mark.line] if above else []
-        found.append(lines[value.end_mark.line][value.end_mark.column :])
+        found.append(lines[value.end_mark.line][value.end_mark.column :].partition("#")[2])
         return " ".join(filter(None, (line.strip(" #") for line in found)))
 
     def walk(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -201,7 +201,7 @@ def _keys(text: str) -> Iterator[tuple[str, str, str]]:
             name = f"{prefix}{key.value}"
             if key.value.startswith("_") or name in ("sweep", "defaults"):
                 continue
-            if isinstance(value, yaml.MappingNode) and not value.flow_style:
+            if isinstance(value, yaml.MappingNode) and value.value:
                 yield from walk(value, f"{name}.")
             else:
                 shown = text[value.start_mark.index : value.end_mark.index]

@@ -9,6 +9,7 @@ from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.config import keys
 from fed_dpsd.storage import conf_folder
 from tests.conftest import composed
+from tests.test_config import values
 
 HEAVY = {"torch", "scipy", "matplotlib", "dp_accounting", "hydra", "flwr", "ray", "pyarrow", "PIL"}
 
@@ -26,17 +27,6 @@ def test_every_choice_has_a_line(fed_dpsd):
 
 def choices_of(group):
     return list((conf_folder() / group).glob("*.yaml"))
-
-
-def values(tree, prefix=""):
-    """Every value, by the path of its key."""
-    found = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= values(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            found[prefix + key] = value
-    return found
 
 
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):

@@ -1,24 +1,26 @@
 """What does not go together in an experiment, and what to use instead.
 
-Methods, trainings, mechanisms and partitions check themselves, those of plug-ins too. Here they are
-asked, and the configuration's own keys are checked.
+Methods, trainings, mechanisms and partitions check themselves, plug-ins' too. `check` calls them
+and checks the configuration's own keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from fed_dpsd.config import BUNDLED, Config
 from fed_dpsd.data.partition import Partition
 from fed_dpsd.errors import UserError, shown
-from fed_dpsd.methods.method import Method, Plan
+from fed_dpsd.methods.method import Method
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.efficientnet import require_weights
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Training
 
-# Squared ratio of signal to noise, over a whole run, up to which students are near chance: those of
-# MNIST are at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), and those of digits reach 23
-# to 34 % at 198 (training=plain answers=noisy_max, seeds 0 to 2).
+# Squared ratio of signal to noise, over a whole run, up to which students are near chance: on MNIST
+# at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), on digits 23 to 34 % at 198
+# (training=plain answers=noisy_max, seeds 0 to 2).
 NEAR_CHANCE = 256
 
 
@@ -33,6 +35,8 @@ def check(
 
     A choice is None where it has problems of its own.
     """
+    if strangers := [*_strangers(method, training, answers)]:
+        return strangers
     problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
     if partition:
         problems += partition.check(config)
@@ -43,6 +47,20 @@ def check(
     if answers:
         problems += answers.check(config, method, training)
     return problems
+
+
+def _strangers(
+    method: Method | None, training: Training | None, answers: Mechanism | None
+) -> Iterator[str]:
+    """Yield the choices whose classes lack what every choice of their kind has."""
+    for key, choice, bases in (
+        ("method", method, (Method,)),
+        ("training", training, get_args(Training)),
+        ("answers", answers, (Mechanism,)),
+    ):
+        if choice is not None and not set(bases) & set(type(choice).__mro__):
+            names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
+            yield f"{key}._target_: {type(choice).__name__} does not derive from {names}"
 
 
 def _teachers_keys(config: Config) -> dict[str, str]:

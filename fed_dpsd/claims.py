@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Bound, contraction, epsilon, unchanged_epsilon
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.mechanism import (
@@ -23,6 +22,7 @@ from fed_dpsd.privacy.mechanism import (
     trust_of,
     weakest,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 

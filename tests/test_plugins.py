@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
+from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
@@ -17,6 +18,7 @@ from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, set_up
+from fed_dpsd.planned import planned_run
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -132,6 +134,44 @@ def test_plugins_are_a_flat_key_of_flower_too(example, typed):
     experiment = from_run_config({"plugins": typed, "method": "blend", "training": "plain"})
     assert experiment.config.plugins == ("example==1.0",)
     assert type(experiment.method).__module__ == "fed_dpsd_example.blend"
+
+
+# --- what parts of a plug-in check and say ---
+
+
+def test_the_problems_of_a_plugins_parts_come_with_all_others(example, tmp_path):
+    typed = ["plugins=example", "method=blend", "training=smoothed", "partition=class"]
+    typed += ["answers=laplace_probabilities", "data=cifar100", "data.num_classes=101"]
+    typed += ["pictures=scikit-learn", "model.student=cnn9", "teacher.path=t", "teacher.arch=cnn"]
+    with pytest.raises(ConfigError) as caught:
+        set_up(compose(typed), tmp_path)
+    for part in (
+        "partition=class: training=smoothed gives a part of each label to classes",  # its own
+        "data.num_classes=101: answers=laplace_probabilities draws noise for every class",
+        "teacher.path=t: training=smoothed trains its teachers itself",  # its base's
+        "pictures=scikit-learn: method=blend sends no pictures",
+        "model.student=cnn9 is unknown; choose one of: cnn, ",  # ours
+    ):
+        assert any(problem.startswith(part) for problem in caught.value.problems), part
+
+
+def test_a_class_that_derives_from_nothing_of_ours_is_an_error(example, tmp_path):
+    path = example / "fed_dpsd_example" / "laplace_probabilities.py"
+    path.write_text(path.read_text().replace("Probabilities(Mechanism)", "Probabilities"))
+    wanted = "answers._target_: LaplaceProbabilities does not derive from .*mechanism.Mechanism"
+    with pytest.raises(ConfigError, match=wanted):
+        set_up(compose([*MECHANISM]), tmp_path)
+
+
+def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):
+    typed = ["plugins=example", "training=smoothed", "answers=laplace_probabilities"]
+    experiment = set_up(compose(typed), tmp_path)
+    assert how_trained(experiment) == "on labels smoothed by 0.1, without noise"
+    assert how_answered(experiment) == "probabilities, with Laplace noise of 40 on each"
+    text = str(planned_run(experiment))
+    assert f"training: {how_trained(experiment)}\nanswers: {how_answered(experiment)}\n" in text
+    blend = set_up(compose(["plugins=example", "method=blend"]), tmp_path)
+    assert how_answered(blend) == "none: the teachers' own weights leave the clients"
 
 
 # --- what a run records ---

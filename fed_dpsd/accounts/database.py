@@ -127,7 +127,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def let_go(connection: sqlite3.Connection) -> None:
     """Let others use the file, and delete its journal, which holds nothing after a commit.
 
-    After a write that failed the journal is what mends the file: then a connection is only closed.
+    After a failed write the journal repairs the file: then a connection is only closed.
     """
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA locking_mode = NORMAL")
@@ -141,7 +141,7 @@ def opened(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
 
 
 def journal(path: Path) -> Path:
-    """Return the file that SQLite keeps beside a file while it writes there."""
+    """Return the file that SQLite keeps next to a file while it writes there."""
     return path.with_name(f"{path.name}-journal")
 
 
@@ -269,7 +269,7 @@ def usable(path: Path) -> Iterator[None]:
             raise _corrupt(path, error) from error
         if code == sqlite3.SQLITE_READONLY_ROLLBACK:
             raise LedgerError(
-                f"a write to the ledger {path} was cut short; the client's next start mends it"
+                f"a write to the ledger {path} was cut short; the client's next start repairs it"
             ) from error
         if code == sqlite3.SQLITE_FULL or is_full(error):
             raise LedgerError(
@@ -277,7 +277,7 @@ def usable(path: Path) -> Iterator[None]:
                 "nothing"
             ) from error
         raise LedgerError(
-            f"the ledger {path} cannot be read or written ({error}); free disk space, mend its "
+            f"the ledger {path} cannot be read or written ({error}); free disk space, fix its "
             "permissions, or end the process that holds it: until then this client answers nothing"
         ) from error
     except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:

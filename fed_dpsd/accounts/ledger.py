@@ -40,7 +40,7 @@ class Ledger(Protocol):
         """Keep everyone else out; no transaction lies in another."""
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
 
     def entries(self) -> Sequence[Entry]:
         """Return all charges so far, oldest first."""
@@ -55,7 +55,7 @@ class Ledger(Protocol):
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name: what a client must not forget, beside its charges."""
+        """Return what was noted under a name: what a client must not forget besides its charges."""
 
     def note(self, name: str, content: bytes) -> None:
         """Note it, for ever; it is durable when this returns."""
@@ -77,7 +77,7 @@ class MemoryLedger:
             yield
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._charges
 
     def entries(self) -> Sequence[Entry]:
@@ -160,7 +160,7 @@ class FileLedger:
                         let_go(connection)
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._account().charges
 
     def entries(self) -> Sequence[Entry]:
@@ -238,7 +238,7 @@ class FileLedger:
                 self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
                 self._execute("COMMIT")
             except BaseException:
-                self._remembered = None  # what the file holds is to be read anew
+                self._remembered = None  # the file must be read again
                 with suppress(sqlite3.Error):
                     self._execute("ROLLBACK")
                 raise

@@ -20,9 +20,9 @@ from fed_dpsd.audits.claims import (
     secrets_of,
 )
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
@@ -66,7 +66,7 @@ def answer_attacks(
     larger = mechanism.releases(1, 2) > 2
     title = "the run's settings"
     if larger:
-        title = "the run's noise, asks of one image, which cost less than the run's"
+        title = "the run's noise on requests of one image, which cost less than the run's"
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):

@@ -1,4 +1,4 @@
-"""Attacks beside the claims that they are held against, at settings where both come close."""
+"""Attacks with the claims that they test, at settings where both come close."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 Say = Callable[[str], None]
 
-# Settings at which an attack comes close to the proof: few answers, each of which may tell much.
+# Settings at which an attack comes close to the proof: few answers, each with much to tell.
 CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
 # Of each attack; about ten of them, and the checks, contradict right code once in 1,000 audits.
 ATTACK_FAILURE = 1e-4
@@ -31,7 +31,7 @@ ATTACK_FAILURE = 1e-4
 
 @dataclass(frozen=True)
 class Attack:
-    """An audit beside the numbers that it is about.
+    """An audit with the numbers that it is about.
 
     Args:
         key: its name in `--json`.
@@ -102,7 +102,7 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 
 
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
-    """Prove an epsilon for `queries` asks of one query each; a training is one release.
+    """Prove an epsilon for `queries` requests of one query each; a training is one release.
 
     It is for a record, or for the unit that a training bounds.
     """

@@ -21,13 +21,13 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
@@ -165,7 +165,7 @@ def _site(
     client: int = 0,
     records: Split | None = None,
 ) -> Site:
-    """Make a site of these records, or none, whose account pays for all that an audit asks for.
+    """Make a site of these records, or none, whose account pays for all that an audit needs.
 
     Its teachers are trained, and not read from a file.
     """

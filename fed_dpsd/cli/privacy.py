@@ -115,7 +115,7 @@ def attack(
         Path, typer.Argument(help="Folder of a sweep with partition=coins.", metavar="SWEEP")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: that of the sweep.")
+        Path | None, typer.Option(help="Folder to write to. Default: the sweep's.")
     ] = None,
 ) -> None:
     """Attack the trained models of a sweep, and print the paths of the tables and the figure.
@@ -290,7 +290,7 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon as on a card, with the others beside it."""
+    """Return the smallest proven epsilon as on a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
     beside = [

@@ -59,10 +59,10 @@ def report(
 ) -> None:
     """Write a page, tables and figures, and print their paths; the page (HTML) is the last.
 
-    The page of one run, or of a deployment, says what came out, what is protected, and how both
-    came about. That of a sweep compares settings by means over seeds. It is one file that needs no
-    network. Figures, which are files too, show accuracy against the proven epsilon, queries,
-    seconds and partition.alpha, and which classes are confused.
+    The page of a run or a deployment shows its result, what is protected, and how both came about.
+    The page of a sweep compares settings by means over seeds. A page is one file that needs no
+    network. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
+    partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside

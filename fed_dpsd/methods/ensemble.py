@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fed_dpsd.methods.method import Federation, PublicContext, Round, State, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import WhiteBox, fetch_ensemble
 from fed_dpsd.streams import Streams
 
@@ -29,4 +29,4 @@ class WholeEnsemble(WhiteBox):
         """Yield the ensemble as the student; train nothing."""
         if resume is None:
             ensemble = fetch_ensemble(federation, context)
-            yield Round(State(1, tensors_below("student", ensemble), ()), ensemble)
+            yield Round(State.of(1, student=ensemble), ensemble)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, Method, Plan, PublicContext, Round, Site, State
+from fed_dpsd.methods.method import Federation, Method, PublicContext, Round, Site, State
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import KeptTeachers
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams

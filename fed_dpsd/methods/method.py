@@ -2,7 +2,6 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +21,10 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import (
-    ExactCounts,
-    KeptTeachers,
-    Mechanism,
-    passes_through_teachers,
-)
-from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Request, Response
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import BaselineWeights, Training
+from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -114,67 +109,6 @@ def draw_public(
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The charges that one client has to expect, from public facts only.
-
-    Args:
-        training: how the teachers are trained.
-        stages: what is released, in order: class counts, weights, answers.
-        trainings: number of trainings in the run, >= 1.
-    """
-
-    training: Training
-    stages: tuple[Stage, ...]
-    trainings: int = 1
-
-    @property
-    def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; none where teachers are trained plainly."""
-        if not isinstance(self.training, TrainingMechanism):
-            return ()
-        return (Stage(self.training, self.trainings, 0),)
-
-    @property
-    def charged(self) -> tuple[Stage, ...]:
-        """Return all stages that a ledger holds."""
-        return (*self.stages, *self.trained)
-
-    @property
-    def paid(self) -> tuple[Stage, ...]:
-        """Return the stages that a budget counts.
-
-        A private training covers all that passes through its teachers, as post-processing.
-        """
-        if not self.trained:
-            return self.stages
-        others = (s for s in self.stages if not passes_through_teachers(s.mechanism))
-        return (*self.trained, *others)
-
-    @property
-    def ends_with_teachers(self) -> bool:
-        """Return whether the teachers themselves are the result, each at its client."""
-        return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
-
-    @property
-    def counts(self) -> bool:
-        """Return whether class counts leave."""
-        return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
-
-    @property
-    def queries(self) -> int:
-        """Return N, the number of queries in all stages."""
-        return sum(stage.requests * stage.queries for stage in self.stages)
-
-    @property
-    def releases(self) -> Counter[str]:
-        """Return the number of releases that a client is charged for, by name."""
-        totals = Counter[str]()
-        for stage in self.charged:
-            totals[stage.mechanism.name] += stage.mechanism.releases(stage.requests, stage.queries)
-        return totals
-
-
-@dataclass(frozen=True)
 class ReplayBuffer:
     """Answered samples of one round, all of them public.
 
@@ -188,14 +122,40 @@ class ReplayBuffer:
     predictions: NDArray[np.float32]
     labels: NDArray[np.float32]
 
+    @classmethod
+    def of(cls, total: Aggregate, labels: NDArray[np.floating]) -> "ReplayBuffer":
+        """Return the samples of the request that was answered, with (B, K) labels."""
+        return cls(total.request.images, total.request.predictions, labels.astype(np.float32))
+
+    @classmethod
+    def joined(cls, parts: Sequence["ReplayBuffer"]) -> "ReplayBuffer":
+        """Return the samples of one or more rounds in one."""
+        return cls(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("images", "predictions", "labels")
+            )
+        )
+
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors, and a bank with a part per round, or none."""
+    """A server's state after `round`: named tensors, and samples with a part per round, or none."""
 
     round: int
     tensors: dict[str, torch.Tensor]
     buffer: Sequence[ReplayBuffer]
+
+    @classmethod
+    def of(cls, number: int, buffer: Sequence[ReplayBuffer] = (), **learners: nn.Module) -> "State":
+        """Return the state after round `number`, with copies of what the learners are."""
+        return cls(number, tensors_below(**learners), buffer)
+
+    def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
+        """Put the learners where they were; return the buffer."""
+        for name, learner in learners.items():
+            learner.load_state_dict(below(name, self.tensors))
+        return list(self.buffer)
 
 
 @dataclass(frozen=True)
@@ -220,16 +180,13 @@ class Round:
 
 
 class Federation(Protocol):
-    """The clients, whatever engine hosts them."""
+    """The clients, whatever engine hosts them.
 
-    def get_or_store(self, request: Request) -> Request:
-        """Return the request to send and to learn from: on a resumed run, the one sent before.
+    A resumed run sends what it sent before under the same id and kind, which clients were charged
+    for. A method learns from the `request` of what it gets back.
+    """
 
-        Clients were charged for exactly those bytes. Other predictions or images under the same id
-        and kind would be charged again, so `each` and `total` refuse them.
-        """
-
-    def each(self, request: Request) -> dict[int, Response | Refusal]:
+    def each(self, request: Request) -> Replies:
         """Return each client's own answer, where it may be seen (DP teachers, weights)."""
 
     def total(self, request: Request) -> Aggregate:
@@ -402,18 +359,13 @@ def nobody_answers(refused: Mapping[int, str]) -> UserError:
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
-def answers_and_refusals(
-    replies: Mapping[int, Response | Refusal],
-) -> tuple[dict[int, Response], dict[int, str]]:
-    """Split clients' replies into answers and reasons for refusals, both by client."""
-    answers = {client: own for client, own in replies.items() if isinstance(own, Response)}
-    reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
-    return answers, reasons
-
-
-def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of a module's tensors, named PREFIX.NAME; `below` strips the prefix."""
-    return {f"{prefix}.{name}": tensor.clone() for name, tensor in module.state_dict().items()}
+def tensors_below(**modules: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of modules' tensors, named MODULE.NAME; `below` strips the module's name."""
+    return {
+        f"{prefix}.{name}": tensor.clone()
+        for prefix, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
 
 
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Readings of the paper's noise on gradients of which nothing is proven (arXiv 2601.19090, Eq. 3).
+"""Readings of the paper's noise on gradients that prove nothing (arXiv 2601.19090, Eq. 3).
 
 They show what a printed accuracy would need: conf/experiment/data_sensitive_readings.yaml.
 """

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.privacy.noise import Rng, noisy_sum
-from fed_dpsd.privacy.published import dpdfd_theorem_3
+from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
 
 SMALLEST_PROBABILITY = 1e-8  # in a quotient, which is finite then
@@ -88,8 +88,8 @@ class OutputGradient(CustomTraining):
 
         The paper says of its Algorithm 3 only that it runs the same procedures.
         """
-        settings = self.bound, self.noise_multiplier, num_classes, self.batch_size
-        return dpdfd_theorem_3(*settings, trainings * self.steps, delta)
+        queries = trainings * self.steps * self.batch_size
+        return theorem_1(self.bound, self.noise_multiplier, num_classes, queries, delta)
 
     def train(
         self,

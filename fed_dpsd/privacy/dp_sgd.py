@@ -152,7 +152,7 @@ class DPSGD(TrainingMechanism):
 
     @property
     def reason(self) -> str:
-        """Return why nothing is proven for units larger than that of the training."""
+        """Return why nothing is proven for units larger than the training's own."""
         if self.unit == "patient":
             return "DP-SGD bounds one patient; a client's number of patients has no bound"
         return "DP-SGD bounds one record; a patient's or client's number of records has no bound"

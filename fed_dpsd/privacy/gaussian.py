@@ -58,7 +58,7 @@ class NormalizedGradient(Mechanism):
     Args:
         num_classes: K, >= 2.
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 for no
-            noise, of which nothing is proven.
+            noise: nothing is proven.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
         k: coordinates kept; None keeps all.

@@ -35,7 +35,7 @@ class Learner(Protocol):
     """A network that learns from the public images of a shard's records, numbered from 0."""
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train the network on these records, anew from its first weights."""
+        """Train the network on these records, starting from its initial weights."""
 
     def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the network's (n, K) probabilities on these records' images."""

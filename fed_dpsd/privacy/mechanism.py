@@ -126,7 +126,7 @@ class Charged(Protocol):
         """Return the place where noise is added."""
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of `event`s that `requests` asks of `queries` queries each cost."""
+        """Return the number of `event`s that so many requests of `queries` queries each cost."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one release's event, with sensitivity and relation folded into its parameters."""
@@ -245,7 +245,7 @@ class Shared(Mechanism, Protocol):
 
     @property
     def lattice(self) -> float:
-        """Return the spacing of which randomised answers are whole multiples."""
+        """Return the spacing: randomised answers are whole multiples of it."""
 
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
@@ -289,7 +289,7 @@ class Clear(Mechanism):
 
 @dataclass(frozen=True)
 class Probabilities(Clear):
-    """The teachers' probabilities in the clear."""
+    """The teachers' probabilities, without noise."""
 
     name: ClassVar[str] = "probabilities"
     reason: ClassVar[str] = "probabilities leave the clients without noise"
@@ -307,7 +307,7 @@ class Probabilities(Clear):
 
 @dataclass(frozen=True)
 class Weights(Clear):
-    """The teachers' own weights in the clear."""
+    """The teachers' own weights, without noise."""
 
     name: ClassVar[str] = "weights"
     reason: ClassVar[str] = "the teachers' own weights leave the clients"

@@ -1,9 +1,8 @@
 """Report noisy max: the teachers vote, and only the class of the largest noisy count leaves.
 
-Votes with Laplace noise of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et
-al.: "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE
-TIP 32, Eq. 3); Gaussian noise is that of its variant DGD+. With Gumbel noise the label is that of
-an exponential mechanism.
+Laplace noise of scale 2 / eps0 is PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
+Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32,
+Eq. 3); Gaussian noise is the variant DGD+. Gumbel noise makes it an exponential mechanism.
 """
 
 import math
@@ -48,7 +47,7 @@ class NoisyMax(Mechanism):
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace, gumbel), in
-            votes; 0 for no noise, of which nothing is proven.
+            votes; 0 for no noise: nothing is proven.
         noise_law: "laplace", "gaussian" or "gumbel".
         shards: the client's teachers.
 

@@ -44,7 +44,7 @@ class TopKRandomizedResponse(Mechanism):
     k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
     member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. This is Alg. 2.
     Eq. 5 as printed (`lies="classes"`) has all K classes in the place of I for r in I. A response
-    outside I then tells that r is in I, so nothing is proven unless I is all classes.
+    outside I then reveals that r is in I, so nothing is proven unless I is all classes.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
@@ -60,7 +60,7 @@ class TopKRandomizedResponse(Mechanism):
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, of which nothing is
+        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, where nothing is
             proven (uniform in I, if its class is outside).
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.

@@ -79,7 +79,7 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event is that of a whole training. It is charged once, before the first step. Whatever the
+    Its event covers a whole training. It is charged once, before the first step. Whatever the
     teachers answer is post-processing. Class counts are a release of their own (`ClassCounts`).
     """
 
@@ -204,7 +204,7 @@ Training = Plain | TrainingMechanism
 
 @dataclass(frozen=True)
 class BaselineWeights(Clear):
-    """The weights of one classifier of all a client's records, beside its teachers.
+    """The weights of one classifier of all a client's records, in addition to its teachers.
 
     Its training has drawn all the noise that there is. What the teachers answer is not covered by
     it, and is charged besides.

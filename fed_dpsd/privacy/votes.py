@@ -65,7 +65,7 @@ class NoisyVotes(Mechanism):
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
-            0 for no noise, of which nothing is proven.
+            0 for no noise: nothing is proven.
         noise_law: "gaussian" or "laplace".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees each client's exact counts and must be trusted).
@@ -149,7 +149,7 @@ class NoisyVotes(Mechanism):
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
             precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)
             return ComposedDpEvent([noise, precision])
-        # The sum is rounded up: beside a large shift the addition would be lost.
+        # The sum is rounded up: next to a large shift the addition would be lost.
         shift = (moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS) * (1 + 2.0**-50)
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
 

@@ -44,7 +44,9 @@ class Axis:
         """Return a value as text; bounds have five digits, rounded up."""
         if self.bound:
             return rounded_up(value, 5)
-        return written(value) if decimals is None else f"{value:,.{decimals}f}"
+        if decimals is not None:
+            return f"{value:,.{decimals}f}"
+        return written(round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}"))
 
     def beyond(self, value: float) -> bool:
         """Return whether a value is drawn beyond the end of the axis."""

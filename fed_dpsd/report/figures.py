@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -34,29 +35,22 @@ COLOURS = [PALETTE[name] for name in ("s0", "s1", "s2", "s3", "ink", "s5")]
 INK, SOFT, LINE, PAPER = (PALETTE[name] for name in ("ink", "soft", "line", "paper"))
 DASHES = ((), (7, 4), (2, 3), (10, 3, 2, 3))
 MARKERS = "os^Dv"
-STYLE = {
+STYLE: Any = {
     **{"font.size": 11, "axes.titlesize": 11, "legend.fontsize": 10.5},
     **{"text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": SOFT, "grid.color": LINE},
     **{"xtick.labelcolor": SOFT, "ytick.labelcolor": SOFT, "xtick.color": SOFT},
     **{"ytick.major.size": 0, "axes.spines.top": False, "axes.spines.right": False},
     **{"axes.spines.left": False, "axes.axisbelow": True, "legend.frameon": False},
-    **{
-        "hatch.color": PAPER,
-        "text.parse_math": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fed-dpsd",
-    },
+    **{"hatch.color": PAPER, "text.parse_math": False},
+    **{"svg.fonttype": "none", "svg.hashsalt": "fed-dpsd"},
 }
 NARROW, WIDE = 5.0, 9.0  # inches: one column of a page, and a paper's figure
 BELOW = 0.55  # inches below a panel, for the ticks and the title of x
 MOST_MARKERS = 30  # of one line
 
 
-def look(number: int) -> dict[str, object]:
-    """Return colour, dash and marker of a line by its number; the first 30 differ in all but one.
-
-    Lines whose colour is the same have other dashes or markers.
-    """
+def look(number: int) -> dict[str, Any]:
+    """Return colour, dash and marker of a line by its number; the first 32 are different."""
     dash = DASHES[(number + number // len(COLOURS)) % len(DASHES)]
     hollow = number // len(MARKERS) % 2
     colour = COLOURS[number % len(COLOURS)]
@@ -83,11 +77,9 @@ def draw(charts: Sequence[Chart], across: int = 0) -> Figure | None:
         figure = Figure((WIDE if across else NARROW, 1))
         for chart in charts:
             legend |= _plot(figure.add_subplot(), chart, numbers, wide=bool(across))
-        titles = [
-            f"{chart.title}\n{chart.y.title}" if across else chart.y.title for chart in charts
-        ]
-        height = 3.2 if across else 2.0
-        arrange(figure, titles, [height] * len(charts), legend, across or 1)
+        titles = [chart.title + "\n" if across else "" for chart in charts]
+        titles = [title + chart.y.title for title, chart in zip(titles, charts, strict=True)]
+        arrange(figure, titles, [3.2 if across else 2.0] * len(charts), legend, across or 1)
     return figure
 
 
@@ -116,7 +108,9 @@ def _plot(axes: Axes, chart: Chart, numbers: Mapping[str, int], wide: bool) -> d
             legend[series.name] = axes.scatter(x, y, s=28, **hollow)
             _name_points(axes, list(zip(x, y, strict=True)), series.labels if wide else ())
         elif series.kind == "faint":
-            axes.plot(x, y, color=look(number)["color"], linestyle=":", linewidth=1)
+            inside = sum(not chart.x.beyond(value) for value, _ in series.points)
+            style = {"color": look(number)["color"], "linestyle": ":", "linewidth": 1}
+            axes.plot(x[:inside], y[:inside], **style)
             legend[ENSEMBLE] = Line2D([], [], color=SOFT, linestyle=":", linewidth=1)
         else:
             legend[series.name] = _line(axes, chart.x, series, x, number)
@@ -233,11 +227,11 @@ def arrange(
     whole, line = figure.get_figwidth(), 1.25 * matplotlib.rcParams["font.size"] / 72
     width = whole / across
     wrapped = [
-        "\n".join(textwrap.fill(row, int(width / 0.085)) for row in title.split("\n"))
+        "\n".join(textwrap.fill(row, int(width / 0.08)) for row in title.split("\n"))
         for title in titles
     ]
     labels = [textwrap.fill(name, int(whole / 0.104)) for name in entries]
-    columns = 2 if max(map(len, labels), default=0) < 7 * whole - 8 else 1
+    columns = 2 if max(map(len, labels), default=0) < 6.2 * whole - 8 else 1
     legend = line * (sum(name.count("\n") + 1.1 for name in labels) / columns + bool(labels))
     top = line * (max(title.count("\n") for title in wrapped) + 1.5)
     total = sum(top + height + BELOW for height in heights[::across]) + legend
@@ -287,7 +281,9 @@ def draw_bars(groups: Sequence[Bars], wide: bool = False) -> Figure | None:
                     legend["published by a paper, not proven"] = mark
                 axes.text(102, at, f"{spread(mean, deviation)} %", va="center", clip_on=False)
                 at += 0.6
-            axes.set(xlim=(0, 120), ylim=(at, 0), yticks=[], xticks=range(0, 101, 20))
+            axes.set(
+                xlim=(0, 120 if wide else 134), ylim=(at, 0), yticks=[], xticks=range(0, 101, 20)
+            )
             axes.set_xlabel("accuracy on the test images, %")
             heights.append(0.21 * at)
         arrange(figure, [g.title * wide for g in groups], heights, legend, left=0.05)

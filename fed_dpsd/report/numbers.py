@@ -53,7 +53,7 @@ def written(value: float) -> str:
     """Return a number in few characters: "0.25", "1,000", "2e6", "inf"."""
     if math.isinf(value):
         return "inf"
-    return f"{round(value, 3):,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
+    return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
 
 
 def size(count: float) -> str:

@@ -18,9 +18,10 @@ from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
-from fed_dpsd.methods.method import Plan, PublicContext, ReplayBuffer, Round, State, below
+from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.charge_log import by_ranges

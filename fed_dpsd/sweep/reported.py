@@ -21,7 +21,7 @@ from fed_dpsd.claims import smallest_claim
 from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server.charge_log import clients_in

@@ -223,16 +223,18 @@ def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
     ]
 
 
-def test_an_ask_that_was_not_settled_is_an_error(small, tmp_path):
-    federation = LocalFederation(small(), tmp_path)
-    assert federation.get_or_store(request()) is not None
-    other = request(count=15)
-    with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
-        federation.total(other)
-    assert len(federation.get_or_store(other).images) == 16
+def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(small, tmp_path):
+    federation, other = LocalFederation(small(), tmp_path), request(count=15)
+    assert len(federation.total(request()).request.images) == 16
+    for send in (federation.total, federation.each):
+        with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
+            send(other)
+    federation._lock.close()
+    resumed = LocalFederation(small(), tmp_path)
+    assert len(resumed.total(other).request.images) == 16
     (tmp_path / "asks" / "00001_answers.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="00001_answers.npz cannot be read"):
-        federation.total(request())
+        resumed.total(other)
 
 
 @every("seen", [True, False])

@@ -34,9 +34,9 @@ from fed_dpsd.client.site import Site, answer
 from fed_dpsd.config.compose import compose
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import set_up
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.protocol import Request, Response
 from tests.every import every

@@ -342,7 +342,7 @@ def test_a_read_of_a_write_that_was_cut_short_names_the_remedy(file, path):
         files = {each: each.read_bytes() for each in (path, database.journal(path))}
     for each, content in files.items():
         each.write_bytes(content)
-    with pytest.raises(LedgerError, match="cut short; the client's next start mends it"):
+    with pytest.raises(LedgerError, match="cut short; the client's next start repairs it"):
         read(path)
     assert digests(file) == [entry.digest for entry in read(path)] == ["a"]
 
@@ -747,14 +747,14 @@ def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):
     charge(file, "a")
     monkeypatch.setattr(database, "opened", lambda path, mode: opened(path, "ro"))
-    with pytest.raises(LedgerError, match="readonly database.*mend its permissions"):
+    with pytest.raises(LedgerError, match="readonly database.*fix its permissions"):
         charge(file, "b")
     assert len(read(path)) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_a_user_can_mend(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"client_000.sqlite cannot be .*mend its permissions"):
+    with pytest.raises(UserError, match=r"client_000.sqlite cannot be .*fix its permissions"):
         FileLedger(tmp_path / "file" / "ledger", 0, "digits")
 
 

@@ -222,53 +222,59 @@ def test_the_published_formula_is_refuted():
     assert not_shown == "not shown: that a particular trained teacher leaks this much"
 
 
-# --- votes ---
+# --- votes and responses ---
+
+
+def less_noise(mechanism, fraction=0.5):
+    multiplier = fraction * mechanism.noise_multiplier
+    return [dataclasses.replace(mechanism, noise_multiplier=multiplier)]
+
+
+def more_epsilon(mechanism):
+    return [dataclasses.replace(mechanism, epsilon_per_answer=epsilon) for epsilon in (1.3, 20.0)]
 
 
 @every(
-    ("mechanism", "queries", "least"),
+    ("claim", "queries", "least", "broken"),
     [
-        (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
-        (NoisyVotes(10, 3.0, "laplace"), 4, 0.5),
-        (NoisyVotes(10, 3.0, "laplace", noise_at="server", shards=Shards(3)), 4, 0.5),
-        (NoisyVotes(10, 2.2, "gaussian"), 1, 0.5),
-        (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
-        (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
+        *(
+            (votes, queries, least, less_noise(votes))
+            for votes, queries, least in (
+                (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
+                (NoisyVotes(10, 3.0, "laplace"), 4, 0.5),
+                (NoisyVotes(10, 3.0, "laplace", noise_at="server", shards=Shards(3)), 4, 0.5),
+                (NoisyVotes(10, 2.2, "gaussian"), 1, 0.5),
+                (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
+                (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
+                (NoisyMax(2, 2.0, "gumbel", Shards(3)), 4, 0.5),
+            )
+        ),
+        # The class of most votes tells less than its proof, by the counts, allows.
+        *(
+            (label, 4, 0.2, less_noise(label, 0.1))
+            for label in (NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3)))
+        ),
+        *(
+            (response, 4, 0.6, more_epsilon(response))
+            for response in (
+                TopKRandomizedResponse(10, 0.65),
+                TopKRandomizedResponse(10, 0.65, k=3),
+                TopKRandomizedResponse(10, 0.65, threshold=0.1),
+            )
+        ),
+        (TopKRandomizedResponse(10, 0.65, k=3, shards=Shards(3)), 4, 0.3, []),
     ],
 )
-def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, queries, least):
+def test_votes_and_responses_are_audited_closely_and_broken_ones_are_caught(
+    claim, queries, least, broken
+):
     """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
-    proven = proof(mechanism, queries).value
-    result = audit(mechanism, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
+    proven = proof(claim, queries).value
+    result = audit(claim, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
     assert least * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
-    assert audit(broken, queries, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
-
-
-@every(
-    "mechanism",
-    [NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3))],
-)
-def test_the_class_of_most_votes_is_audited_and_a_tenth_of_the_noise_is_caught(mechanism):
-    """It tells less than its proof, by the counts, allows: half of the noise is not always caught.
-
-    A right implementation exceeds its proof, about 2, with probability at most 0.001.
-    """
-    proven = proof(mechanism, 4).value
-    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert 0.2 * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 10)
-    assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
-
-
-def test_gumbel_noise_is_audited_closely_and_half_of_it_is_caught():
-    """A right implementation exceeds its proof, about 2, with probability at most 0.001."""
-    mechanism = NoisyMax(2, 2.0, "gumbel", Shards(3))
-    proven = proof(mechanism, 4).value
-    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert 0.5 * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
-    assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
+    for client in broken:
+        found = audit(client, queries, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
+        assert found.lower_bound > proven
 
 
 # --- responses ---
@@ -325,22 +331,6 @@ def test_a_broken_response_exceeds_its_proof(broken, bound):
     assert result.lower_bound == pytest.approx(bound)
     (sentence,) = verdict(result, proof(broken, 1, 1e-12), math.inf, 0.0)
     assert sentence.startswith("contradicts the proven epsilon 1 ")
-
-
-@every("fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}])
-def test_responses_are_sampled_and_twice_their_epsilon_is_caught(fields):
-    """A right implementation exceeds its proof, 1.9 to 2.2, with probability at most 0.001."""
-    claim = TopKRandomizedResponse(10, 0.65, **fields)
-    proven = proof(claim, 4).value
-    result = audit(claim, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert (0.3 if fields.get("shards") else 0.6) * proven < result.lower_bound < proven
-    assert (result.method, result.audited) == ("sampling", "randomised responses")
-    for broken in (
-        dataclasses.replace(claim, epsilon_per_answer=1.3),
-        dataclasses.replace(claim, epsilon_per_answer=20.0),
-    ):
-        found = audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
-        assert found.lower_bound > proven or fields.get("shards")
 
 
 def test_a_threshold_is_enumerated_at_every_size():

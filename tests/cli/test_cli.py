@@ -178,13 +178,9 @@ def test_sweep_runs_the_grid_and_prints_its_table_last(fed_dpsd, tmp_path):
     assert (code, out) == (0, [str(table)])
     assert "finished already: the only cell" in err
     code, out, _ = fed_dpsd("report", str(table), "--out", "pages")
-    assert (code, out) == (
-        0,
-        [
-            f"{tmp_path}/pages/mine{end}"
-            for end in (".md", "_summary.csv", "_progress.png", "_confusion.png", ".html")
-        ],
-    )
+    figures = [f"_{kind}.{end}" for kind in ("progress", "confusion") for end in ("png", "pdf")]
+    ends = [".md", "_summary.csv", *figures, ".html"]
+    assert (code, out) == (0, [f"{tmp_path}/pages/mine{end}" for end in ends])
     assert all(Path(path).stat().st_size for path in out)
 
 

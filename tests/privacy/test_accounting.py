@@ -19,7 +19,6 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
@@ -42,6 +41,7 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Weights,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
@@ -84,46 +84,61 @@ def proven(mechanism, queries, unit="record", relation="add_remove", requests=1)
 # --- golden numbers ---------------------------------------------------------------------------
 
 
+def gaussian(sigma, **fields):
+    return NormalizedGradient(10, float(sigma), **fields)
+
+
 @every(
     ("sigma", "record", "client"),
     [(100, 28.839, 11.651), (200, 11.651, 5.053), (500, 3.901, 1.783), (1000, 1.783, 0.830)],
 )
 def test_gaussian_golden_numbers(sigma, record, client):
-    gradient = NormalizedGradient(10, float(sigma))
-    for relation in ("add_remove", "replace_one"):
-        for unit in ("record", "patient"):
-            value = proven(gradient, RUN, unit, relation).value
-            assert value == pytest.approx(record, abs=0.01)
-    for relation, expected in (("add_remove", client), ("replace_one", record)):
-        value = proven(gradient, RUN, "client", relation).value
+    for unit, relation in UNITS_AND_RELATIONS:
+        expected = client if (unit, relation) == ("client", "add_remove") else record
+        value = proven(gaussian(sigma), RUN, unit, relation).value
         assert value == pytest.approx(expected, abs=0.01)
 
 
-def test_a_batch_normalised_as_a_whole_is_one_release():
-    gradient = NormalizedGradient(10, 100.0, normalise="batch")
-    assert proven(gradient, 256, requests=200).value == pytest.approx(1.061, abs=0.01)
-    assert proven(gradient, 256, requests=200).queries == RUN
-
-
-def test_one_mean_gradient_with_noise_outside_the_batch_sum():
-    """DPDFD's Eq. 4: sensitivity 2 beta b, so z = sigma / (2 b), T times."""
-    value = epsilon(times(GaussianDpEvent(100 / (2 * 256)), 200), DELTA).epsilon
-    assert value == pytest.approx(2_929, abs=0.5)
-
-
-@every(("sigma", "target"), [(1688, 1), (629, 3), (226, 10)])
-def test_sigma_for_a_target(sigma, target):
-    value = proven(NormalizedGradient(10, float(sigma)), RUN).value
-    assert value == pytest.approx(target, rel=2e-3)  # sigma is rounded
+def responses(eps0, queries):
+    return times(response(eps0, 3).event("record", "replace_one"), queries)
 
 
 @every(
-    ("mu", "target"), [(0.2681, 1), (0.5016, 2), (0.7191, 3), (0.9249, 4), (1.666, 8), (2.0004, 10)]
+    ("event", "expected", "error"),
+    [
+        # Sigma for a target, rounded.
+        *(
+            (times(gaussian(sigma).event("record", "add_remove"), RUN), target, 2e-3 * target)
+            for sigma, target in ((1688, 1), (629, 3), (226, 10))
+        ),
+        *(
+            (GaussianDpEvent(1 / mu), target, 0.01)
+            for mu, target in (
+                *((0.2681, 1), (0.5016, 2), (0.7191, 3), (0.9249, 4), (1.666, 8), (2.0004, 10)),
+            )
+        ),
+        # DPDFD's Eq. 4, one mean gradient: sensitivity 2 beta b, so z = sigma / (2 b), T times.
+        (times(GaussianDpEvent(100 / (2 * 256)), 200), 2_929, 0.5),
+        *(
+            (responses(eps0, queries), expected, 1e-3 * expected)
+            for queries, eps0, expected in (
+                *((RUN, 10, 512_000), (RUN, 1, 19_424.3), (RUN, 0.1, 251.89), (RUN, 0.01, 9.080)),
+                *((100, 1, 67.92), (1_000, 1, 470.6), (200, 0.1, 5.186), (2_560, 0.1, 25.72)),
+            )
+        ),
+        *(
+            (times(ShuffledResponseDpEvent(0.1, 3, responders), 512), expected, 1e-3)
+            for responders, expected in ((5, 3.642), (50, 1.008), (250, 0.418), (1_000, 0.197))
+        ),
+    ],
 )
-def test_gaussian_by_mu(mu, target):
-    bound = epsilon(GaussianDpEvent(1 / mu), DELTA)
-    assert (bound.delta, bound.accountant) == (DELTA, "gdp_exact")
-    assert bound.epsilon == pytest.approx(target, abs=0.01)
+def test_golden_numbers(event, expected, error):
+    assert epsilon(event, DELTA).epsilon == pytest.approx(expected, abs=error)
+
+
+def test_a_batch_normalised_as_a_whole_is_one_release():
+    whole = proven(gaussian(100, normalise="batch"), 256, requests=200)
+    assert (whole.value, whole.queries) == (pytest.approx(1.061, abs=0.01), RUN)
 
 
 @every("delta", [1e-2, 1e-5, 1e-9])
@@ -151,24 +166,6 @@ def test_gaussian_epsilon_gives_its_delta_back(mu):
         assert delta_at(0) <= DELTA
         return
     assert delta_at(value) <= DELTA < delta_at(value * (1 - 1e-6))
-
-
-@every(
-    ("queries", "epsilon_per_answer", "expected"),
-    [
-        (RUN, 10, 512_000),
-        (RUN, 1, 19_424.3),
-        (RUN, 0.1, 251.89),
-        (RUN, 0.01, 9.080),
-        (100, 1, 67.92),
-        (1_000, 1, 470.6),
-        (200, 0.1, 5.186),
-        (2_560, 0.1, 25.72),
-    ],
-)
-def test_response_golden_numbers(queries, epsilon_per_answer, expected):
-    value = proven(response(epsilon_per_answer, 3), queries, relation="replace_one").value
-    assert value == pytest.approx(expected, rel=1e-3)
 
 
 @every(("epsilon_per_answer", "queries"), [(1, RUN), (0.1, RUN), (0.5, 300)])
@@ -229,12 +226,6 @@ def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
         claim = prove(bases(plan)["training"], DELTA, "record", relation, (), plan.queries)
         assert claim.value == pytest.approx(expected, abs=error)
         assert claim.queries == RUN
-
-
-@every(("responses", "expected"), [(5, 3.642), (50, 1.008), (250, 0.418), (1_000, 0.197)])
-def test_shuffled_golden_numbers(responses, expected):
-    value = epsilon(times(ShuffledResponseDpEvent(0.1, 3, responses), 512), DELTA).epsilon
-    assert value == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():

@@ -138,24 +138,6 @@ def test_ties_in_the_mask_go_to_the_lower_class():
     assert top_k(np.array([[0.2, 0.2, 0.2, 0.4]]), 2).tolist() == [[True, False, False, True]]
 
 
-def fits(sample, stddev):
-    """Whether a Kolmogorov-Smirnov test at level 1e-6 accepts N(0, stddev^2)."""
-    return stats.kstest(sample, stats.norm(scale=stddev).cdf).pvalue > 1e-6
-
-
-@every("seed", [0, 1, 2])
-def test_noise_has_its_law_and_no_other(seed):
-    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-100."""
-    gradient = NormalizedGradient(10, 7.0, bound=0.01)
-    shape = (2_000, 10)
-    sample = gradient.add_noise(
-        np.zeros((3, *shape)), np.full(shape, 0.1, np.float32), rng(seed)
-    ).ravel()
-    assert fits(sample, 0.07)
-    assert not fits(sample, 0.07 * 2 / 3)
-    assert not fits(sample, 0.07 * 3 / 2)
-
-
 def test_sensitivities_are_attained_and_folded_into_the_event():
     gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
     one, other = (
@@ -169,47 +151,16 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
     assert ideal(gradient.event("client", "add_remove")).noise_multiplier == pytest.approx(3.0)
 
 
-@every(
-    ("field", "value"),
-    [
-        ("noise_multiplier", -1.0),
-        ("noise_multiplier", 1e-101),
-        ("noise_multiplier", math.nan),
-        ("noise_multiplier", 1e101),
-        ("bound", -1.0),
-        ("bound", 1e-101),
-        ("stability", 0.0),
-        ("k", 1),
-        ("k", 11),
-        ("noise_at", "both"),
-        ("mask", "hidden"),
-        ("normalise", "round"),
-    ],
-)
-def test_gradient_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        NormalizedGradient(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
-
-
 def test_trust_follows_who_adds_the_noise():
     assert trust_of(NormalizedGradient(10, 1.0).noise_at) == "nobody"
     assert trust_of(NormalizedGradient(10, 1.0, noise_at="server").noise_at) == "server"
 
 
-@every("seed", [0, 1, 2])
-def test_what_a_private_mask_hides_gets_noise_too(seed):
-    """The mask is the teacher's own, so zeros outside it would tell it: all get noise."""
+def test_a_private_mask_keeps_the_largest_entries_and_costs_the_same():
     gradient = NormalizedGradient(4, 7.0, bound=1.0, k=2, mask="private")
-    rows = np.array([[0.1, -9.0, 0.2, 5.0]])
-    encoded = gradient.constrain_sensitivity(rows, UNIFORM)
+    encoded = gradient.constrain_sensitivity(np.array([[0.1, -9.0, 0.2, 5.0]]), UNIFORM)
     assert (encoded[0] != 0).tolist() == [False, True, False, True]
     assert np.linalg.norm(encoded) < 1
-    predictions = np.repeat(UNIFORM, 5_000, 0)
-    noisy = gradient.add_noise(np.zeros((1, 5_000, 4)), predictions, rng(seed))
-    for column in noisy.T:
-        assert fits(column, 7.0)
-        assert not fits(column, 7.0 * 2 / 3)
-        assert not fits(column, 7.0 * 3 / 2)
     assert ideal(gradient.event("record", "add_remove")) == GaussianDpEvent(3.5)
 
 
@@ -300,24 +251,6 @@ def test_honest_noise_is_always_admissible(mechanism, seed):
 # --- votes ---
 
 
-@every("seed", [0, 1, 2])
-@every(("law", "named"), [("gaussian", "norm"), ("laplace", "laplace")])
-def test_vote_noise_has_its_law_and_no_other(law, named, seed):
-    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
-    votes = NoisyVotes(10, 3.0, law)
-    ones = votes.constrain_sensitivity(
-        np.eye(10)[np.zeros(2_000, int)], np.full((2_000, 10), 0.1, np.float32)
-    )
-    noisy = votes.add_noise(np.stack([ones] * 3), ones, rng(seed)) - 3 * ones
-
-    def accepts(scale):
-        return stats.kstest(noisy.ravel(), getattr(stats, named)(scale=scale).cdf).pvalue > 1e-6
-
-    assert accepts(3.0)
-    assert not accepts(2.0)
-    assert not accepts(4.5)
-
-
 def test_votes_are_one_hot_and_ties_and_silence_are_settled():
     votes = NoisyVotes(3, 1.0)
     rows = np.array([[0.2, 0.4, 0.4], [math.nan, 1, 0], [0, math.inf, 0], [0, 0, 1]])
@@ -353,26 +286,6 @@ def test_vote_events_are_those_of_the_largest_moves():
     assert laplace.event("record", "add_remove").events == [LaplaceDpEvent(pytest.approx(6.0))] * 2
 
 
-@every(
-    ("field", "value"),
-    [
-        ("noise_multiplier", -1.0),
-        ("noise_multiplier", 1e-101),
-        ("noise_law", "cauchy"),
-        ("noise_at", "nobody"),
-    ],
-)
-def test_vote_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        NoisyVotes(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
-
-
-@every(("field", "value"), [("teachers", 0), ("by", "ward")])
-def test_shards_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        Shards(**{field: value})
-
-
 # --- randomised response ---
 
 
@@ -404,14 +317,14 @@ def test_half_the_noise_would_be_noticed():
     assert (laws[0, 7:] / laws[1, 7:]).max() > math.exp(1.0) * 2
 
 
-@every("seed", [0, 1, 2])
-def test_responses_are_drawn_from_their_law(seed):
+@every("source", [rng, lambda: rng(1), lambda: SecureGenerator(bytes(32))])
+def test_responses_are_drawn_from_their_law(source):
     """Chi-square at level 1e-6; the control is the law of another epsilon."""
     mechanism = TopKRandomizedResponse(4, 1.0, 3)
     law = mechanism.constrain_sensitivity(
         np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)
     )
-    drawn = mechanism.add_noise(np.repeat(law, 20_000, 0)[None], UNIFORM, rng(seed))
+    drawn = mechanism.add_noise(np.repeat(law, 20_000, 0)[None], UNIFORM, source())
     assert drawn.dtype == np.uint8
     assert (drawn.sum(1) == 1).all()
     counts = drawn.sum(0)
@@ -447,23 +360,6 @@ def test_a_teacher_without_a_class_answers_uniformly():
         np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32)
     )
     assert law[0].tolist() == [0, 0.5, 0.5, 0]
-
-
-@every(
-    ("field", "value"),
-    [
-        ("epsilon_per_answer", -1.0),
-        ("epsilon_per_answer", 21.0),
-        ("epsilon_per_answer", math.nan),
-        ("epsilon_per_answer", -math.inf),
-        ("k", 1),
-        ("k", 11),
-    ],
-)
-def test_response_parameters_are_checked(field, value):
-    values = {"num_classes": 10, "epsilon_per_answer": 1.0, "k": 3} | {field: value}
-    with pytest.raises(ValueError, match=f"{field}="):
-        TopKRandomizedResponse(**values)
 
 
 def test_each_teacher_responds_on_its_own():

@@ -329,20 +329,6 @@ def test_reasons_name_the_unit_that_has_no_bound():
 # --- settings ---
 
 
-@every(
-    ("fields", "problem"),
-    [
-        ({"unit": "client"}, "unit='client' must be 'record' or 'patient'"),
-        ({"records_per_patient": 0}, "records_per_patient=0 must be >= 1"),
-        ({"unit": "record"}, "records_per_patient=4 needs unit=patient"),
-        ({"copies": 9, "records_per_patient": 8}, "=8 times copies=9 must be at most 64"),
-    ],
-)
-def test_settings_of_patients_are_checked(fields, problem):
-    with pytest.raises(ValueError, match=problem):
-        by_patient(**fields)
-
-
 def test_shapes_that_are_not_the_units_are_refused():
     layer, mechanism = nn.Linear(6, 3), by_patient(copies=2, count_fraction=1.0)
     single = by_patient(unit="record", records_per_patient=1, count_fraction=1.0)

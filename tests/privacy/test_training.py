@@ -30,11 +30,6 @@ def rng(seed=0):
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def fits(sample, stddev):
-    """Whether a Kolmogorov-Smirnov test at level 1e-6 accepts N(0, stddev^2)."""
-    return stats.kstest(sample, stats.norm(scale=stddev).cdf).pvalue > 1e-6
-
-
 def dp_sgd(**fields):
     values = {"noise_multiplier": 1.0, "sample_rate": 0.5, "steps": 1, "max_grad_norm": 0.5}
     values |= {"learning_rate": 1.0, "copies": 1}
@@ -61,20 +56,6 @@ def trained(mechanism, images, seed, features=4_000):
     copies = images[:, None].repeat(1, mechanism.copies, 1, 1, 1)
     mechanism.train(model, copies, labels, rng(seed))
     return -model[1].weight.detach().double().numpy()
-
-
-@pytest.mark.usefixtures("_plain_steps")
-@every("seed", [0, 1, 2])
-@every("count", [0, 5])
-def test_training_noise_has_its_law_and_no_other(seed, count):
-    """An empty shard, an empty batch and records of zero gradient: a step is noise alone.
-
-    Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50.
-    """
-    noise = trained(dp_sgd(), torch.zeros(count, 1, 1, 4_000), seed).ravel()
-    assert fits(noise, 0.5)
-    assert not fits(noise, 0.5 * 2 / 3)
-    assert not fits(noise, 0.5 * 3 / 2)
 
 
 @pytest.mark.usefixtures("_plain_steps")
@@ -132,28 +113,6 @@ def test_a_layer_that_mixes_records_is_refused():
     images, labels = torch.zeros(2, 1, 1, 1), torch.zeros(2, dtype=torch.long)
     with pytest.raises(NotImplementedError, match="BatchNorm"):
         dp_sgd().train(model, images[:, None], labels, rng())
-
-
-@every(
-    ("field", "value"),
-    [
-        ("noise_multiplier", 0.0),
-        ("sample_rate", 0.0),
-        ("sample_rate", 1.5),
-        ("steps", 0),
-        ("copies", 0),
-        ("copies", 10),
-        ("max_grad_norm", math.inf),
-        ("max_grad_norm", 1e-43),  # float32 rounds what is clipped to it up
-        ("learning_rate", -1.0),
-        ("count_fraction", 0.0),
-        ("count_fraction", math.inf),
-        ("count_fraction", math.nan),
-    ],
-)
-def test_training_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        dp_sgd(**{field: value})
 
 
 def test_trainings_that_no_bound_here_covers_are_refused():
@@ -228,38 +187,7 @@ def test_a_record_moves_a_linear_step_by_its_bound_at_most_whatever_it_holds(cop
     assert max(moves) > 0.499  # the bound is reached, so it is not vacuous
 
 
-@pytest.mark.usefixtures("_plain_steps")
-@every("seed", [0, 1, 2])
-@every("count", [0, 5])
-def test_the_noise_of_a_linear_layer_has_its_law_and_no_other(seed, count):
-    """As above; weights and bias, one draw each. A layer of one class has no gradient."""
-    layer = nn.Linear(4_000, 1)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    labels = torch.zeros(count, dtype=torch.long)
-    dp_sgd().train(layer, torch.rand(count, 1, 4_000), labels, rng(seed))
-    noise = -layer.weight.detach().double().numpy().ravel()
-    assert layer.bias.item() != 0
-    assert fits(noise, 0.5)
-    assert not fits(noise, 0.5 * 2 / 3)
-    assert not fits(noise, 0.5 * 3 / 2)
-
-
 # --- class counts ---
-
-
-@every("seed", [0, 1, 2])
-@every("count", [0, 9])
-def test_the_noise_of_class_counts_has_its_law_and_no_other(seed, count):
-    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
-    labels = np.arange(count) % 3
-    exact = np.bincount(labels, minlength=8_000)
-    noise = counting(7.0).count(labels, 8_000, rng(seed)) - exact
-    assert fits(noise, 7.0)
-    assert not fits(noise, 7.0 * 2 / 3)
-    assert not fits(noise, 7.0 * 3 / 2)
-    grid = noise * 2**18  # 4 is the power of two below 7, and answers lie on 4 / 2^20
-    assert (grid == np.round(grid)).all()
 
 
 def test_a_record_moves_the_counts_as_the_events_say():

@@ -199,7 +199,7 @@ def test_a_simulation_that_is_stopped_goes_on_in_one_process(tmp_path):
     folder = Path(out.splitlines()[-1])
     assert err.splitlines()[0] == f"run folder: {folder}"
     assert "stopped by SIGTERM after round " in err.splitlines()[-1]
-    assert err.splitlines()[-1].endswith(f"go on: fed-dpsd resume {folder}")
+    assert err.splitlines()[-1].endswith(f"continue: fed-dpsd resume {folder}")
     assert summary(folder)["error"] == "stopped by SIGTERM"
     assert not leftovers()
     code, _, err = command("resume", str(folder))

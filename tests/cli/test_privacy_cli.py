@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fed_dpsd.accounts.card import NO_SECRET_NOTE
+from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import new_run_folder

@@ -1,8 +1,8 @@
 """Report noisy max: the teachers vote, and only the class of the largest noisy count leaves.
 
 Laplace noise of scale 2 / eps0 is PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
-Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32, Eq. 3);
-Gaussian noise is the variant DGD+. Gumbel noise makes it an exponential mechanism.
+Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32, Eq.
+3); Gaussian noise is the variant DGD+. Gumbel noise makes it an exponential mechanism.
 """
 
 import math

@@ -161,14 +161,14 @@ _add(
     to=privacy.app,
 )
 _add(
-    *(privacy.audit, "audit", "", "docs/privacy.md"),
+    *(privacy.audit, "audit", "", "docs/audits.md"),
     "fed-dpsd privacy audit training=plain",
     "fed-dpsd privacy audit training=plain --broken half",
     to=privacy.app,
     codes=AUDIT_CODE,
 )
 _add(
-    *(privacy.attack, "attack", "", "docs/privacy.md"),
+    *(privacy.attack, "attack", "", "docs/audits.md"),
     "fed-dpsd privacy attack membership runs/sweep",
     to=privacy.app,
     codes=AUDIT_CODE,

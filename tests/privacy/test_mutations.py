@@ -695,7 +695,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(attacks, "CLOSE_RUNS", 5_000)
     monkeypatch.setattr(attacks, "CLAIM_RUNS", 20)
     monkeypatch.setattr(trainings, "RUNS", (60, 60))
-    monkeypatch.setattr(trainings, "CLIPPED_RUNS", {"weights": 300, "bias": 200, "network": 150})
+    monkeypatch.setattr(trainings, "CLIPPED_RUNS", {"weights": 300, "bias": 400, "network": 150})
     monkeypatch.setattr(trainings, "SAMPLED_STEPS", 400)
     monkeypatch.setattr(trainings, "ASKED_RUNS", (20, 20))
     monkeypatch.setattr(trainings, "OWN_RUNS", (2, 2))

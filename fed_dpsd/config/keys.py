@@ -160,7 +160,7 @@ def _defaults(name: str) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
-    """Yield the keys of a file and of those that it builds on; a later one wins."""
+    """Yield the keys of a file and of the files that it builds on; a later one wins."""
     text = _text(name)
     if text.startswith("# @package _global_\n"):
         package = package if "@" in package else ""

@@ -52,7 +52,7 @@ class DataConfig:
     label_column: str | None = Field(description="column of labels; null with label_columns")
     patient_column: str | None = Field(description="column of patients; null: none are known")
     shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of images")
-    num_classes: int = Field(ge=2, description="number of classes; null takes those of the data")
+    num_classes: int = Field(ge=2, description="number of classes; null takes the data's")
     shared_patients: Literal["refuse", "allow"] = Field(
         "refuse", description="what to do if the given splits share a patient"
     )
@@ -177,7 +177,7 @@ class FederationConfig:
     )
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
-    retry_seconds: Positive = Field(description="time until a silent client is asked again")
+    retry_seconds: Positive = Field(description="time until a silent client gets the request again")
 
     def __post_init__(self) -> None:
         if self.min_clients is not None and self.simulation:
@@ -229,15 +229,15 @@ class Config:
     partition: Mapping[str, Any]
     clients_per_round: int | None = Field(
         None,
-        description="Clients that are asked in a round, drawn from the public seed; null asks all. "
-        "A client pays for the rounds in which it is asked, and no amplification is claimed.",
+        description="Clients that answer in a round, drawn from the public seed; null takes all. "
+        "A client pays for the rounds in which it answers, and no amplification is claimed.",
     )
     evaluate_every: int = Field(
         1, ge=1, description="rounds between two scores of the student; the last is always scored"
     )
     pictures: str = Field(
         "",
-        description="Public pictures whose crops are asked instead of procedural images: "
+        description="Public pictures whose crops are sent instead of procedural images: "
         'scikit-learn (two photographs) | a folder. "" is none, so that queries are free of data.',
     )
     plugins: tuple[str, ...] = Field(

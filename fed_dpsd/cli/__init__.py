@@ -28,7 +28,7 @@ from fed_dpsd.errors import ConfigError, ProtocolError, UserError, is_full, one_
 from fed_dpsd.storage import print_any_text
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 an error that you can mend, 2 a command line that cannot be read, "
+    "Exit codes: 0 done, 1 an error that you can fix, 2 a command line that cannot be read, "
     "130 stopped by Ctrl-C, 143 stopped by SIGTERM."
 )
 AUDIT_CODE = " 3: the audit did not come out as it should."
@@ -161,14 +161,14 @@ _add(
     to=privacy.app,
 )
 _add(
-    *(privacy.audit, "audit", "", "docs/privacy.md"),
+    *(privacy.audit, "audit", "", "docs/audits.md"),
     "fed-dpsd privacy audit training=plain",
     "fed-dpsd privacy audit training=plain --broken half",
     to=privacy.app,
     codes=AUDIT_CODE,
 )
 _add(
-    *(privacy.attack, "attack", "", "docs/privacy.md"),
+    *(privacy.attack, "attack", "", "docs/audits.md"),
     "fed-dpsd privacy attack membership runs/sweep",
     to=privacy.app,
     codes=AUDIT_CODE,
@@ -208,7 +208,7 @@ _add(
 
 
 def main() -> None:
-    """Run the command line; an error that the user can mend is one line, with exit code 1."""
+    """Run the command line; an error that the user can fix is one line, with exit code 1."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
     print_any_text()
     command = get_command(app)

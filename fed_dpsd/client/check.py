@@ -102,11 +102,7 @@ def _repeated(content: HospitalRecords) -> str:
 
 
 def _experiment(hospital: Hospital, overrides: list[str]) -> Experiment:
-    """Return the experiment of a coordinator with these overrides, as this hospital allows it.
-
-    Raises:
-        UserError: the hospital's file does not allow it; the error says why.
-    """
+    """Return the experiment of a coordinator with these overrides, as this hospital allows it."""
     defaults = [
         *("federation=deployment", "data=folder", f"num_clients={hospital.num_clients}"),
         f"data.shape={list(hospital.shape)}".replace(" ", ""),

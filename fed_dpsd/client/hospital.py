@@ -118,7 +118,7 @@ class Hospital(Terms):
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:
-        """Read the records anew, and return the site that answers for this hospital.
+        """Read the records again, and return the site that answers for this hospital.
 
         Args:
             experiment: an experiment that the method `experiment` has returned.
@@ -162,12 +162,7 @@ class Hospital(Terms):
                 path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
-        """Return its part in secure sums; None where the mechanism has none.
-
-        Raises:
-            NotAllowed: the sums withstand fewer colluding clients than the file demands.
-            UserError: the file's keys are not those of all hospitals, its own in its place.
-        """
+        """Return its part in secure sums; None where the mechanism has none."""
         quorum = quorum_of(experiment.answers)
         if quorum is None:
             return None

@@ -88,7 +88,7 @@ class Terms:
         limits: limits on a message in place of those in LIMITS.
         plugins: plug-ins whose code may run here, besides what methods, training, answers and
             models allow of them. Nothing is proven of them until somebody has reviewed them.
-        when_records_change: policy if records change during a run: "refuse" its further asks, or
+        when_records_change: policy if records change during a run: "refuse" further requests, or
             "retrain", which is charged.
 
     Raises:

@@ -218,12 +218,7 @@ def take(
 
 
 def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
-    """Yield the items.
-
-    Raises:
-        UserError: two of them are one file, in another spelling or by a link. One change of this
-            file would change several records.
-    """
+    """Yield the items."""
     seen = set[tuple[int, int] | Path]()
     for item in items:
         if isinstance(item.image, Path):

@@ -132,9 +132,6 @@ def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
     """Return the place of each split at `data.path`; empty where the data is not divided.
 
     A folder named like a split is one of a class if folders of other classes are next to it.
-
-    Raises:
-        UserError: two places stand for one split, or the path cannot be read.
     """
     if path.suffix.lower() == ARRAYS and path.is_file():
         arrays = _arrays(path, columns)
@@ -167,11 +164,7 @@ def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
 
 
 def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Path]) -> Path:
-    """Return the table or folder of a split, or of all data where it is not divided.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the table or folder of a split, or of all data where it is not divided."""
     if split in splits:
         return splits[split]
     if not splits and (path.is_file() or (path / METADATA).is_file() or class_folders(path)):
@@ -221,9 +214,6 @@ def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str,
 
     A table may declare them. Otherwise they are its labels, or the names of folders, in the order
     of `classes.in_order`. If the number of classes is known, the training split alone names them.
-
-    Raises:
-        UserError: the path cannot be read, or train and test name other classes.
     """
     splits = _splits_in(path, columns)
     if not splits and path.is_dir() and not (path / METADATA).is_file():

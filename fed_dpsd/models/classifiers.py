@@ -44,7 +44,7 @@ class Classifier(nn.Module):
 
     @property
     def features_key(self) -> tuple[object, ...]:
-        """Return what fixed features follow from, beside the images and the device.
+        """Return what fixed features follow from, besides the images and the device.
 
         A different number of threads may change the last bits.
         """
@@ -241,7 +241,7 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
 
-# Architectures of which only the linear classifier learns.
+# Architectures whose linear classifier alone learns.
 FIXED = ("scattering", "patches", "pretrained")
 
 _group_norm = functools.partial(nn.GroupNorm, 1)

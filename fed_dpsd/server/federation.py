@@ -43,15 +43,11 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class InUse(UserError):
-    """Another process goes on with the run, whose files are its to write."""
+    """Another process is running this run."""
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Keep other processes from going on with the run, for as long as this one lives.
-
-    Raises:
-        InUse: another process goes on with it now.
-    """
+    """Lock the run for as long as this process lives."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = (run_folder / "lock").open("wb")
@@ -60,13 +56,13 @@ def _locked(run_folder: Path) -> IO[bytes]:
     except OSError:
         lock.close()
         raise InUse(
-            f"another process goes on with the run in {run_folder}: stop it, or wait for it"
+            f"another process is running {run_folder}; stop it or wait for it to finish"
         ) from None
     return lock
 
 
 def in_use(run_folder: Path) -> bool:
-    """Return whether another process goes on with the run."""
+    """Return whether another process is running this run."""
     try:
         with (run_folder / "lock").open("rb") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -78,10 +74,10 @@ def in_use(run_folder: Path) -> bool:
 
 
 class HostedFederation(ABC):
-    """The base of every engine: it stores requests, checks and sums answers, and counts bytes.
+    """The base of every engine: it keeps requests, checks and sums responses, and counts bytes.
 
     Attributes:
-        counted: the last round whose asks were counted before. A resumed run may repeat some of
+        counted: the last round whose requests were counted. A resumed run may repeat some of
             them, such as fetching weights; they are not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
@@ -156,17 +152,17 @@ class HostedFederation(ABC):
         return replies
 
     def _covered(self, request: Request) -> dict[int, Response | Refusal]:
-        """Return the answer of each client that is asked, once its cost is in the run's tally."""
-        answers = self._deliver(self._with_tally(request))
+        """Return each client's response, once its cost is in the run's charge log."""
+        answers = self._deliver(self._with_charges(request))
         if again := self._charge_log.take(answers):
-            repeated = self._deliver(self._with_tally(request))
+            repeated = self._deliver(self._with_charges(request))
             acknowledged = {client: repeated[client] for client in again}
             self._charge_log.take(acknowledged)
             answers |= acknowledged
         return answers
 
-    def _with_tally(self, request: Request) -> Request:
-        """Return the request with the tally of the run's charges."""
+    def _with_charges(self, request: Request) -> Request:
+        """Return the request with the run's charges."""
         return replace(
             request, acknowledged=dict(self._charge_log.acknowledged), heard=self._charge_log.heard
         )

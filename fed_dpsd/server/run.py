@@ -46,17 +46,17 @@ Progress = Callable[[Mapping[str, Any]], None]
 def run(
     experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Run, or go on with, the experiment of `folder`; return its summary.
+    """Run, or resume, the experiment of `folder`; return its summary.
 
     Args:
         experiment: what to run.
         federation: the clients.
-        folder: the run folder; if it holds a checkpoint, the run goes on from there.
+        folder: the run folder; if it holds a checkpoint, the run continues from there.
         progress: called with each line of rounds.jsonl as it is written.
 
     Raises:
-        UserError: something the user can mend. summary.json then says "failed", as after any error,
-            and everything that was on disk is still there.
+        UserError: an error that the user can fix. As after any error, summary.json then says
+            "failed", and everything that was on disk is still there.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
@@ -65,13 +65,13 @@ def run(
     remove(folder / "summary.json")  # its card knows only the run's charges up to then
     tracking = Tracking(experiment, folder)
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def report(line: Mapping[str, Any]) -> None:
         tracking.log(line)
         progress(line)
 
     try:
         tracking.open()
-        _run(experiment, federation, folder, tell, summary)
+        _run(experiment, federation, folder, report, summary)
         summary["status"] = "completed"
     except BaseException as error:
         summary["error"] = one_line(error)
@@ -145,11 +145,7 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check what would be saved, or was, whatever method it is of.
-
-    Raises:
-        Diverged: a tensor holds NaN or infinity.
-    """
+    """Check what would be saved, or was, whatever method it is of."""
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})

@@ -1,7 +1,7 @@
 """The requests of a run, kept as they were sent.
 
 A client is charged for the bytes of a request. A resumed run may compute other bytes, since another
-number of threads or another processor rounds differently. So it sends the stored ask again.
+number of threads or another processor rounds differently. So it sends the stored request again.
 """
 
 import zipfile
@@ -48,9 +48,8 @@ class SentRequests:
                 return replace(request, **kept)
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
-                f"the request {path} cannot be read ({error}); restore it, or delete it: "
-                "clients then "
-                "charge what is asked in its place, and the run's card says so"
+                f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
+                "then charge what is requested in its place, and the run's card says so"
             ) from None
 
     def prune(self, rounds: int) -> None:

@@ -147,7 +147,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, those that no epsilon covers too: for its owner alone."""
+    """Return all scores of a run by role, for its owner alone: no epsilon covers some of them."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -156,7 +156,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     """Return the result in one line: accuracies, the published epsilon and the proven one.
 
     The ensemble's is there where the proven epsilon covers it. Two classes are seldom balanced, so
-    their accuracies stand beside the AUROC.
+    their accuracies are shown with the AUROC.
     """
     two_classes = experiment.config.data.num_classes == 2
     parts = []

@@ -298,7 +298,7 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
     (tmp_path / "other").mkdir()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=r"another process goes on with the run in .*other"):
+        with pytest.raises(UserError, match=r"another process is running .*other"):
             LocalFederation(experiment, tmp_path / "other")
         other.stdin.close()
     LocalFederation(experiment, tmp_path / "other")

@@ -97,7 +97,7 @@ def test_a_run_that_another_process_has_is_left_to_it(fed_dpsd, tmp_path):
     folder = new_run_folder(experiment)
     held = LocalFederation(experiment, folder)
     assert finished(fork(resume, tmp_path / "log")) == 1
-    assert "error: another process goes on with the run in" in (tmp_path / "log").read_text()
+    assert "error: another process is running " in (tmp_path / "log").read_text()
     assert not (folder / "summary.json").exists()
     del held
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fed_dpsd.client import divergence as module
+from fed_dpsd.client import learning as module
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import PublicContext
@@ -16,7 +16,7 @@ from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Response
 from fed_dpsd.server.federation import HostedFederation
-from tests.client.test_site import make, records, request  # noqa: F401
+from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, federate, site_file
 from tests.ledgers import entries_of
 
@@ -41,12 +41,12 @@ def at_a_hospital(experiment):
     return dataclasses.replace(experiment, config=config)
 
 
-def trained(experiment, records):  # noqa: F811
+def trained(experiment, records):
     ids = np.arange(len(records))
     return Teachers(experiment.config, experiment.training, 0, records, ids).models
 
 
-def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):  # noqa: F811
+def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
     """The control trains as usual; nothing of a diverged teacher is cached."""
     for training, settings, key, by_loss in TRAININGS:
         with subtests.test(training=training):
@@ -66,12 +66,7 @@ def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):  
             assert set(kept.glob("*")) == before
 
 
-def test_losses_on_private_records_are_never_looked_at(
-    small,
-    records,  # noqa: F811
-    monkeypatch,
-    subtests,
-):
+def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests):
     """Only those of a plain teacher in a simulation are, as its exact scores are."""
     looked = []
     monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
@@ -85,13 +80,13 @@ def test_losses_on_private_records_are_never_looked_at(
             assert len(looked) == by_loss
 
 
-def test_one_teacher_of_several_is_named(small, records):  # noqa: F811
+def test_one_teacher_of_several_is_named(small, records):
     experiment = small(*PLAIN, "teachers_per_client=3", TOO_LONG["plain"])
     with pytest.raises(Diverged, match="client 0's teacher 0 is NaN after step 1;"):
         trained(experiment, records)
 
 
-def test_a_retraining_names_its_keys(small, records, subtests):  # noqa: F811
+def test_a_retraining_names_its_keys(small, records, subtests):
     def retrained(*settings):
         experiment = small(*settings)
         context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
@@ -133,7 +128,7 @@ ANSWERS = [
 ]
 
 
-def answered(experiment, records, caplog):  # noqa: F811
+def answered(experiment, records, caplog):
     """The answer of a hospital, what its mechanism was given, its charges, and its log."""
     bounded, mechanism = [], experiment.answers
     encode = type(mechanism).constrain_sensitivity
@@ -161,11 +156,7 @@ FAST = [PAIRS[2 * number + number % 2] for number in range(len(ANSWERS))]
     [pytest.param(*p, marks=[] if p in FAST else [pytest.mark.slow]) for p in PAIRS],
 )
 def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the_same_charge(
-    small,
-    records,  # noqa: F811
-    caplog,
-    training,
-    answers,
+    small, records, caplog, training, answers
 ):
     """An error, or a value without a bound, would be a fact about records that no noise covers.
 
@@ -198,7 +189,7 @@ def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the
     assert facts(charged) == facts(paid)
 
 
-def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):  # noqa: F811
+def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):
     """The control of the test above: a mechanism that lets NaN through."""
     lost = at_a_hospital(small(*PLAIN, "answers=gradient", TOO_LONG["plain"]))
     monkeypatch.setattr(
@@ -209,9 +200,7 @@ def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatc
 
 
 def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
-    small,
-    records,  # noqa: F811
-    tmp_path,
+    small, records, tmp_path
 ):
     """They have no noise of their own, so NaN says no more than they do."""
     settings = *PLAIN, "method=fedavg", "answers=probabilities", "teacher.same_start=true"

@@ -12,19 +12,11 @@ from dp_accounting import LaplaceDpEvent
 from fed_dpsd.client.learning import PublicImages
 from fed_dpsd.client.teachers import Teachers, make_teacher
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.experiment import load_data
 from fed_dpsd.models.inference import predict
 from fed_dpsd.privacy.label_dp import LabelPrivate, fixed
 from fed_dpsd.privacy.noise import SecretStreams
-from fed_dpsd.privacy.training import Plain
 
 CENTRAL = ("method=central", "answers=probabilities")
-
-
-@pytest.fixture
-def records(small):
-    config = small(*CENTRAL).config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def weights(teacher):
@@ -140,17 +132,6 @@ def test_batches_follow_no_label_and_the_noise_follows_all(small, records, subte
                 one, two = (weights(teachers.models[0]) for teachers in trained)
                 assert torch.equal(one, two) == (not noisy)
                 assert trained[0].identity != trained[1].identity
-
-
-def test_the_settings_of_private_labels_and_of_no_other_training_are_new_in_a_digest(
-    small, records
-):
-    def settings(training):
-        return Teachers(small(*CENTRAL).config, training, 0, records, np.arange(60)).settings
-
-    assert ', "None", 0, ' in settings(Plain())  # as ever, so cached teachers stay
-    assert ', "Blind(noisy=False)", 0, ' in settings(Blind())
-    assert settings(Blind()) != settings(Blind(noisy=True))
 
 
 def test_an_empty_shard_has_no_teacher_as_with_a_plain_training(small, records):

@@ -17,7 +17,7 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.experiment import load_data, partitions
+from fed_dpsd.experiment import partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
@@ -35,12 +35,6 @@ def request(query_id=1, seed=0, shape=(1, 8, 8)):
     rng = np.random.Generator(np.random.PCG64(seed))
     images = rng.integers(0, 256, (32, *shape), dtype=np.uint8)
     return Request(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def make(experiment, records, ledger=None):

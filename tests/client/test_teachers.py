@@ -17,7 +17,6 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -27,12 +26,6 @@ from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.listeners import Counting
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def make(experiment, records, record_ids=None, client=0):
@@ -186,19 +179,6 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
     assert len(trained) == 6
 
 
-def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypatch):
-    trained = []
-    original = DPSGD.train
-    monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
-    private = ("training=dp_sgd", "answers=probabilities", "training.steps=2", "seed=13")
-    first = make(small(*private), records).sensitive_probabilities(Images(records.images))
-    again = make(small(*private), records).sensitive_probabilities(Images(records.images))
-    assert (first == again).all()
-    assert len(trained) == 1
-    assert make(small(*private, "training.noise_multiplier=2.0"), records).models
-    assert len(trained) == 2
-
-
 def test_a_private_training_draws_other_noise_for_other_records(small, records):
     """Else the difference of two teachers would show a record below one noise."""
     private = (
@@ -306,14 +286,6 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
     again = make(experiment, records).sensitive_probabilities(Images(records.images))
     assert (first == again).all()
     assert path.stat().st_size > 100
-
-
-def test_a_patients_records_share_a_shard(small, records):
-    patients = np.repeat(np.arange(6), 10)
-    known = Split(records.images, records.labels, patients)
-    parts = make(small("teachers_per_client=3"), known, patients)._shards
-    assert sum(len(part) for part in parts) == 60
-    assert sum(len(set(part.patients)) for part in parts) == 6
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):

@@ -23,7 +23,8 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.sweep.grid import one_run
-from tests.client.test_site import make, records, request  # noqa: F401
+from tests.client.conftest import records  # noqa: F401
+from tests.client.test_site import make, request
 from tests.hospitals import CLIENT_APP, Hospitals, site_file
 from tests.ledgers import entries_of
 from tests.plugin import installed, write_installed

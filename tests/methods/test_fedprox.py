@@ -11,7 +11,8 @@ from torch import nn
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.client.learning import pulled_back
 from fed_dpsd.models import to_vector
-from tests.client.test_site import make, records  # noqa: F401
+from tests.client.conftest import records  # noqa: F401
+from tests.client.test_site import make
 from tests.ledgers import entries_of
 from tests.methods.test_white_box import CLEAR, PRIVATE
 from tests.running import context_of, finish, not_refused

@@ -1,7 +1,6 @@
 """Hospitals to test with: their files, and a grid on which each runs the real client code."""
 
 import datetime
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +22,6 @@ from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Refusal, Request
 from fed_dpsd.server.run_folder import new_run_folder
 
-CLIENT_APP = Path(client_app.__file__)
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
 
@@ -110,7 +108,7 @@ class Hospitals:
 
 
 def federate(experiment, grid):
-    return GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    return GridFederation(experiment, grid, new_run_folder(experiment))
 
 
 def answer(hospital, text, question, run="run"):

@@ -16,12 +16,11 @@ import pytest
 from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from fed_dpsd import __version__
-from fed_dpsd.engines.flower import superlink
+from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.engines.flower.run_config import SHORT, from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.server.summary import read_summary
-from tests.engines.flower.test_superlink import free_port
-from tests.engines.test_ray_cluster import wait_until
+from tests.processes import MARK, end_marked, free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")
@@ -207,13 +206,13 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
     subprocess.run([*into, *what], check=True)
     marker, ports = f"published-{tmp_path.name}", (free_port(), free_port())
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    own |= superlink.QUIET | {
+    own |= QUIET | {
         "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "FED_DPSD_HOME": str(tmp_path / "home"),
         "FLWR_HOME": str(tmp_path / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
-        superlink.MARKER: marker,
+        MARK: marker,
     }
     (tmp_path / "empty").mkdir()
 
@@ -246,7 +245,7 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
             config = f'num_clients=2 rounds=2 overrides="{" ".join(TINY[2:])}"'
             output = call("flwr", "run", str(app), "--run-config", config, "--stream")
         finally:
-            superlink.end_marked(marker)
+            end_marked(marker)
         (folder,) = (tmp_path / "home" / "runs").iterdir()
     found = read_summary(folder)
     assert found.get("status") == "completed", output

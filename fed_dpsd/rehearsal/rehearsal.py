@@ -21,7 +21,7 @@ import yaml
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.engines.clients import with_patients
-from fed_dpsd.engines.flower.superlink import QUIET, run_flwr
+from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.overrides import read
@@ -279,10 +279,20 @@ class Rehearsal:
         """
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "coordinator")}
         command = self.on(COORDINATOR, "flwr", *arguments, "--format", "json")
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
         try:
-            return run_flwr(command, self.folder, environment, START_SECONDS)
-        except ValueError as error:
-            raise UserError(f"`flwr {arguments[0]}` failed: {error}") from None
+            return dict(json.loads(done.stdout[done.stdout.find("{") :]))
+        except ValueError:
+            said = " ".join((done.stdout + done.stderr).split())[-300:]
+            raise UserError(f"`flwr {arguments[0]}` failed: {said}") from None
 
     def submit(self, *overrides: str) -> str:
         """Submit a run of the experiment, with further overrides; return its id."""

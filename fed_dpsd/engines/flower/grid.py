@@ -27,7 +27,7 @@ from fed_dpsd.engines.flower.codec import (
     STEP,
     Reply,
     code_digest,
-    pack_ask,
+    pack_request,
     pack_steps,
     public_line,
     reading,
@@ -77,16 +77,14 @@ class GridFederation(HostedFederation):
 
     engine = "flower"
 
-    def __init__(
-        self, experiment: Experiment, grid: Grid, run_folder: Path, client_app: Path
-    ) -> None:
+    def __init__(self, experiment: Experiment, grid: Grid, run_folder: Path) -> None:
         super().__init__(experiment, run_folder)
         self._grid = grid
         self._run_folder = run_folder
         self._run = str(run_folder)
         if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
             self._run += f" {self._noise.identity}"  # other noise is another run
-        self._code = code_digest(client_app)
+        self._code = code_digest()
         self._settings = experiment.config.federation
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
@@ -176,7 +174,9 @@ class GridFederation(HostedFederation):
             self._discover_nodes()
         asked = self._asked(request)
         hosts = self._hosts_of(set(asked))
-        packed = {node: pack_ask(_for_clients(request, clients)) for node, clients in hosts.items()}
+        packed = {
+            node: pack_request(_for_clients(request, clients)) for node, clients in hosts.items()
+        }
         replies = self._exchange(ANSWER, request.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Response | Refusal] = {}

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config, given
@@ -23,6 +24,7 @@ from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import print_any_text
 
+app = ServerApp()
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -30,6 +32,12 @@ class RunFailed(Exception):
     """The failure of a Flower run, with its cause in one line; Flower's log shows no traceback."""
 
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment of `flwr run --run-config`."""
+    serve(grid, context.run_config)
 
 
 @contextlib.contextmanager
@@ -48,7 +56,7 @@ def _printing_utf8() -> Iterator[None]:
 
 
 @_printing_utf8()
-def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
+def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment that `flwr run --run-config` asks for, and print its result.
 
     With `resume`, go on with the run of that folder; no other key may be set then. A completed run
@@ -79,7 +87,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
     try:
         for line in opening(experiment, folder):
             print(line, flush=True)
-        federation = GridFederation(experiment, grid, folder, client_app)
+        federation = GridFederation(experiment, grid, folder)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):

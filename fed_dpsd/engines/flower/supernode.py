@@ -56,7 +56,7 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
     check_certificate(authority)
     check_key(key)
     from fed_dpsd.accounts.secret import secret_of
-    from fed_dpsd.engines.flower.superlink import QUIET
+    from fed_dpsd.engines.flower import QUIET
 
     secret_of(folder / "secret")  # draws the secret if there is none yet
     command = [
@@ -212,10 +212,9 @@ def _prepare(site: Path) -> None:
     from fed_dpsd.engines.flower.codec import code_digest
     from fed_dpsd.models import initialise
     from fed_dpsd.models.classifiers import CLASSIFIERS
-    from fed_dpsd.storage import app_folder
 
     _installed()
-    code_digest(app_folder() / "client_app" / "__init__.py")  # keeps that of the running code
+    code_digest()  # keeps that of the running code
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:
@@ -265,11 +264,6 @@ def _client() -> None:
 
 def _installed(*_: str) -> "ClientApp":
     """Return the installed app, imported late: Flower gives up a process that reports too late."""
-    from fed_dpsd.storage import app_folder
-
-    folder = str(app_folder())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    from client_app import app
+    from fed_dpsd.engines.flower.client import app
 
     return app

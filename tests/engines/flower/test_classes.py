@@ -22,7 +22,7 @@ from fed_dpsd.protocol import MOST_CLASSES, compare_classes
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.export import export
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, Hospitals, federate, request, site_file
+from tests.hospitals import Hospitals, federate, request, site_file
 
 NAMES = ["normal", "covid"]
 OWN = {"normal": "NORMAL", "covid": "Covid"}  # how one hospital names its folders
@@ -128,7 +128,7 @@ def test_names_decide_what_a_student_calls_a_picture(deployed, tmp_path):
     files = two_hospitals(tmp_path)
     experiment = experiment_of(deployed, tmp_path, "data.classes=[normal,covid]", *LEARNING)
     folder = new_run_folder(experiment)
-    federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
+    federation = GridFederation(experiment, Hospitals(files), folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
     accuracy = summary["accuracy"]["student"]
     assert accuracy > 0.75  # with the classes exchanged, below 0.25

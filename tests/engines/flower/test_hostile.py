@@ -21,7 +21,7 @@ from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, Hospitals, answer, federate, request, site_file, summing
+from tests.hospitals import Hospitals, answer, federate, request, site_file, summing
 from tests.ledgers import entries_of
 
 COUNTS = "training=dp_sgd", "answers=probabilities", "training.steps=2", "model.teacher=scattering"
@@ -147,7 +147,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
     federation = federate(deployed("training=plain", "answers=gradient"), grid)
     federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
-    asked = {100: codec.pack_ask(request())}
+    asked = {100: codec.pack_request(request())}
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
@@ -159,7 +159,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
 
 def test_a_number_is_no_box():
     """`bytes` of it would be as many zeros."""
-    about = ConfigRecord({"ask": "x", "named": [0]})
+    about = ConfigRecord({"request": "x", "named": [0]})
     huge = ConfigRecord({"0": 2**40})
     step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
     with pytest.raises(ProtocolError, match="malformed"):
@@ -210,8 +210,8 @@ def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
-    resumed = GridFederation(experiment, grid, folder, CLIENT_APP)
+    first = GridFederation(experiment, grid, folder).total(request())
+    resumed = GridFederation(experiment, grid, folder)
     grid.offline = {101}
     again = resumed.total(request())
     assert np.array_equal(first.sum, again.sum)
@@ -225,10 +225,10 @@ def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_pat
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
     files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
     folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    first = GridFederation(experiment, grid, folder).total(request())
     shutil.rmtree(folder)
     folder.mkdir()
-    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    second = GridFederation(experiment, grid, folder).total(request())
     assert not np.isclose(first.sum, second.sum).any()
     assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
 

@@ -17,7 +17,6 @@ from fed_dpsd.protocol import Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
-    CLIENT_APP,
     Hospitals,
     federate,
     request,
@@ -216,7 +215,7 @@ def test_a_bad_test_split_is_said_before_hospitals_are_waited_for(tmp_path, caps
     overrides = "federation=deployment data=folder data.shape=[1,8,8] data.num_classes=10"
     config = {"overrides": f"{overrides} data.path={tmp_path}", "out": f"{tmp_path}/runs"}
     with pytest.raises(server.RunFailed, match="has no folder of a class"):
-        server.serve(Hospitals([]), config, CLIENT_APP)
+        server.serve(Hospitals([]), config)
     assert "no node connected" not in capsys.readouterr().out
 
 
@@ -296,18 +295,18 @@ def test_a_run_that_too_few_answered_goes_on_where_it_stopped(deployed, tmp_path
     )
     grid = Hospitals(files)
     folder = new_run_folder(experiment)
-    federation = GridFederation(experiment, grid, folder, CLIENT_APP)
+    federation = GridFederation(experiment, grid, folder)
     with pytest.raises(
         UserError, match=r"1 of 2 clients did not answer \(client 1: no answer within 1.5 s\)"
     ):
         runs.run(experiment, federation, folder, lambda line: setattr(grid, "offline", {101}))
     grid.offline = set()
-    server.serve(grid, {"resume": str(folder)}, CLIENT_APP)
+    server.serve(grid, {"resume": str(folder)})
     assert f"run folder: {folder}" in capsys.readouterr().out
     again = json.loads((folder / "summary.json").read_text())
     assert again["status"] == "completed"
     straight = new_run_folder(experiment)
-    federation = GridFederation(experiment, grid, straight, CLIENT_APP)
+    federation = GridFederation(experiment, grid, straight)
     summary = runs.run(experiment, federation, straight, lambda line: None)
     assert summary["student_sha256"] == again["student_sha256"]
     for file in files:
@@ -326,5 +325,5 @@ def test_a_run_that_too_few_answered_goes_on_where_it_stopped(deployed, tmp_path
 )
 def test_a_bad_resume_is_one_line(tmp_path, capsys, run_config, problem):
     with pytest.raises(server.RunFailed, match=problem):
-        server.serve(Hospitals([]), run_config, CLIENT_APP)
+        server.serve(Hospitals([]), run_config)
     assert capsys.readouterr().out.startswith("error: ")

@@ -16,7 +16,7 @@ from fed_dpsd.losses import decoupled_kd_gradient
 from fed_dpsd.privacy.events import ShuffledResponseDpEvent
 from fed_dpsd.protocol import Refusal, Response, SumStep
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, answer, federate, request, summing
+from tests.hospitals import DISTRIBUTED, Hospitals, answer, federate, request, summing
 from tests.ledgers import entries_of
 from tests.privacy.ideals import ideal
 
@@ -195,11 +195,11 @@ def test_a_resumed_run_asks_for_the_same_sum(deployed, tmp_path):
     experiment = deployed(*DISTRIBUTED)
     folder = new_run_folder(experiment)
     grid = Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP)
+    first = GridFederation(experiment, grid, folder)
     grid.offline = {102}
     total = first.total(request())
     grid.offline = set()
-    again = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
+    again = GridFederation(experiment, grid, folder).total(request())
     assert (again.sum == total.sum).all()
     assert (total.count, again.count) == (2, 2)
 
@@ -210,8 +210,8 @@ def test_a_sum_is_finished_without_one_of_those_named(deployed, tmp_path):
     experiment = deployed(*DISTRIBUTED, "answers.noise_multiplier=1e-3")
     folder = new_run_folder(experiment)
     grid = Hospitals(files)
-    whole = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
-    again = GridFederation(experiment, grid, folder, CLIENT_APP)
+    whole = GridFederation(experiment, grid, folder).total(request())
+    again = GridFederation(experiment, grid, folder)
     grid.offline = {102}
     finished = again.total(request())
     assert finished.count == whole.count == 3

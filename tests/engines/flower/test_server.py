@@ -20,7 +20,6 @@ from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL, contents
-from tests.hospitals import CLIENT_APP
 from tests.server.test_federation import request
 
 
@@ -56,7 +55,7 @@ class FakeGrid:
 
 def grid_run(experiment, nodes):
     folder = new_run_folder(experiment)
-    federation = GridFederation(experiment, FakeGrid(nodes), folder, CLIENT_APP)
+    federation = GridFederation(experiment, FakeGrid(nodes), folder)
     return runs.run(experiment, federation, folder, lambda line: None), federation
 
 
@@ -87,7 +86,7 @@ def test_every_engine_and_number_of_nodes_gives_the_same_student(small, answers)
         assert summary["student_sha256"] == local["student_sha256"]
         assert summary["queries"] == local["queries"]
         messages = federation._grid.sent
-        asked = [m.content["ask"]["kind"] for m in messages if "ask" in m.content]
+        asked = [m.content["request"]["kind"] for m in messages if "request" in m.content]
         counted = asked.count("counts") // min(nodes, 5)  # for the diagnosis, and for the method
         assert counted == (2 if "training=dp_sgd" in answers else 0)
         assert len(messages) == min(nodes, 5) * (experiment.config.rounds + 1 + counted)
@@ -122,7 +121,7 @@ def test_an_answer_takes_few_bytes(small, answers, payload):
     experiment = small("training=plain", *answers.split(), "queries_per_round=1000")
     replies = []
     grid = FakeGrid(2, lambda reply: replies.append(reply) or reply)
-    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment))
     question = request(1_000)
     given = federation.each(question)
     assert all(isinstance(response, Response) for response in given.values())
@@ -139,7 +138,7 @@ def test_an_answer_takes_few_bytes(small, answers, payload):
 
 def test_a_nodes_clients_share_its_images(small):
     experiment = small("num_clients=5", "queries_per_round=500")
-    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment))
     federation.each(question := request(500))
     asked = [sent_bytes(message.content) for message in federation._grid.sent]
     assert len(asked) == 2
@@ -148,7 +147,7 @@ def test_a_nodes_clients_share_its_images(small):
 
 def test_refusals_are_counted_out_and_named(small):
     experiment = small("privacy.budget=0")
-    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment), CLIENT_APP)
+    federation = GridFederation(experiment, FakeGrid(2), new_run_folder(experiment))
     total = federation.total(request())
     assert total.count == 0
     assert total.refused == dict.fromkeys((0, 1), "the client's privacy budget is spent")
@@ -159,7 +158,7 @@ def test_refusals_are_counted_out_and_named(small):
 
 def failing(small, **grid):
     experiment = small("federation.round_timeout_seconds=1", "federation.node_timeout_seconds=0.2")
-    return GridFederation(experiment, FakeGrid(**grid), new_run_folder(experiment), CLIENT_APP)
+    return GridFederation(experiment, FakeGrid(**grid), new_run_folder(experiment))
 
 
 def test_no_node_within_the_time_out(small):
@@ -207,9 +206,9 @@ def test_a_node_that_is_no_simulations_answers_nothing(small):
     """Its configuration would come with the message: whoever sends it could raise its budget."""
     experiment = small()
     grid = FakeGrid(1)
-    federation = GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    federation = GridFederation(experiment, grid, new_run_folder(experiment))
     grid.node_config = {}
-    with pytest.raises(ProtocolError, match=r"no simulation's.*--node-config 'site="):
+    with pytest.raises(ProtocolError, match=r"to no simulation.*--node-config 'site="):
         federation.each(request())
     grid.node_config = {"simulation": True}
     assert len(federation.each(request())) == 2
@@ -221,13 +220,13 @@ def test_a_node_that_is_no_simulations_answers_nothing(small):
 def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
     overrides = " ".join(override for override in SMALL if "num_clients" not in override)
     config = {"num_clients": 2, "out": str(tmp_path / "out"), "overrides": overrides}
-    flower.serve(FakeGrid(2), config, CLIENT_APP)
+    flower.serve(FakeGrid(2), config)
     *_, result, folder = capsys.readouterr().out.strip().splitlines()
     assert result.startswith("result: student ")
     folder = Path(folder.removeprefix("run folder: "))
     assert folder.parent == tmp_path / "out"
     before = contents(folder)
-    flower.serve(FakeGrid(0), {"resume": str(folder)}, CLIENT_APP)
+    flower.serve(FakeGrid(0), {"resume": str(folder)})
     assert contents(folder) == before
     said = ["already completed; nothing to do", result, f"run folder: {folder}"]
     assert capsys.readouterr().out.splitlines() == said
@@ -236,7 +235,7 @@ def test_the_server_app_runs_and_prints_its_result(small, tmp_path, capsys):
 def test_what_teaches_nothing_is_said_as_the_command_line_says_it(tmp_path, capsys):
     flat = {"training": "plain", "budget": 5000.0, "num_clients": 900, "out": str(tmp_path)}
     with pytest.raises(flower.RunFailed, match="num_clients=900"):
-        flower.serve(FakeGrid(1), flat, CLIENT_APP)
+        flower.serve(FakeGrid(1), flat)
     warning, error = capsys.readouterr().out.splitlines()
     assert warning.startswith("warning: budget=5000 is less than this run needs, ")
     assert error.startswith("error: num_clients=900")
@@ -248,7 +247,7 @@ def test_a_delta_that_is_too_large_is_said_as_the_command_line_says_it(tmp_path,
     flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
     for delta, large in ((1e-5, False), (0.01, True)):
         with pytest.raises(flower.RunFailed, match="no node connected"):
-            flower.serve(FakeGrid(0), flat | {"delta": delta}, CLIENT_APP)
+            flower.serve(FakeGrid(0), flat | {"delta": delta})
         said = "warning: delta=0.01 is not below one over the "
         lines = capsys.readouterr().out.splitlines()
         assert any(line.startswith(said) for line in lines) == large
@@ -259,7 +258,7 @@ def test_records_of_no_client_are_counted_as_the_command_line_counts_them(tmp_pa
     flat = {"num_clients": 3, "partition": "class", "out": str(tmp_path)}
     flat |= {"overrides": "federation.node_timeout_seconds=0.1"}
     with pytest.raises(flower.RunFailed, match="no node connected"):
-        flower.serve(FakeGrid(0), flat, CLIENT_APP)
+        flower.serve(FakeGrid(0), flat)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "at none" in line]
     assert line.startswith("warning: partition: ")
     assert "since 6 of 10 classes have no client" in line
@@ -288,7 +287,7 @@ def test_the_server_app_fails_with_one_line_and_no_traceback(
 ):
     caplog.set_level(logging.CRITICAL)
     with pytest.raises(flower.RunFailed, match=expected) as caught:
-        flower.serve(FakeGrid(nodes), run_config | {"out": str(tmp_path)}, CLIENT_APP)
+        flower.serve(FakeGrid(nodes), run_config | {"out": str(tmp_path)})
     assert caught.value.__traceback__ is None
     assert "\n" not in str(caught.value)
     assert "error: " in capsys.readouterr().out

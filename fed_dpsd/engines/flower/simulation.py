@@ -110,11 +110,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(ENDING_SECONDS)
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == process.pid:
-                os.kill(pid, signal.SIGKILL)
+    left = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(each.pid) == process.pid:
+                each.kill()
+                left.append(each)
     process.wait()
+    psutil.wait_procs(left, ENDING_SECONDS)
 
 
 # --- in the process of the simulation ---

@@ -1,4 +1,4 @@
-"""Flower's ServerApp side: a run that `flwr run` has asked for."""
+"""Flower's ServerApp: a run of `flwr run`."""
 
 import contextlib
 import logging
@@ -12,10 +12,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config, given
+from fed_dpsd.engines.ready import ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line, printable
-from fed_dpsd.experiment import Experiment, partitions, test_split, unused
+from fed_dpsd.experiment import Experiment, test_split, unused
 from fed_dpsd.models.devices import number_of_gpus, require_device
-from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
 
 @contextlib.contextmanager
 def _printing_utf8() -> Iterator[None]:
-    """Have all that is printed be valid UTF-8: Flower's upload of its log ends at anything else."""
+    """Print valid UTF-8 only: Flower stops uploading its log at anything else."""
     print_any_text()
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]
@@ -59,12 +59,11 @@ def _printing_utf8() -> Iterator[None]:
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
     """Run the experiment that `flwr run --run-config` asks for, and print its result.
 
-    With `resume`, go on with the run of that folder; no other key may be set then. A completed run
-    stays as it is.
+    With `resume`, resume the run of that folder; no other key may be set then. A completed run is
+    not changed.
 
     Raises:
-        RunFailed: the run failed. The error is the cause in one line, and Flower reports the run
-            as failed.
+        RunFailed: the run failed; the error is the cause in one line.
     """
     try:
         if resumed := str(run_config.get("resume", "")):
@@ -100,7 +99,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
 
 
 def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
-    """Return the folder of a run to go on with.
+    """Return the folder of a run to resume.
 
     Raises:
         UserError: another key is set too, or the path is relative.
@@ -113,22 +112,20 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
 
 
 def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
-    """Check what a run needs, before there is a folder, or hospitals are awaited.
+    """Check what a run needs, before its folder is made and before hospitals are awaited.
 
     Raises:
         UserError: something is missing or cannot be read.
     """
     config = experiment.config
     require_tracker(config.tracker)
-    both = config.client_device == config.server_device  # `device` sets both
-    require_device("device" if both else "server_device", config.server_device, number_of_gpus())
     if config.federation.simulation:
-        for caution in cautions(experiment):
-            print(f"warning: {as_typed(caution, run_config)}", flush=True)
-        require_writable("cache", Path(config.cache))
-        partitions(experiment)
-        for caution in filter(None, (*weak_delta(experiment), unused(experiment))):
-            print(f"warning: {as_typed(caution, run_config)}", flush=True)
+        _, warnings = ready(experiment, ())
+        for warning in filter(None, (*warnings, unused(experiment))):
+            print(f"warning: {as_typed(warning, run_config)}", flush=True)
+    else:
+        key = "device" if config.client_device == config.server_device else "server_device"
+        require_device(key, config.server_device, number_of_gpus())
     test_split(experiment)
 
 

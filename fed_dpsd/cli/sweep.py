@@ -19,9 +19,9 @@ def sweep(
         Path | None, typer.Option("--csv", help="File of the table. Default: results.csv in --out.")
     ] = None,
 ) -> None:
-    """Run a grid of experiments, and print the path of its table, the last line of stdout.
+    """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Values stand between commas, as in seed=0,1,2. The same command again skips what is finished.
+    Separate values by commas, as in seed=0,1,2. The same command resumes a sweep.
     """
     from fed_dpsd.engines.ready import ready
     from fed_dpsd.sweep import sweep as sweeps
@@ -59,10 +59,10 @@ def report(
 ) -> None:
     """Write a page, tables and figures, and print their paths; the page (HTML) is the last.
 
-    The page of one run, or of a deployment, says what came out, what is protected, and how both
-    came about. That of a sweep compares settings by means over seeds. It is one file that needs no
-    network. Figures, which are files too, show accuracy against the proven epsilon, queries,
-    seconds and partition.alpha, and which classes are confused.
+    The page of a run, or of a deployment, shows its results, its guarantees, and how it ran. The
+    page of a sweep compares settings by means over seeds. A page is one file and needs no network.
+    Figures show accuracy against the proven epsilon, queries, seconds and partition.alpha, and
+    which classes are confused.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside

@@ -36,11 +36,11 @@ class Placement:
 
     Args:
         devices: the GPUs' names.
-        processes: number of processes on all of them together.
+        processes: number of processes on all GPUs together.
         fraction: part of a GPU that Ray gives to each.
         share: bytes of a GPU for each process.
-        teachers: number of bytes thereof that a process may fill with teachers.
-        pinned: whether the configuration names the GPU, so that Ray need not choose one.
+        teachers: number of these bytes that a process may fill with teachers.
+        pinned: whether the configuration names the GPU; otherwise Ray chooses one.
     """
 
     devices: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Placement:
         """Return the environment variables of Ray's processes."""
         if not self.devices:
             return {}
-        # Ray numbers what it was told of from 0, so its number would not be the named GPU's.
+        # Ray numbers its GPUs from 0, so its number is not the named GPU's.
         numbered = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if self.pinned else {}
         return {TEACHER_BYTES: str(self.teachers), **numbered}
 
@@ -80,7 +80,7 @@ class Placement:
         number = f"{self.processes} process{'es' if self.processes > 1 else ''}"
         return (
             f"{number} on {', '.join(self.devices)}, each {self.fraction:g} of a GPU, "
-            f"{gib(self.share)} GiB, of which {gib(self.teachers)} for teachers"
+            f"{gib(self.share)} GiB, with {gib(self.teachers)} for teachers"
         )
 
 
@@ -89,14 +89,14 @@ def place(
 ) -> Placement:
     """Place the clients of a simulation on devices, before anything is read.
 
-    All GPUs that clients share hold the same number of processes, for Ray gives the same part of a
-    GPU to each. So the GPU with the least room decides, and `client_device=cuda:N` leaves it out.
+    Ray gives each process the same part of a GPU, so all shared GPUs host the same number of
+    processes, as many as fit on the GPU with the least room. `client_device=cuda:N` excludes it.
 
     Args:
         experiment: the simulation.
         nodes: Flower's nodes, >= 1; one answers at a time in a process.
         devices: the GPUs of this machine.
-        processors: its processors, of which each process takes one.
+        processors: the number of its processors; each process takes one.
 
     Raises:
         UserError: a device that the configuration names is not there, or a teacher does not fit.
@@ -134,11 +134,22 @@ def place(
     return Placement(
         devices=tuple(device.name for device in shared),
         processes=min(processes, each * len(shared)),
-        fraction=UNITS // each / UNITS,
+        fraction=fraction(each),
         share=share,
         teachers=share - work,
         pinned=pinned,
     )
+
+
+def fraction(processes: int) -> float:
+    """Return the largest part of a GPU that fits `processes` times, in Ray and in Flower.
+
+    Ray rounds a part to a ten-thousandth, and `flwr run` to 32 bits, which may make it larger.
+    """
+    units = UNITS // processes
+    while processes * float(np.float32(units / UNITS)) > 1:
+        units -= 1
+    return units / UNITS
 
 
 # --- what is needed ---

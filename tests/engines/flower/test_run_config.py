@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fed_dpsd.engines.flower.run_config import SHORT, _quoted, as_typed, from_run_config
-from fed_dpsd.engines.flower.server import RunFailed, serve
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides
 
@@ -134,9 +133,3 @@ def test_no_text_has_a_meaning_to_hydra(text):
     override = OverridesParser.create().parse_override(f"out={_quoted(text)}")
     composed = OmegaConf.create({"seed": 3, override.key_or_group: override.value()})
     assert OmegaConf.to_container(composed, resolve=True) == {"seed": 3, "out": text}
-
-
-def test_a_resumed_run_takes_no_other_key(tmp_path, capsys):
-    with pytest.raises(RunFailed, match=r"rounds is given with resume=/.*: a run keeps its conf"):
-        serve(None, NOT_GIVEN | {"resume": str(tmp_path), "rounds": 3}, tmp_path)
-    assert capsys.readouterr().out.startswith("error: rounds is given with resume=")

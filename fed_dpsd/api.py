@@ -74,7 +74,7 @@ class Run:
         return PrivacyCard(self.summary["privacy"])
 
     def export(self, folder: Path | str, form: Format = "safetensors") -> Path:
-        """Write the student, with its privacy card inside and beside it; return the file's path.
+        """Write the student and its privacy card; return the path of the student's file.
 
         Raises:
             UserError: there is no such form, the run has no student to export, or the file exists

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Bound, contraction, epsilon, unchanged_epsilon
 from fed_dpsd.privacy.epsilon import Epsilon
 from fed_dpsd.privacy.mechanism import (
@@ -23,9 +22,11 @@ from fed_dpsd.privacy.mechanism import (
     trust_of,
     weakest,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
 
+OTHER = "other"  # stands for all mechanisms that are not the run's
 TIMES_PLANNED = 100  # releases beyond this many plans are not accounted for: the card says `inf`
 
 

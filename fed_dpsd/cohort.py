@@ -1,8 +1,7 @@
-"""Cohorts: the clients that are asked in a round, by a public schedule.
+"""Cohorts: the clients that take part in a round, by a public schedule.
 
-A cohort is drawn from the public seed, so who is asked tells nothing about records. It lowers what
-a client is charged only because the client is asked less often. Its secrecy is none, so it
-amplifies no guarantee.
+A cohort is drawn from the public seed, so it reveals nothing about records. A client is charged
+less only because it answers less often: the cohort is not secret, so it amplifies no guarantee.
 """
 
 import functools
@@ -14,14 +13,14 @@ from fed_dpsd.streams import Streams
 
 
 def cohort(config: Config, number: int) -> Sequence[int]:
-    """Return the clients that are asked in round `number`, >= 1, in their order."""
+    """Return the clients of round `number`, >= 1, in their order."""
     if config.clients_per_round is None:
         return range(config.num_clients)
     return _drawn(config.seed, config.num_clients, config.clients_per_round, number)
 
 
 def most_asked(config: Config) -> int:
-    """Return the number of rounds in which the client that is asked most often is asked."""
+    """Return the largest number of rounds that a client takes part in."""
     if config.clients_per_round is None:
         return config.rounds
     return _most_drawn(config.seed, config.num_clients, config.clients_per_round, config.rounds)

@@ -1,4 +1,4 @@
-"""Errors that a person can mend, and those of a peer; each is told in one line."""
+"""Errors that users can fix, and protocol errors caused by a peer. Each prints as one line."""
 
 import errno
 import re
@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class UserError(Exception):
-    """An error that the user can mend: the message names the field, its value and the remedy."""
+    """An error that the user can fix: the message names the field, its value and the remedy."""
 
 
 class ConfigError(UserError):
@@ -70,7 +70,7 @@ def printable(text: str) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error is that of a full disk, or of a quota that is used up."""
+    """Return whether an error means a full disk or quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -134,7 +134,7 @@ def noisy_label(
 
     A gradient of norm `bound` moves a label by `step`; in the paper by step * bound, which is
     0.1 * 0.001 for an epsilon up to 1. A label may leave the simplex. A projection would bias it,
-    and the noise would no longer average out over the bank.
+    and the noise would no longer average out over the buffer.
 
     Args:
         predictions: (B, K), the student's probabilities.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fed_dpsd.accounts.account import budget_text, needed_budget
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
-from fed_dpsd.accounts.words import how_answered, how_trained, published_line, verdict
+from fed_dpsd.accounts.verdict import how_answered, how_trained, published_line, verdict
 from fed_dpsd.engines.duration import Duration, expected
 from fed_dpsd.engines.duration import words as time_text
 from fed_dpsd.experiment import Experiment, calibrated_axis
@@ -33,7 +33,7 @@ class PlannedRun:
         settings, axis = self.experiment.config.privacy, calibrated_axis(self.experiment)
         lines = [*verdict(self.experiment, self.privacy), ""]
         lines.append(f"training: {how_trained(self.experiment)}")
-        lines.append(f"answers: {how_answered(self.experiment, self.privacy)}")
+        lines.append(f"answers: {how_answered(self.experiment)}")
         if settings.target_epsilon is not None:
             mechanism = getattr(self.experiment, axis)
             unit = getattr(mechanism, "unit", "record")

@@ -290,14 +290,35 @@ class Aggregate:
     """The sum of the answers to one request.
 
     Args:
+        request: the request that clients answered. A resumed run sends again what it sent before,
+            so a server learns from this one.
         sum: (B, K) float64.
         count: number of teachers in the sum.
         refused: the reason of each client that refused.
     """
 
+    request: Request
     sum: NDArray[np.float64]
     count: int
     refused: dict[int, str] = field(default_factory=dict)
+
+
+class Replies(dict[int, Response | Refusal]):
+    """Each client's own reply to `request`, the one that was really sent, by client."""
+
+    def __init__(self, request: Request, replies: Mapping[int, Response | Refusal]) -> None:
+        super().__init__(replies)
+        self.request = request
+
+    @property
+    def answers(self) -> dict[int, Response]:
+        """Return the answers."""
+        return {client: own for client, own in self.items() if isinstance(own, Response)}
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Return the reason of each client that refused."""
+        return {client: own.reason for client, own in self.items() if isinstance(own, Refusal)}
 
 
 def misfit(request: Request, response: Response) -> str:

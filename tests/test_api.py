@@ -256,9 +256,8 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
     assert fed_dpsd.resume(place, progress=False).summary["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "options", "expected"),
-    [
+def test_what_is_wrong_is_said_before_anything_is_written(folder, subtests):
+    for overrides, options, expected in [
         ((["rounds=2"],), {}, "give strings, an argument each"),
         ((), {"nodes": 2}, "nodes=2 goes with engine=flower"),
         ((), {"engine": "flower", "nodes": 0}, "nodes=0 must be >= 1"),
@@ -271,12 +270,11 @@ def test_a_failing_run_leaves_its_traceback_and_goes_on_later(folder, monkeypatc
             "answers.k=1 must be between 2 and",
         ),
         (("trainng.steps=1",), {}, "did you mean training.steps"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_written(folder, overrides, options, expected):
-    with pytest.raises(UserError, match=expected):
-        fed_dpsd.run(*overrides, **options, progress=False)
-    assert not list(folder.iterdir())
+    ]:
+        with subtests.test(overrides=overrides, options=options, expected=expected):
+            with pytest.raises(UserError, match=expected):
+                fed_dpsd.run(*overrides, **options, progress=False)
+            assert not list(folder.iterdir())
 
 
 def test_errors_of_resume_and_plan_are_the_users(folder):

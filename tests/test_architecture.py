@@ -9,23 +9,21 @@ PACKAGE = ROOT / "fed_dpsd"
 # Each room, and what it may import besides itself: the rooms of its own line and all above it.
 LADDER = (
     {"classes", "errors", "storage", "protocol", "streams", "progress"},
-    {"plugins"},
-    {"config", "keys", "overrides"},
-    {"binder", "cohort", "losses", "data", "models", "report", "privacy"},
+    {"config"},
+    {"cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},
-    {"claims"},
-    {"papers"},
-    {"combinations"},
+    {"checks", "claims"},
     {"experiment"},
     {"accounts"},
     {"client", "server"},
     {"sweep"},
     {"engines"},
-    {"rehearsal"},
-    {"audits"},
     {"display"},
     {"planned"},
     {"api"},
+    {"papers"},
+    {"rehearsal"},
+    {"audits"},
     {"benchmarks"},
     {"cli"},
 )
@@ -39,6 +37,7 @@ APART = {  # rooms that know less than their place on the ladder would let them
     "progress": {"progress"},
     "display": {"display", "progress"},
 }
+OUTER = {"papers", "rehearsal", "audits", "benchmarks"}  # the command line alone imports them
 WALL = {"client": "server", "server": "client"}
 FILES = sorted([*PACKAGE.rglob("*.py"), *ROOT.glob("*_app/*.py")])
 
@@ -125,6 +124,19 @@ def test_rooms_import_only_what_lies_below_them():
             assert not strangers(room_of(module), source), module
 
 
+def test_the_core_leads_to_no_outer_room():
+    """Papers, audits, rehearsals and benchmarks build on the core, as plug-ins do."""
+
+    def outer(module, sources=MODULES):
+        return {room_of(f"{name}.") for name in reached(module, sources)} & OUTER
+
+    core = [m for m in MODULES if room_of(f"{m}.") not in OUTER | {"cli"}]
+    assert {module: found for module in core if (found := outer(module))} == {}
+    planted = "def late():\n    from fed_dpsd.papers.gradient_sum import GradientSum"  # the control
+    changed = MODULES | {"fed_dpsd.checks": f"{MODULES['fed_dpsd.checks']}\n{planted}\n"}
+    assert {module for module in core if outer(module, changed)} > {"fed_dpsd.experiment"}
+
+
 def test_privacy_imports_no_other_room():
     assert APART["privacy"] == {"privacy"}
     own = [module for module in MODULES if module.startswith("fed_dpsd.privacy")]
@@ -147,6 +159,7 @@ def test_a_planted_import_is_caught():
         ("fed_dpsd.privacy.noise", "from fed_dpsd.config import UserError"),
         ("fed_dpsd.methods.local", "from fed_dpsd import experiment"),
         ("fed_dpsd.engines.flower.supernode", "from fed_dpsd.rehearsal.sites import write_site"),
+        ("fed_dpsd.checks", "from fed_dpsd.papers.gradient_sum import GradientSum"),
     ):
         source = f"{MODULES[module]}\n{planted}\n"
         assert strangers(room_of(module), source), module
@@ -170,7 +183,7 @@ LIBRARIES = {
         *("fed_dpsd/benchmarks/flower_fedavg.py", "fed_dpsd/benchmarks/row.py"),
     },
     "flwr_datasets": {"fed_dpsd/data/partition.py"},
-    "hydra": {"fed_dpsd/overrides.py"},
+    "hydra": {"fed_dpsd/config/compose.py"},
     **{name: set() for name in ("pickle", "dill", "cloudpickle", "joblib", "shelve")},
 }
 

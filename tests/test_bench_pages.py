@@ -1,13 +1,13 @@
 """Pages that show figures of benches agree with the JSON beside them.
 
-`python -m tests.test_bench_pages` writes their marked places anew (fed_dpsd/report/bench.py).
+`python -m tests.test_bench_pages` updates their marked places (fed_dpsd/benchmarks/report.py).
 """
 
 from pathlib import Path
 
 import pytest
 
-from fed_dpsd.report.bench import MARK, filled
+from fed_dpsd.benchmarks.report import MARK, filled
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if MARK.search(path.read_text())]
@@ -16,7 +16,7 @@ PAGES = [path for path in sorted(DOCS.rglob("*.md")) if MARK.search(path.read_te
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_page_shows_what_its_bench_measured(page):
     text = page.read_text()
-    assert filled(text, page.parent) == text, "write it anew: python -m tests.test_bench_pages"
+    assert filled(text, page.parent) == text, "update it: python -m tests.test_bench_pages"
 
 
 def test_every_mark_is_closed():

@@ -11,10 +11,10 @@ from PIL import Image
 
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks, sampling
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.placement import place
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device, gib
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
@@ -52,7 +52,7 @@ def call(tmp_path, monkeypatch, capsys):
 def test_the_commands_of_readme_and_of_the_page_of_commands_run(command, call, monkeypatch):
     """At a small size; RUN is a run folder.
 
-    Those that start Flower run in test_superlink, test_rehearsal and test_rows.
+    Those that start Flower run in test_simulation, test_rehearsal and test_rows.
     """
     words = shlex.split(command, comments=True)[1:]
     if "RUN" in words:

@@ -1,7 +1,6 @@
 """The documentation site: links, the nav, the pages that are made, and a build without warnings."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +17,8 @@ from fed_dpsd import cli  # noqa: E402
 from fed_dpsd.storage import conf_folder  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    ("text", "origin", "there"),
-    [
+def test_links_lead_to_pages_of_the_site(subtests):
+    for text, origin, there in [
         ("[a](docs/privacy.md#names)", "README.md", "[a](privacy.md#names)"),
         ("[a](../README.md)", "docs/privacy.md", "[a](index.md)"),
         ("[a](../../README.md)", "docs/howto/budgets.md", "[a](../index.md)"),
@@ -40,10 +38,9 @@ from fed_dpsd.storage import conf_folder  # noqa: E402
         ),
         ("[a](https://flower.ai)", "README.md", "[a](https://flower.ai)"),
         ("[a](nowhere.md)", "docs/privacy.md", "[a](nowhere.md)"),  # mkdocs warns of it
-    ],
-)
-def test_links_lead_to_pages_of_the_site(text, origin, there):
-    assert hooks.rewritten(text, origin) == there
+    ]:
+        with subtests.test(text=text, origin=origin, there=there):
+            assert hooks.rewritten(text, origin) == there
 
 
 def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
@@ -55,27 +52,6 @@ def test_a_page_that_no_line_of_the_nav_names_is_found_by_its_folder():
         {"Results": ["r/one.md"]},
         "r/last.md",
     ]
-
-
-def test_lines_of_source_have_the_anchors_that_they_have_on_github():
-    path = "fed_dpsd/cohort.py"
-    page = hooks.source_page(path)
-    lines = (ROOT / path).read_text().splitlines()
-    anchors = [int(number) for number in re.findall(r'id="L(\d+)"', page)]
-    assert anchors == list(range(1, len(lines) + 1))
-
-
-@pytest.mark.parametrize(
-    ("html", "found"),
-    [
-        ('<script src="https://unpkg.com/x.js"></script>', True),
-        ('<link rel="stylesheet" href="//fonts.googleapis.com/css">', True),
-        ("<img src=https://example.org/a.png>", True),
-        ('<script src="../assets/x.js"></script> <a href="https://flower.ai">Flower</a>', False),
-    ],
-)
-def test_what_a_page_loads_from_the_network_is_noticed(html, found):
-    assert bool(hooks._LOADED.search(html)) == found
 
 
 def test_the_reference_has_every_command_every_choice_and_every_key():

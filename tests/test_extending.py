@@ -45,10 +45,9 @@ def run_all(commands, folder):
                 sys.exit(f"failed: {words}")
 
 
-@pytest.fixture
-def project(tmp_path):
-    """The page's package, and a folder of colour images."""
-    write_installed(tmp_path)
+def write_retinas(folder):
+    """A folder of colour images for the page's data set."""
+    folder.mkdir()
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         rows = []
@@ -58,9 +57,15 @@ def project(tmp_path):
             Image.fromarray(pixels).save(buffer, "PNG")
             picture = {"bytes": buffer.getvalue(), "path": None}
             rows.append({"image": picture, "label": index % 5, "patient": f"{split}{index // 3}"})
-        (tmp_path / "FOLDER").mkdir(exist_ok=True)
         table = pyarrow.Table.from_pylist(rows)
-        pyarrow.parquet.write_table(table, tmp_path / "FOLDER" / f"{split}.parquet")
+        pyarrow.parquet.write_table(table, folder / f"{split}.parquet")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The page's package, and a folder of images."""
+    write_installed(tmp_path)
+    write_retinas(tmp_path / "FOLDER")
     return tmp_path
 
 
@@ -76,7 +81,7 @@ def small(command):
 
 
 @pytest.mark.slow
-def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
+def test_the_page_adds_a_method_a_mechanism_a_training_a_network_and_a_data_set(project):
     assert COMMANDS
     commands = [small(command) for command in COMMANDS]
     log = project / "log"
@@ -91,9 +96,11 @@ def test_the_page_adds_a_method_a_mechanism_a_network_and_a_data_set(project):
     ]
     assert sum("proven inf" in line for line in results) == 1
     note = "not reviewed: nothing is proven of what example==1.0 does"
-    assert text.count(f", {note}") == 8  # each run's beginning and result, each plan's notes
-    assert text.count(f"\n{note}\n") == 2  # each plan's verdict
-    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 2 * 6
+    assert text.count(f", {note}") == 9  # each run's beginning and result, each plan's notes
+    assert text.count(f"\n{note}\n") == 3  # each plan's verdict
+    assert len(re.findall(r"epsilon planned: .*, not reviewed\)", text)) == 3 * 6
+    assert "training: on labels smoothed by 0.1, without noise\n" in text
+    assert "answers: probabilities, with Laplace noise of 40 on each\n" in text
     audits = re.findall(r"proven epsilon .*", text)
     assert audits
     assert all(", not reviewed)" in line for line in audits)
@@ -141,10 +148,12 @@ def test_the_pages_mechanism_is_refuted_where_its_event_is_too_small(project):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tmp_path):
-    """In an environment of its own, where both are installed."""
+    """In an environment of its own, where both are installed; every part is the plug-in's."""
     program = with_wheel(tmp_path, write(tmp_path / "package"))
+    write_retinas(tmp_path / "FOLDER")
     settings = [s for s in SMALL if not s.startswith(("method.", "answers="))]
     chosen = ["method=blend", "answers=laplace_probabilities", "model.teacher=mlp_deep"]
+    chosen += ["training=smoothed", "training.steps=5", "data=retina", "data.path=FOLDER"]
     words = ["run", "plugins=example", *settings, *chosen, "method.batch_size=32", "rounds=2"]
     hashes = set()
     for engine in (["local"], ["flower", "--nodes", "2"]):
@@ -153,3 +162,7 @@ def test_a_wheel_and_a_package_of_ones_own_give_the_same_bits_on_both_engines(tm
         hashes.add(read_summary(Path(done.stdout.splitlines()[-1]))["student_sha256"])
         shutil.rmtree(tmp_path / "home" / "cache" / "teachers")
     assert len(hashes) == 1
+    words = ["privacy", "plan", "plugins=example", "training=smoothed"]
+    plan = said_by(program, tmp_path, *words, "answers=laplace_probabilities").stdout
+    assert "training: on labels smoothed by 0.1, without noise\n" in plan
+    assert "answers: probabilities, with Laplace noise of 40 on each\n" in plan

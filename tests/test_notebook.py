@@ -53,15 +53,6 @@ def test_it_runs_and_says_of_privacy_what_it_has_kept(tmp_path, monkeypatch):
     assert "epsilon proven: 2.98" in text(found[compared[1]])
 
 
-def test_it_is_small_and_tells_nothing_of_the_machine_it_ran_on():
-    content = NOTEBOOK.read_text()
-    assert len(content) < 200_000
-    assert [word for word in ("/work", "/home", "/tmp", "stderr") if word in content] == []
-    cells = code_cells(json.loads(content))
-    assert all(cell["outputs"] for cell in cells if "import" not in cell["source"][0])
-    assert all(cell["execution_count"] is None for cell in cells)
-
-
 if __name__ == "__main__":
     import nbformat
 

@@ -7,21 +7,24 @@ import pytest
 import yaml
 
 from fed_dpsd.accounts.card import NOT_REVIEWED_NOTE, account, plan_of, privacy_card
+from fed_dpsd.accounts.verdict import how_answered, how_trained
 from fed_dpsd.client import hospital as hospitals
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.config import to_json
+from fed_dpsd.config.compose import compose
+from fed_dpsd.config.plugins import find, named_in
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_json, load_data, set_up
-from fed_dpsd.overrides import compose
-from fed_dpsd.plugins import find, named_in
+from fed_dpsd.planned import planned_run
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.sweep.grid import one_run
-from tests.client.test_site import make, records, request  # noqa: F401
+from tests.client.conftest import records  # noqa: F401
+from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, site_file
 from tests.ledgers import entries_of
 from tests.plugin import installed, write_installed
@@ -41,19 +44,16 @@ def example(tmp_path):
 # --- names ---
 
 
-@pytest.mark.parametrize(
-    ("typed", "names"),
-    [
-        ("plugins=a", ["a"]),
-        ("plugins=[a]", ["a"]),
-        ("plugins=['a', \"b\"]", ["a", "b"]),
-        ("plugins=a,b==1.0", ["a", "b==1.0"]),
-        ("plugins=[]", []),
-        ("plugins=", []),
-    ],
-)
-def test_plugins_are_named_as_a_word_or_as_a_list(typed, names):
-    assert named_in(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"])
+def test_plugins_are_named_as_a_word_or_as_a_list():
+    for typed, names in {
+        "plugins=a": ["a"],
+        "plugins=[a]": ["a"],
+        "plugins=['a', \"b\"]": ["a", "b"],
+        "plugins=a,b==1.0": ["a", "b==1.0"],
+        "plugins=[]": [],
+        "plugins=": [],
+    }.items():
+        assert named_in(["rounds=2", typed, "seed=1"]) == (names, ["rounds=2", "seed=1"]), typed
 
 
 def test_a_plugin_is_found_by_its_entry_point(example):
@@ -63,29 +63,29 @@ def test_a_plugin_is_found_by_its_entry_point(example):
     assert find(["example==1.0"]) == (plugin,)
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("plugins=exmple", r"plugins=exmple is not installed; .* \(installed: example\)"),
-        ("plugins=example==2.0", "plugins=example: version 1.0 is installed, and 2.0 is asked for"),
-        ("plugins=os", "plugins=os is not installed"),
-        ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
-        ("plugins=example answers=laplace", "choose one of: .*label, laplace_probabilities, noisy"),
-        ("model.teacher=mlp_deep", "mlp_deep.* is unknown"),
-        (
-            "answers._target_=fed_dpsd_example.laplace_probabilities.LaplaceProbabilities",
-            "is not a class fed_dpsd.privacy.MODULE.CLASS",
-        ),
-        ("plugins=example answers._target_=os.path.join", "is not a class fed_dpsd.privacy.MODULE"),
-        (
-            "plugins=example answers._target_=fed_dpsd_example.networks.mlp_deep",
-            "is not a class fed_dpsd.privacy.MODULE.CLASS or fed_dpsd_example.MODULE.CLASS",
-        ),
-    ],
-)
-def test_what_is_not_installed_or_not_named_is_not_there(example, tmp_path, typed, expected):
-    with pytest.raises(ConfigError, match=expected):
-        set_up(compose(typed.split()), tmp_path)
+NOT_THERE = [
+    ("plugins=exmple", r"plugins=exmple is not installed; .* \(installed: example\)"),
+    ("plugins=example==2.0", "plugins=example: version 1.0 is installed, and 2.0 is asked for"),
+    ("plugins=os", "plugins=os is not installed"),
+    ("answers=laplace_probabilities", "answers=laplace_probabilities is unknown"),
+    ("plugins=example answers=laplace", "choose one of: .*label, laplace_probabilities, noisy"),
+    ("model.teacher=mlp_deep", "mlp_deep.* is unknown"),
+    (
+        "answers._target_=fed_dpsd_example.laplace_probabilities.LaplaceProbabilities",
+        "is not a class fed_dpsd.privacy.MODULE.CLASS",
+    ),
+    ("plugins=example answers._target_=os.path.join", "is not a class fed_dpsd.privacy.MODULE"),
+    (
+        "plugins=example answers._target_=fed_dpsd_example.networks.mlp_deep",
+        "MODULE.CLASS or fed_dpsd.papers.MODULE.CLASS or fed_dpsd_example.MODULE.CLASS",
+    ),
+]
+
+
+def test_what_is_not_installed_or_not_named_is_not_there(example, tmp_path):
+    for typed, expected in NOT_THERE:
+        with pytest.raises(ConfigError, match=expected):
+            set_up(compose(typed.split()), tmp_path)
 
 
 def test_a_file_by_the_name_of_ours_is_an_error(example):
@@ -135,6 +135,44 @@ def test_plugins_are_a_flat_key_of_flower_too(example, typed):
     experiment = from_run_config({"plugins": typed, "method": "blend", "training": "plain"})
     assert experiment.config.plugins == ("example==1.0",)
     assert type(experiment.method).__module__ == "fed_dpsd_example.blend"
+
+
+# --- what parts of a plug-in check and say ---
+
+
+def test_the_problems_of_a_plugins_parts_come_with_all_others(example, tmp_path):
+    typed = ["plugins=example", "method=blend", "training=smoothed", "partition=class"]
+    typed += ["answers=laplace_probabilities", "data=cifar100", "data.num_classes=101"]
+    typed += ["pictures=scikit-learn", "model.student=cnn9", "teacher.path=t", "teacher.arch=cnn"]
+    with pytest.raises(ConfigError) as caught:
+        set_up(compose(typed), tmp_path)
+    for part in (
+        "partition=class: training=smoothed gives a part of each label to classes",  # its own
+        "data.num_classes=101: answers=laplace_probabilities draws noise for every class",
+        "teacher.path=t: training=smoothed trains its teachers itself",  # its base's
+        "pictures=scikit-learn: method=blend sends no pictures",
+        "model.student=cnn9 is unknown; choose one of: cnn, ",  # ours
+    ):
+        assert any(problem.startswith(part) for problem in caught.value.problems), part
+
+
+def test_a_class_that_derives_from_nothing_of_ours_is_an_error(example, tmp_path):
+    path = example / "fed_dpsd_example" / "laplace_probabilities.py"
+    path.write_text(path.read_text().replace("Probabilities(Mechanism)", "Probabilities"))
+    wanted = "answers._target_: LaplaceProbabilities does not derive from .*mechanism.Mechanism"
+    with pytest.raises(ConfigError, match=wanted):
+        set_up(compose([*MECHANISM]), tmp_path)
+
+
+def test_a_plugins_parts_describe_themselves_on_plans_and_cards(example, tmp_path):
+    typed = ["plugins=example", "training=smoothed", "answers=laplace_probabilities"]
+    experiment = set_up(compose(typed), tmp_path)
+    assert how_trained(experiment) == "on labels smoothed by 0.1, without noise"
+    assert how_answered(experiment) == "probabilities, with Laplace noise of 40 on each"
+    text = str(planned_run(experiment))
+    assert f"training: {how_trained(experiment)}\nanswers: {how_answered(experiment)}\n" in text
+    blend = set_up(compose(["plugins=example", "method=blend"]), tmp_path)
+    assert how_answered(blend) == "none: the teachers' own weights leave the clients"
 
 
 # --- what a run records ---

@@ -31,9 +31,8 @@ def test_the_digest_covers_all_of_an_ask():
     assert len({other.digest() for other in [first, *others]}) == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
+def test_malformed_asks_are_refused(subtests):
+    for change, expected in [
         ({"images": np.zeros((3, 1, 8, 8), np.float32)}, "images are float32"),
         ({"images": np.zeros((3, 8, 8), np.uint8)}, r"shape \(3, 8, 8\)"),
         ({"predictions": np.zeros((3, 10))}, "predictions are float64"),
@@ -42,40 +41,34 @@ def test_the_digest_covers_all_of_an_ask():
         ({"kind": "records"}, "kind='records' is unknown"),
         ({"kind": "counts"}, "counts with 3 images"),
         ({"kind": "weights"}, "weights with 3 images"),
-    ],
-)
-def test_malformed_asks_are_refused(change, expected):
-    with pytest.raises(ProtocolError, match=expected):
-        dataclasses.replace(request(), **change)
+    ]:
+        with subtests.test(expected), pytest.raises(ProtocolError, match=expected):
+            dataclasses.replace(request(), **change)
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
+def test_answers_that_do_not_fit_are_told(subtests):
+    for response, expected in [
         (Response(2, np.zeros((3, 10))), "query_id=2, asked 1"),
         (Response(1, np.zeros((3, 9))), r"shape \(3, 9\)"),
         (Response(1, np.zeros((3, 10), np.int64)), "type int64"),
-    ],
-)
-def test_answers_that_do_not_fit_are_told(response, expected):
-    assert re.search(expected, misfit(request(), response))
+    ]:
+        with subtests.test(response=response, expected=expected):
+            assert re.search(expected, misfit(request(), response))
 
 
-@pytest.mark.parametrize(
-    ("kind", "fitting", "misfits"),
-    [
+def test_counts_and_weights_have_shapes_of_their_own(subtests):
+    for kind, fitting, misfits in [
         ("counts", (1, 10), [(10,), (1, 9), (2, 10), (0, 10), (1, 10, 1)]),
         ("weights", (7, 1), [(7,), (7, 2), (7, 1, 1)]),
-    ],
-)
-def test_counts_and_weights_have_shapes_of_their_own(kind, fitting, misfits):
-    question = Request.without_images(kind, (1, 8, 8), 10)
-    assert (question.kind, question.nbytes, len(question.images)) == (kind, 0, 0)
-    assert misfit(question, Response(0, np.zeros(fitting, np.float32))) == ""
-    for shape in misfits:
-        assert f"values of shape {shape}" in misfit(question, Response(0, np.zeros(shape)))
-    assert "type int64" in misfit(question, Response(0, np.zeros(fitting, np.int64)))
-    assert "query_id=1, asked 0" in misfit(question, Response(1, np.zeros(fitting)))
+    ]:
+        with subtests.test(kind=kind, fitting=fitting, misfits=misfits):
+            question = Request.without_images(kind, (1, 8, 8), 10)
+            assert (question.kind, question.nbytes, len(question.images)) == (kind, 0, 0)
+            assert misfit(question, Response(0, np.zeros(fitting, np.float32))) == ""
+            for shape in misfits:
+                assert f"values of shape {shape}" in misfit(question, Response(0, np.zeros(shape)))
+            assert "type int64" in misfit(question, Response(0, np.zeros(fitting, np.int64)))
+            assert "query_id=1, asked 0" in misfit(question, Response(1, np.zeros(fitting)))
 
 
 def test_asks_of_other_kinds_are_other_asks():

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import itertools
 import json
 import os
 import signal
@@ -15,8 +16,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.storage import (
     Unwritable,
     append_line,
-    client_name,
-    npz_of,
     remove,
     replacing,
     write_atomically,
@@ -142,32 +141,42 @@ def _failing_at(monkeypatch, number, cause):
     monkeypatch.setattr(storage, "sync", refused)
 
 
-@pytest.mark.parametrize(
-    ("cause", "words"),
-    [
-        (errno.ENOSPC, "no space left in {}; free 1 MB or more, or choose a folder on another"),
-        (errno.EDQUOT, "no space left in {}; free 1 MB or more, or choose a folder on another"),
-        (errno.EACCES, "{}/.* cannot be written \\(Permission denied\\); choose another folder"),
-        (errno.EROFS, "{}/.* cannot be written \\(Read-only file system\\); choose another folder"),
-    ],
-)
-@pytest.mark.parametrize("number", range(4))
 def test_a_disk_that_refuses_any_of_several_files_leaves_all_as_they_were(
-    tmp_path, monkeypatch, number, cause, words
+    tmp_path, monkeypatch, subtests
 ):
     """The control is a disk that refuses none of the three."""
-    old = _old(tmp_path)
-    new = dict(zip(old, (b"new", np.zeros(9), b"newer"), strict=True))
-    _failing_at(monkeypatch, number, cause)
-    if number == 3:
-        monkeypatch.undo()
-        write_together(new)
-        assert (tmp_path / "card.json").read_bytes() == b"new"
-        assert np.array_equal(np.load(tmp_path / "labels.npy"), np.zeros(9))
-    else:
-        with pytest.raises(UserError, match=words.format(tmp_path)):
-            write_together(new)
-        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == old
+    cases = itertools.count()
+    for number in range(4):
+        for cause, words in [
+            (errno.ENOSPC, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+            (errno.EDQUOT, "no space left in {}; free 1 MB or more, or choose a folder on another"),
+            (
+                errno.EACCES,
+                "{}/.* cannot be written \\(Permission denied\\); choose another folder",
+            ),
+            (
+                errno.EROFS,
+                "{}/.* cannot be written \\(Read-only file system\\); choose another folder",
+            ),
+        ]:
+            with (
+                subtests.test(cause=cause, words=words, number=number),
+                monkeypatch.context() as patch,
+            ):
+                folder = tmp_path / f"{next(cases)}"
+                folder.mkdir()
+                old = _old(folder)
+                new = dict(zip(old, (b"new", np.zeros(9), b"newer"), strict=True))
+                _failing_at(patch, number, cause)
+                if number == 3:
+                    patch.undo()
+                    write_together(new)
+                    assert (folder / "card.json").read_bytes() == b"new"
+                    assert np.array_equal(np.load(folder / "labels.npy"), np.zeros(9))
+                else:
+                    with pytest.raises(UserError, match=words.format(folder)):
+                        write_together(new)
+                    assert {path: path.read_bytes() for path in folder.iterdir()} == old
 
 
 def test_a_disk_of_300_kb_says_how_much_is_to_be_freed_and_stays_empty(small_disk):
@@ -248,21 +257,6 @@ def test_json_can_be_read_by_people_and_what_is_removed_may_be_gone_already(tmp_
     assert not list(path.parent.iterdir())
 
 
-def test_an_npz_holds_arrays_and_numbers_by_their_names():
-    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    with np.load(io.BytesIO(npz_of({"values": values, "teachers": 3})), allow_pickle=False) as read:
-        assert set(read.files) == {"values", "teachers"}
-        assert np.array_equal(read["values"], values)
-        assert read["values"].dtype == np.uint8
-        assert int(read["teachers"]) == 3
-
-
-def test_clients_files_sort_by_their_numbers():
-    assert client_name(7) == "client_007"
-    names = [client_name(number) for number in range(1_000)]
-    assert sorted(names) == names
-
-
 def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("FED_DPSD_HOME", str(tmp_path))
     assert storage.home() == tmp_path
@@ -276,29 +270,27 @@ def test_the_home_is_what_the_environment_says(monkeypatch, tmp_path):
 ODD = "é β \udce9 😀"
 
 
-@pytest.mark.parametrize(
-    ("encoding", "shown"),
-    [
+def test_streams_take_any_text_in_any_encoding(monkeypatch, subtests):
+    """The control prints the same before streams are told to take it."""
+    for encoding, shown in [
         ("utf-8", "é β ".encode() + b"\xe9" + " 😀".encode()),
         ("latin-1", rb"\xe9 \u03b2 \udce9 \U0001f600".replace(rb"\xe9", b"\xe9")),
         ("ascii", rb"\xe9 \u03b2 \udce9 \U0001f600"),
         ("utf-16-le", rb"\udce9"),
-    ],
-)
-def test_streams_take_any_text_in_any_encoding(monkeypatch, encoding, shown):
-    """The control prints the same before streams are told to take it."""
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
-    monkeypatch.setattr("sys.stdout", streams[0])
-    monkeypatch.setattr("sys.stderr", streams[1])
-    with pytest.raises(UnicodeEncodeError):
-        print(ODD)
-    storage.print_any_text()
-    for stream in streams:
-        print(ODD, end="", file=stream, flush=True)
-        if encoding == "utf-16-le":
-            assert shown.decode() in stream.buffer.getvalue().decode(encoding)
-        else:
-            assert stream.buffer.getvalue() == shown
+    ]:
+        with subtests.test(encoding=encoding, shown=shown), monkeypatch.context() as patch:
+            streams = [io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2)]
+            patch.setattr("sys.stdout", streams[0])
+            patch.setattr("sys.stderr", streams[1])
+            with pytest.raises(UnicodeEncodeError):
+                print(ODD)
+            storage.print_any_text()
+            for stream in streams:
+                print(ODD, end="", file=stream, flush=True)
+                if encoding == "utf-16-le":
+                    assert shown.decode() in stream.buffer.getvalue().decode(encoding)
+                else:
+                    assert stream.buffer.getvalue() == shown
 
 
 def test_text_that_is_no_unicode_is_an_escape_too(monkeypatch):

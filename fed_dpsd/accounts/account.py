@@ -11,14 +11,14 @@ from typing import Literal
 
 from dp_accounting import ComposedDpEvent, DpEvent
 
-from fed_dpsd.accounts.charge_log import OTHER
 from fed_dpsd.accounts.entry import Entry, EntryKind, described
 from fed_dpsd.accounts.ledger import Ledger, LedgerError
+from fed_dpsd.claims import OTHER
 from fed_dpsd.config import PrivacyConfig
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, smallest_budget, within_budget
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Charged, Relation, trust_of
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases, Request, Statement
 
 WhenRecordsChange = Literal["refuse", "retrain"]
@@ -43,12 +43,12 @@ class Unplanned(BudgetSpent):
 
 
 class RecordsChanged(Exception):
-    """The records differ from those that the client joined the run with; nothing was charged."""
+    """The records have changed since the client joined the run; nothing was charged."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A client's note on a run, kept beside its ledger.
+    """A client's note on a run, kept with its ledger.
 
     Args:
         records: keyed digest of the client's records; "" before it joined.
@@ -75,7 +75,7 @@ class Account:
         run: the coordinator's name of the run.
         most_queries: number of images that the ledger may ever hold answers to. A charge without
             images, such as a training, counts as one.
-        when_records_change: whether the client goes on with a run during which its records change.
+        when_records_change: whether the client continues a run during which its records change.
         plugins: whether the run has plug-ins, so that its charges are marked as not reviewed.
     """
 
@@ -211,7 +211,7 @@ class Account:
         """Name the limit that the planned run would exceed; "" if it exceeds none.
 
         Args:
-            paid: names of the mechanisms of which one release is paid for: the teachers' first
+            paid: names of the mechanisms with one release paid for: the teachers' first
                 training, and class counts.
         """
         unpaid = [
@@ -268,7 +268,7 @@ class Account:
             training=training,
         )
         if self.ledger.charges().queries + max(queries, 1) + reserved > self._most_queries:
-            raise BudgetSpent("the client has answered as many queries as it ever will")
+            raise BudgetSpent("the client has reached its lifetime query limit")
         if not self._budget_admits(entry):
             raise BudgetSpent("the client's privacy budget is spent")
         return entry

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
-from fed_dpsd.accounts.reading import is_database, ledgers_in
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import Config, read_yaml
+from fed_dpsd.config import Config
+from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan, PublicContext
+from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import pictures, pretrained
 from fed_dpsd.privacy.accounting import Bound, prove
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED_NOTE, Epsilon, reviewed
@@ -30,6 +31,7 @@ from fed_dpsd.privacy.mechanism import (
     Unit,
     quorum_of,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon, published_of_training
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Releases
@@ -95,7 +97,7 @@ class PrivacyCard:
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Return a line on each proven epsilon, with what else is proven beside it."""
+        """Return a line on each proven epsilon, with what else is proven."""
         lines = []
         for row in self.content["proven"]:
             claim, beside = Epsilon.from_json(row), row["beside"]
@@ -164,7 +166,7 @@ def privacy_card(
     The proven epsilons cover the whole plan, even if only a part of it was used, and all that was
     charged besides. Where the teachers were trained privately, there are several proofs of each: by
     the training, by what leaves, and perhaps by both together. All hold. The smallest number is the
-    claim, the others stand beside it (docs/privacy.md, "Two axes"). No number here depends on
+    claim; the others are listed with it (docs/privacy.md, "Two axes"). No number here depends on
     records: cards are public.
 
     Args:

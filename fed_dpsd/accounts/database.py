@@ -1,17 +1,21 @@
-"""The database that a ledger's file is: its tables, their checksums, and who may use it when."""
+"""The database that a ledger's file is: its tables and checksums, who may use it, and its errors.
+
+FOLDER/client_003.sqlite holds all charges, answers and notes of a client. Without
+FOLDER/client_003.created, a client whose database was deleted would start an empty account.
+"""
 
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fed_dpsd.accounts.charges import Charges
-from fed_dpsd.accounts.errors import other_format
-from fed_dpsd.storage import sync
+from fed_dpsd.accounts.entry import Charges, Entry
+from fed_dpsd.errors import UserError, is_full
+from fed_dpsd.storage import Unwritable, client_name, sync
 
 FORMAT = 2
 _PATIENCE = 600.0  # seconds to wait for another process; what it holds it holds for milliseconds
@@ -123,7 +127,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def let_go(connection: sqlite3.Connection) -> None:
     """Let others use the file, and delete its journal, which holds nothing after a commit.
 
-    After a write that failed the journal is what mends the file: then a connection is only closed.
+    After a failed write the journal repairs the file: then a connection is only closed.
     """
     with suppress(sqlite3.Error):
         connection.execute("PRAGMA locking_mode = NORMAL")
@@ -137,7 +141,7 @@ def opened(path: Path, mode: Literal["ro", "rw"]) -> sqlite3.Connection:
 
 
 def journal(path: Path) -> Path:
-    """Return the file that SQLite keeps beside a file while it writes there."""
+    """Return the file that SQLite keeps next to a file while it writes there."""
     return path.with_name(f"{path.name}-journal")
 
 
@@ -161,3 +165,135 @@ def _link(previous: bytes, content: str) -> bytes:
 def checksum(table: str, name: str, content: bytes) -> bytes:
     """Return the seal of an answer or a note: over what it is, too, not over its content alone."""
     return hashlib.sha256(f"{table} {name}\n".encode() + content).digest()
+
+
+# --- ledgers that are only looked at: nothing is written ---
+
+
+def ledger_path(folder: Path, client: int) -> Path:
+    """Return the file of a client's ledger."""
+    return folder / f"{client_name(client)}.sqlite"
+
+
+def marker_path(path: Path) -> Path:
+    """Return the file that records that something was written to the ledger at `path`."""
+    return path.with_suffix(".created")
+
+
+def check_not_lost(path: Path) -> None:
+    """Check that the ledger at `path` was not deleted or emptied after its first charge.
+
+    Raises:
+        LedgerError: it was.
+    """
+    if marker_path(path).exists() and not holds_anything(path):
+        raise LedgerError(
+            f"the ledger {path} is gone or empty, but {marker_path(path).name} shows that it was "
+            "used; restore it from a backup: without it nobody knows what this client has spent"
+        )
+
+
+def ledgers_in(folder: Path) -> dict[str, Path]:
+    """Return the ledger of each client by its name, lost ones too; reading those raises.
+
+    Raises:
+        LedgerError: the folder cannot be read.
+    """
+    with usable(folder):
+        found = {path for path in folder.glob("client_*.sqlite") if holds_anything(path)}
+        found |= {path.with_suffix(".sqlite") for path in folder.glob("client_*.created")}
+        return {path.stem: path for path in sorted(found)}
+
+
+def header(path: Path) -> Mapping[str, Any]:
+    """Return the format, data and client of the ledger at `path`; empty where nothing was written.
+
+    Raises:
+        LedgerError: the file is missing, corrupt or of another format.
+    """
+    return content_of(path).header
+
+
+def read(path: Path) -> Sequence[Entry]:
+    """Return all charges of the ledger at `path`, oldest first.
+
+    Nothing is written, and no other process is kept out.
+
+    Raises:
+        LedgerError: the file is missing, corrupt or of another format.
+    """
+    return content_of(path).charges.entries()
+
+
+def is_database(path: Path) -> bool:
+    """Return whether a file is a ledger, by its name or its first bytes."""
+    with usable(path), path.open("rb") as file:
+        return path.suffix == ".sqlite" or file.read(16) == b"SQLite format 3\0"
+
+
+def content_of(path: Path) -> Content:
+    """Return the verified content of a database, as it is at one time.
+
+    Raises:
+        LedgerError: the file is missing, corrupt or of another format.
+    """
+    check_not_lost(path)
+    with usable(path), closing(opened(path, "ro")) as connection:
+        connection.execute("BEGIN")
+        return load(connection, path)
+
+
+# --- errors ---
+
+
+class LedgerError(UserError):
+    """A ledger cannot be read, believed or written: nothing may be drawn."""
+
+
+@contextmanager
+def usable(path: Path) -> Iterator[None]:
+    """Turn what goes wrong inside with the file at `path` into an error with a remedy.
+
+    Raises:
+        LedgerError: the disk or the file's content is at fault.
+    """
+    try:
+        yield
+    except Unwritable as error:
+        raise LedgerError(f"{error}; until then this client answers nothing") from error
+    except (OSError, sqlite3.OperationalError) as error:
+        # A statement that does not fit the file's tables, or text that is none, is no trouble of
+        # the disk's; SQLite calls it operational nevertheless.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        if isinstance(error, sqlite3.OperationalError) and code == sqlite3.SQLITE_ERROR:
+            raise _corrupt(path, error) from error
+        if code == sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise LedgerError(
+                f"a write to the ledger {path} was cut short; the client's next start repairs it"
+            ) from error
+        if code == sqlite3.SQLITE_FULL or is_full(error):
+            raise LedgerError(
+                f"no space left for the ledger {path}; free some: until then this client answers "
+                "nothing"
+            ) from error
+        raise LedgerError(
+            f"the ledger {path} cannot be read or written ({error}); free disk space, fix its "
+            "permissions, or end the process that holds it: until then this client answers nothing"
+        ) from error
+    except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _corrupt(path, error) from error
+
+
+def _corrupt(path: Path, error: Exception) -> LedgerError:
+    return LedgerError(
+        f"the ledger {path} is corrupt ({' '.join(str(error).split())}); restore it from a backup: "
+        "without it nobody knows what this client has spent"
+    )
+
+
+def other_format(path: Path, found: object, known: int) -> LedgerError:
+    """Return the error of a ledger whose format this version does not know."""
+    return LedgerError(
+        f"the ledger {path} has format {found}, this version of FedDPSD knows only {known}; use "
+        "the version that wrote it"
+    )

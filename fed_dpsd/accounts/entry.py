@@ -1,7 +1,8 @@
-"""Entries: each is one line of a client's ledger, with what left the client and what it cost."""
+"""Entries: each is a charge, one line of a ledger: what left the client, and what it cost."""
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -56,8 +57,8 @@ class Entry:
         trust: the parties that must be honest.
         costs: the event of a single release for each of UNITS_AND_RELATIONS.
         at: time of the charge, an ISO 8601 second in UTC.
-        request: digest of the request, by which its sender knows it; "" where no request led to the
-        charge. run: the coordinator's name of the run that was charged; "" outside a run.
+        request: digest of the request that led to the charge; "" where none did.
+        run: the coordinator's name of the run that was charged; "" outside a run.
         training: digest of the private training whose teachers gave what left; "" where there is
             none, or where it does not pass through them, as class counts.
 
@@ -142,6 +143,67 @@ def _costs(content: str) -> Mapping[tuple[Unit, Relation], DpEvent]:
 
 def _unpack(values: dict[str, Any]) -> Any:
     return _EVENTS[values.pop("type")](**values) if "type" in values else values
+
+
+class Charges:
+    """The charges of a client, kept so that no question about them takes longer the more they are.
+
+    Attributes:
+        queries: answered; a charge for none, such as a training, counts as one.
+    """
+
+    def __init__(self) -> None:
+        self.queries = 0
+        self._by_digest: dict[str, Entry] = {}
+        self._released: dict[str, Counter[str]] = {}
+        self._alike: dict[tuple[int, int, bool], list[Entry]] = {}
+
+    def add(self, content: str) -> Entry:
+        """Add the charge of a line of `Entry.to_json`, and return it.
+
+        Raises:
+            ValueError: its digest is charged already, or the line holds no entry.
+            KeyError: the same, or it holds an event of an unknown type.
+        """
+        entry = Entry.from_json(content)
+        self.check_new(entry.digest)
+        self._by_digest[entry.digest] = entry
+        self.queries += max(entry.queries, 1)
+        self._released.setdefault(entry.run, Counter())[entry.mechanism] += entry.releases
+        # Entries that are read have one object for equal costs, which lives as long as they do.
+        alike = id(entry.costs), entry.releases, bool(entry.training)
+        self._alike.setdefault(alike, []).append(entry)
+        return entry
+
+    def check_new(self, digest: str) -> None:
+        """Refuse a digest that is charged already.
+
+        Raises:
+            ValueError: it is.
+        """
+        if digest in self._by_digest:
+            raise ValueError(f"{digest} is charged already")
+
+    def find(self, digest: str) -> Entry | None:
+        """Return the charge with this digest."""
+        return self._by_digest.get(digest)
+
+    def entries(self) -> Sequence[Entry]:
+        """Return all charges, oldest first."""
+        return tuple(self._by_digest.values())
+
+    def released(self, run: str) -> Counter[str]:
+        """Count the releases of each mechanism that were charged for a run."""
+        return self._released.get(run, Counter())
+
+    def alike(self) -> list[tuple[Entry, int]]:
+        """Return one charge of each cost, in the order of their first, and how many cost the same.
+
+        They cost the same where a proof rests on private trainings, as a budget's does.
+
+        Costs that are equal may appear more than once.
+        """
+        return [(group[0], len(group)) for group in self._alike.values()]
 
 
 def of_entries(entries: Iterable[Entry], unit: Unit, relation: Relation) -> list[Charge]:

@@ -1,69 +1,76 @@
-"""A client's ledger: everything that ever left about one data set, charged before the noise.
-
-FOLDER/client_003.sqlite is an SQLite database with all charges, answers and notes. Without
-FOLDER/client_003.created, a client whose database was deleted would start an empty account.
-"""
+"""A client's ledger: everything that ever left about one data set, charged before the noise."""
 
 import io
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.accounts.charges import Charges
 from fed_dpsd.accounts.database import (
     FORMAT,
     SCHEMA,
     Content,
+    LedgerError,
+    check_not_lost,
     checksum,
     connect,
     identity,
+    ledger_path,
     let_go,
     load,
+    marker_path,
+    usable,
 )
-from fed_dpsd.accounts.entry import Entry
-from fed_dpsd.accounts.errors import LedgerError, usable
-from fed_dpsd.accounts.reading import check_not_lost, ledger_path, marker_path
+from fed_dpsd.accounts.entry import Charges, Entry
 from fed_dpsd.storage import sync, uninterrupted, write_atomically
 
 _CREATING = threading.Lock()
 _MARK = b"This client has a ledger. If the .sqlite file is missing, restore it from a backup.\n"
 
 
-class Ledger(Protocol):
+class Ledger(ABC):
     """A client's account. All but `transaction` is called inside a transaction."""
 
+    @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
         """Keep everyone else out; no transaction lies in another."""
 
+    @abstractmethod
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
 
     def entries(self) -> Sequence[Entry]:
         """Return all charges so far, oldest first."""
+        return self.charges().entries()
 
+    @abstractmethod
     def charge(self, entry: Entry) -> None:
         """Write a charge; it is durable when this returns, and only then may noise be drawn."""
 
+    @abstractmethod
     def stored(self, digest: str) -> NDArray[Any] | None:
         """Return the answer already given to the charge with this digest."""
 
+    @abstractmethod
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
+    @abstractmethod
     def noted(self, name: str) -> bytes | None:
-        """Return what was noted under a name: what a client must not forget, beside its charges."""
+        """Return what was noted under a name: what a client must not forget besides its charges."""
 
+    @abstractmethod
     def note(self, name: str, content: bytes) -> None:
         """Note it, for ever; it is durable when this returns."""
 
 
-class MemoryLedger:
+class MemoryLedger(Ledger):
     """A ledger that lives as long as its process."""
 
     def __init__(self) -> None:
@@ -79,12 +86,8 @@ class MemoryLedger:
             yield
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._charges
-
-    def entries(self) -> Sequence[Entry]:
-        """Return all charges so far, oldest first."""
-        return self._charges.entries()
 
     def charge(self, entry: Entry) -> None:
         """Remember a charge."""
@@ -107,7 +110,7 @@ class MemoryLedger:
         self._notes[name] = content
 
 
-class FileLedger:
+class FileLedger(Ledger):
     """A ledger that outlives its process and a loss of power.
 
     What was verified is remembered, and believed for as long as the file is as it was left.
@@ -162,12 +165,8 @@ class FileLedger:
                         let_go(connection)
 
     def charges(self) -> Charges:
-        """Return all charges so far, to ask about."""
+        """Return all charges so far, for queries about them."""
         return self._account().charges
-
-    def entries(self) -> Sequence[Entry]:
-        """Return all charges so far, oldest first."""
-        return self.charges().entries()
 
     def charge(self, entry: Entry) -> None:
         """Write a charge, in a transaction of SQLite's that is durable on return."""
@@ -240,7 +239,7 @@ class FileLedger:
                 self._execute("UPDATE account SET head = ?, kept = ?", *account.state)
                 self._execute("COMMIT")
             except BaseException:
-                self._remembered = None  # what the file holds is to be read anew
+                self._remembered = None  # the file must be read again
                 with suppress(sqlite3.Error):
                     self._execute("ROLLBACK")
                 raise

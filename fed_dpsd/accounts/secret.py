@@ -21,7 +21,7 @@ def ledger_folder(experiment: Experiment, run_folder: Path) -> Path:
 def noise_of(experiment: Experiment, run_folder: Path, name: str) -> SecretStreams | None:
     """Return the noise source of a simulated client, or of any server; None for the seeds.
 
-    Its secret lies beside the ledgers.
+    Its secret lies in the folder of the ledgers.
     """
     if experiment.seeded:
         return None

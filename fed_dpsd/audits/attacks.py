@@ -1,7 +1,7 @@
-"""Attacks on answers: the site, its sampler and its messages. Trainings are in trainings.py.
+"""Attacks on answers: the site, its sampler and its messages (for trainings see trainings.py).
 
 The attacked hospital may be broken on purpose; the claim never is. The secrets of an audit follow
-the run's seed, so that an audit can be repeated: they protect nothing.
+the run's seed, so an audit can be repeated; they protect nothing.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.audits import victims
-from fed_dpsd.audits.black_box import Audit, Proof, audit, enumerated
+from fed_dpsd.audits.black_box import Proof, audit, enumerated
 from fed_dpsd.audits.claims import (
     ATTACK_FAILURE,
     CLOSE_DELTA,
@@ -20,14 +20,13 @@ from fed_dpsd.audits.claims import (
     secrets_of,
 )
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import TrainingMechanism
 
-TITLE = "the run's settings"
 CLOSE_QUERIES, CLOSE_RUNS = 4, 100_000
 ALONE_RUNS = 2_000  # fewer, where each release needs a request of its own
 CLAIM_RUNS, CLAIM_FAILURE = 300, 1e-6
@@ -52,45 +51,36 @@ def answer_attacks(
     secrets, delta = secrets_of(config, "answers"), config.privacy.delta
 
     close = close_to(
-        mechanism,
-        lambda trial: own_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one"),
+        mechanism, lambda trial: own_epsilon(trial, CLOSE_QUERIES, CLOSE_DELTA, "replace_one")
     )
     runs = ALONE_RUNS if alone else CLOSE_RUNS
     say(f"the implementation: {runs:,} runs of {CLOSE_QUERIES} answers in each of two worlds")
     client = victims.hospital(config, victims.break_noise(close, broken), secrets, seeded=False)
-    result = audit(
-        close,
-        client,
-        CLOSE_QUERIES,
-        runs,
-        CLOSE_DELTA,
-        ATTACK_FAILURE,
-        report_mu=_answers_mu(close, 1) is not None,
-    )
+    proof = _proof(close, CLOSE_QUERIES, CLOSE_DELTA)
+    settings = CLOSE_QUERIES, runs, CLOSE_DELTA, ATTACK_FAILURE
+    result = audit(close, client, *settings, report_mu=_mu(close, 1) is not None)
     key = "answers_check" if isinstance(experiment.training, TrainingMechanism) else "check"
-    proof = _answers_proof(close, CLOSE_QUERIES, result)
     yield Attack(key, "the implementation", close, result, proof)
 
     # A sum of many gradients costs more than one of a single image, which is what is attacked.
     larger = mechanism.releases(1, 2) > 2
-    title = (
-        "the run's noise, asks of one image, which cost less than the run's" if larger else TITLE
-    )
+    title = "the run's settings"
+    if larger:
+        title = "the run's noise on requests of one image, which cost less than the run's"
     say(f"{title}: {CLAIM_RUNS:,} runs of {queries:,} answers in each of two worlds")
     attacked = victims.break_noise(mechanism, broken)
     if isinstance(attacked, TopKRandomizedResponse):
         result = enumerated(attacked, queries)
     else:
         client = victims.hospital(config, attacked, secrets, experiment.seeded)
-        result = audit(
-            mechanism, client, queries, CLAIM_RUNS, delta, CLAIM_FAILURE, report_mu=False
-        )
+        settings = queries, CLAIM_RUNS, delta, CLAIM_FAILURE
+        result = audit(mechanism, client, *settings, report_mu=False)
     yield Attack(
         "claim",
         title,
         mechanism,
         result,
-        _answers_proof(mechanism, queries, result, delta),
+        _proof(mechanism, queries, delta),
         published_epsilon(mechanism, asked, delta),
         tests_code=False,
         beside=_beside(experiment, plan),
@@ -109,13 +99,10 @@ def _beside(experiment: Experiment, plan: Plan) -> str:
     )
 
 
-def _answers_mu(mechanism: Mechanism, queries: int) -> float | None:
+def _mu(mechanism: Mechanism, queries: int) -> float | None:
     mu = gaussian_mu(mechanism.event("record", "replace_one"))
     return None if mu is None else mu * math.sqrt(queries)
 
 
-def _answers_proof(
-    mechanism: Mechanism, queries: int, result: Audit, delta: float = CLOSE_DELTA
-) -> Proof:
-    proven = own_epsilon(mechanism, queries, delta, result.relation)
-    return Proof(proven, _answers_mu(mechanism, queries))
+def _proof(mechanism: Mechanism, queries: int, delta: float) -> Proof:
+    return Proof(own_epsilon(mechanism, queries, delta, "replace_one"), _mu(mechanism, queries))

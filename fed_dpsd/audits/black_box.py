@@ -2,7 +2,7 @@
 
 A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
 bug. The adversary knows every answer but a teacher's and guesses which of two worlds, one record
-apart, an answer came from; how well it guesses bounds epsilon (docs/privacy.md, "Audits").
+apart, an answer came from; how well it guesses bounds epsilon (docs/audits.md, "Audits").
 """
 
 import math
@@ -22,9 +22,9 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import reported
 
-# A client of the audited mechanism, with noise of its own at every call. It takes (n, B, K) values
-# of its teachers for each of some asks, and the student's (B, K) predictions for the first request;
-# a later ask that is smaller has the first of these rows. It returns the (B, K) values of each
+# A client of the audited mechanism, with noise of its own at every call. It takes its teachers'
+# (n, B, K) values for each of some requests, and the student's (B, K) predictions for the first; a
+# later request that is smaller has the first of these rows. It returns the (B, K) values of each
 # request that the adversary sees.
 Client = Callable[[Sequence[Values], Values], Iterable[Values]]
 Audited = Additive | TopKRandomizedResponse | NoisyMax  # mechanisms that randomise an answer
@@ -39,7 +39,7 @@ ROUNDING = 1e-9  # most of an enumerated ratio
 
 @dataclass(frozen=True)
 class Audit:
-    """A lower bound on what one changed record, or patient, tells; it prints with its meaning.
+    """A lower bound on what one changed record, or patient, reveals; it prints with its meaning.
 
     Args:
         lower_bound: no epsilon below it holds at `delta`.
@@ -148,12 +148,12 @@ def audit(
     epsilon >= log((true_low - delta) / false_high). Compare with the proof of
     `Stage(mechanism, queries, 1)`.
 
-    A run of two queries and more is spread over two asks and more. The worlds change places from
-    row to row of a request, and from ask to ask: noise that rows or asks share cancels in the sum,
-    which then tells the worlds apart. The classes of the worst case are rolled, for each run by
+    A run of two or more queries is spread over two or more requests. The worlds change places from
+    row to row of a request, and from request to request: noise that these share cancels in the sum,
+    which then distinguishes the worlds. The classes of the worst case are rolled, for each run by
     another shift, and so is the kind of the student's prediction (`public_rows`).
 
-    Runs share asks, unless the rows of a request are not releases of their own. The failure
+    Runs share requests, unless the rows of a request are not releases of their own. The failure
     probability assumes that the rows of a request are independent draws. Independence is part of
     the claim: the audit is to find code that breaks it.
 
@@ -281,7 +281,7 @@ def verdict(audit: Audit, proof: Proof, published: float, published_delta: float
 
 
 def public_rows(num_classes: int) -> NDArray[np.float32]:
-    """Make (8, K) predictions, all of which find the classes of the worst case most probable.
+    """Make (8, K) predictions that all find the classes of the worst case most probable.
 
     Two find no other class probable, three are sure of one class, and three are random.
     """
@@ -346,7 +346,7 @@ def _statistic(
 ) -> Callable[[Values, NDArray[np.int64]], NDArray[np.float64]]:
     """Return the function from (B, K) answers and (B,) places to (B,) log-likelihood ratios.
 
-    A place is that of the row's prediction among those of `_public`.
+    A place is the row of `_public` that holds the prediction.
 
     Ratios are up to constants. Of a noisy maximum only the classes that gain and lose a vote count,
     which is a test like any other.

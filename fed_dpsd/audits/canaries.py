@@ -1,4 +1,4 @@
-"""Trainings on canaries: records whose gradients an adversary can tell from all the others'.
+"""Trainings on canaries: records whose gradients an adversary can distinguish from all others.
 
 Where patients are the unit of a training, a canary is a patient with all their records.
 
@@ -314,7 +314,7 @@ def coins(secret: SecretStreams, count: int) -> NDArray[np.bool_]:
 def steps_advantage(mechanism: DPSGD) -> float:
     """Bound the total variation distance of a training's steps, one added unit apart.
 
-    The distance is delta at epsilon 0. At rate 1 it is that of one Gaussian mechanism.
+    The distance is delta at epsilon 0. At rate 1 it is the distance of one Gaussian mechanism.
     """
     multiplier, steps = mechanism.noise_multiplier, mechanism.steps
     if mechanism.sample_rate == 1:

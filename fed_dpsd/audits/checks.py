@@ -1,4 +1,4 @@
-"""Checks: questions to a client's code that right code answers with yes, and what was seen.
+"""Checks: properties that right code has, and what was seen.
 
 A check that counts compares hits with a probability that is known exactly. Its failure probability
 bounds how often right code fails it, by the binomial law and a union over what it counts. A check
@@ -46,11 +46,11 @@ class Count:
 
 @dataclass(frozen=True)
 class Check:
-    """A question to a client's code.
+    """A property of a client's code.
 
     Args:
         part: the part of the audit that it belongs to.
-        title: the property that holds, in words.
+        title: the property, in words.
         contradiction: what was seen instead; "" if it holds.
         evidence: what was looked at, in words.
         failure_probability: an upper bound on how often right code fails it.
@@ -74,26 +74,14 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `fed-dpsd privacy audit --json`."""
-        return {
-            "title": self.title,
-            "contradicts": self.contradicts,
-            "contradiction": self.contradiction,
-            "evidence": self.evidence,
-            "failure_probability": self.failure_probability,
-        }
+        shown = {key: value for key, value in vars(self).items() if key != "part"}
+        return shown | {"contradicts": self.contradicts}
 
 
 def counted(
     part: Part, title: str, counts: Iterable[Count], failure: float = CHECK_FAILURE
 ) -> Check:
-    """Check that no count of several is as rare as `failure` allows them together.
-
-    Args:
-        part: the part of the audit.
-        title: the property, in words.
-        counts: what was counted, at least one.
-        failure: in (0, 1), shared evenly by both tails of every count.
-    """
+    """Check that no count is as rare as `failure`, shared by both tails of every count, allows."""
     every = list(counts)
     rarest = min(every, key=lambda count: count.chance)
     likely = rarest.chance >= failure / (2 * len(every))

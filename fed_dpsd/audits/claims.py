@@ -1,4 +1,4 @@
-"""Attacks beside the claims that they are held against, at settings where both come close."""
+"""Attacks with the claims that they test, at settings where both come close."""
 
 import dataclasses
 import hashlib
@@ -8,22 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dp_accounting import DpEvent
-
 from fed_dpsd.audits.black_box import Audit, Proof, verdict
 from fed_dpsd.config import Config
 from fed_dpsd.experiment import CALIBRATED_BETWEEN
-from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.privacy.mechanism import Charged, Relation, trust_of
+from fed_dpsd.privacy.mechanism import Charged, Relation
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
 Say = Callable[[str], None]
 
-# Settings at which an attack comes close to the proof: few answers, each of which may tell much.
+# Settings at which an attack comes close to the proof: few answers, each with much to tell.
 CLOSE_EPSILON, CLOSE_DELTA = 2.1, 1e-3
 # Of each attack; about ten of them, and the checks, contradict right code once in 1,000 audits.
 ATTACK_FAILURE = 1e-4
@@ -31,7 +29,7 @@ ATTACK_FAILURE = 1e-4
 
 @dataclass(frozen=True)
 class Attack:
-    """An audit beside the numbers that it is about.
+    """An audit with the numbers that it is about.
 
     Args:
         key: its name in `--json`.
@@ -102,22 +100,13 @@ def close_to(mechanism: Any, spend: Callable[[Any], Epsilon]) -> Any:
 
 
 def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relation) -> Epsilon:
-    """Prove an epsilon for `queries` asks of one query each; a training is one release.
+    """Prove an epsilon for `queries` requests of one query each; a training is one release.
 
     It is for a record, or for the unit that a training bounds.
     """
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)
     return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
-
-
-def event_epsilon(event: DpEvent, delta: float, mechanism: DPSGD) -> Epsilon:
-    """Prove an epsilon of a part of a training, for an added or removed unit."""
-    bound = epsilon(event, delta)
-    return Epsilon(
-        *(bound.epsilon, bound.delta, mechanism.unit, "add_remove", trust_of(mechanism.noise_at)),
-        *(bound.accountant, 0),
-    )
 
 
 def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:

@@ -73,13 +73,9 @@ class Conformance:
 
 
 def audit_client(experiment: Experiment, broken: Broken | None, say: Say) -> Conformance:
-    """Audit the code that hospitals run.
+    """Audit the code that hospitals run; the arguments are those of `answer_attacks`.
 
-    Args:
-        experiment: the experiment whose training and answers are claimed.
-        broken: the attacked hospital's noise: half of it, or next to none; None leaves it. The
-            protocol does not depend on noise, and is not tested then.
-        say: called with a line of progress.
+    The protocol does not depend on noise, so it is not tested where noise is broken.
 
     Raises:
         UserError: nothing that is released is randomised.

@@ -7,7 +7,7 @@ arXiv 2601.19090. A failed attack proves nothing.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import DataConfig
@@ -29,7 +30,6 @@ from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
-Say = Callable[[str], None]
 Images = NDArray[np.uint8]
 Attack = Literal["fredrikson", "generative"]
 ATTACKS: tuple[Attack, ...] = ("fredrikson", "generative")
@@ -54,7 +54,7 @@ class Score:
             al., arXiv 1606.03498).
         recognised: fraction of the pictures that the classifier takes for the attacked class.
         nearest_member: fraction whose nearest record, among as many members as others of each
-            class, is a member; a half where pictures tell nothing of who is one.
+            class, is a member; a half where pictures reveal nothing about membership.
         reached: fraction that the attacked model takes for the class; where it is small, the attack
             has not ended, and says nothing. NaN for pictures of a control.
     """
@@ -70,7 +70,7 @@ class Outcome:
     """An attack on a model of each run of a setting.
 
     Args:
-        setting: the setting's name, or that of a control.
+        setting: the name of the setting, or of a control.
         victim: the attacked model; "" for pictures of a control.
         attack: the attack; "" for pictures of a control.
         scores: one for each run.
@@ -100,14 +100,10 @@ class Outcome:
 
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and a teacher of each run of a sweep with coins; first, the controls.
+    """Attack the students and a teacher of each run of a sweep's folder or table; first, controls.
 
-    The controls are pictures of the test split, random pixels, and the attacks on a teacher that no
-    training has touched.
-
-    Args:
-        path: the sweep's folder, or its table.
-        say: called with a line of progress.
+    The controls are pictures of the test split, random pixels, and the attacks on an untrained
+    teacher.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
@@ -196,10 +192,9 @@ def invert(
         parameter.requires_grad_(False)
     num_classes = model(torch.zeros((1, *shape))).shape[1]
     labels = torch.arange(num_classes).repeat_interleave(PER_CLASS)
-    if name == "fredrikson":
-        pictures = fredrikson(model, shape, labels, streams.torch("inversion"))
-    else:
-        pictures = generative(model, shape, labels, streams.torch("generative inversion"))
+    attacked = fredrikson if name == "fredrikson" else generative
+    purpose = "inversion" if name == "fredrikson" else "generative inversion"
+    pictures = attacked(model, shape, labels, streams.torch(purpose))
     return to_bytes(pictures), labels.numpy()
 
 
@@ -282,8 +277,8 @@ class Judge:
     def of(cls, run: ShadowRun, victim: Victim, classifier: Classifier) -> "Judge":
         """Return the judge of a run, with as many members as others of each class.
 
-        A class of which there are more members has better pictures, and more of them are near to a
-        member, whoever the members are. A teacher's are the records that its client holds, or would
+        A class with more members has better pictures, and more of them are near to a
+        member, whichever they are. A teacher's are the records that its client holds, or would
         hold.
         """
         records, included = run.data.train, run.included

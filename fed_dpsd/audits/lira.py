@@ -1,4 +1,4 @@
-"""LiRA: scores that tell members of the training data from others, by shadow runs.
+"""LiRA: scores that distinguish members of the training data, by shadow runs.
 
 Carlini et al.: "Membership Inference Attacks From First Principles", arXiv 2112.03570. The logit is
 a monotone function of the loss, so a threshold on it is the attack of Yeom et al., arXiv

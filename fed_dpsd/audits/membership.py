@@ -4,7 +4,7 @@ A failed attack proves nothing. One that succeeds beyond the cap of a proof refu
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.lira import Members, Scores, lira, logits
 from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
 from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
@@ -20,8 +21,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.progress import reported
-
-Say = Callable[[str], None]
 
 WANTED = (0.01, 0.001)  # rates of false positives
 TARGETS = 3  # one run in so many is attacked; the others are its shadows
@@ -97,10 +96,8 @@ class Outcome:
             "auc_deviation": float(np.std(each, ddof=1)),
         }
         for wanted, found in zip(("1%", "0.1%"), self.points, strict=True):
-            alone = [
-                point(scores, included, found.wanted).tpr
-                for scores, included in zip(self.scores, self.included, strict=True)
-            ]
+            runs = zip(self.scores, self.included, strict=True)
+            alone = [point(*run, found.wanted).tpr for run in runs]
             row |= {
                 f"tpr@{wanted}": found.tpr,
                 f"tpr@{wanted}_low": found.tpr_low,
@@ -111,44 +108,29 @@ class Outcome:
                 f"cap@{wanted}": cap(found.fpr_high, self.claims[:1]),
                 f"profile_cap@{wanted}": cap(found.fpr_high, self.claims),
             }
-        row |= {
-            "epsilon_at_least": self._epsilon_at_least,
-            "above_cap": self.above_cap,
-            "refuted": self.refuted,
-        }
+        least = None
+        if self._fair:  # Theorem 12, which lets guesses of a run depend on each other
+            delta = self.row.runs[0].experiment.config.privacy.delta
+            least = strongest(lambda value: approximate(value, delta), self._guesses, FAILURE)
+        row |= {"epsilon_at_least": least, "above_cap": self.above_cap, "refuted": self.refuted}
         return row | facts(self.row, self.victim)
 
     @property
     def _fair(self) -> bool:
-        """Return whether the coins are fair, as Theorem 12 has them."""
+        """Return whether the coins are fair, as Theorem 12 needs them."""
         return bool(self.row.runs[0].experiment.partition.fraction == 0.5)
 
     @property
     def _guesses(self) -> Guesses:
         return Guesses(self.included, self.scores)
 
-    @property
-    def _epsilon_at_least(self) -> float | None:
-        """Bound epsilon from below by Theorem 12, which lets guesses of a run depend on each other.
-
-        None where the coins are not fair.
-        """
-        if not self._fair:
-            return None
-        delta = self.row.runs[0].experiment.config.privacy.delta
-        return strongest(lambda value: approximate(value, delta), self._guesses, FAILURE)
-
 
 def attack(path: Path, say: Say) -> Iterator[Outcome]:
-    """Attack the students and the teachers of a sweep with coins; first, the negative control.
+    """Attack the students and teachers of a sweep's folder or table; first, the negative control.
 
     Two thirds of the runs of a setting are shadows, whose coins the attacker knows. The others are
-    targets. Teachers are asked about the records that their client holds, or would hold. Teachers
-    that no training has touched are the control: they know of no coin.
-
-    Args:
-        path: the sweep's folder, or its table.
-        say: called with a line of progress.
+    targets. Teachers are asked about the records that their client holds, or would hold. Untrained
+    teachers, which know of no coin, are the control.
 
     Raises:
         UserError: there are too few runs, or they have no coins.
@@ -188,7 +170,7 @@ def _check(row: Row, path: Path) -> None:
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
             f"{path}: {row.name} has runs with the same partition.coins, so that its shadow runs "
-            "tell the targets' coins; leave partition.coins as it is, which follows the seed"
+            "reveal the targets' coins; leave partition.coins as it is, which follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(

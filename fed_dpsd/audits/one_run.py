@@ -1,7 +1,7 @@
 """Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
 
 Every bound here holds whatever the audited algorithm does with the canaries, however they disturb
-each other (docs/privacy.md, Theorems 12 and 13).
+each other (docs/audits.md, Theorems 12 and 13).
 """
 
 import math
@@ -25,7 +25,7 @@ STAKES = np.linspace(0.05, 0.95, 19)  # fractions of the capital at stake
 
 @dataclass(frozen=True)
 class Guesses:
-    """Guesses at canaries, beside the truth.
+    """Guesses at canaries, and the truth.
 
     Args:
         included: (R, m) whether a canary was in the data set, fair coins, of R independent runs.
@@ -61,11 +61,11 @@ def profile(claims: Sequence[tuple[float, float]]) -> Claim | None:
 
 
 def refutes(claim: Claim, canaries: int, made: int, right: int, failure: float) -> bool:
-    """Say whether so many right guesses refute a claim.
+    """Return whether so many right guesses refute a claim.
 
     If the claim holds for a canary that is added or removed, and this returns true, then at least
     `right` of `made` guesses are right with a probability below `failure` (Theorem 12; the
-    recursion is that of Mahloujifar, Melis, Chaudhuri: "Auditing f-Differential Privacy in One
+    recursion is by Mahloujifar, Melis, Chaudhuri: "Auditing f-Differential Privacy in One
     Run", arXiv 2410.22235v1).
 
     Args:
@@ -189,7 +189,7 @@ def conclude(
     unit: Unit = "record",
     groups: Sequence[NDArray[np.bool_]] = (),
 ) -> Audit:
-    """Bound what a canary that is added or removed may tell, from below.
+    """Bound from below what a canary that is added or removed reveals.
 
     Epsilon has half of the failure probability, and the advantage the other half, with the mu whose
     advantage it is: by Theorem 13, or for a single run by Theorem 12. The advantage is the largest

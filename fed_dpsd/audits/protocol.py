@@ -1,12 +1,13 @@
 """Protocol tests: what a real site with a ledger answers, refuses and charges.
 
 They use a site's public behaviour alone: releases, payments, answers to requests, and the charges
-in its ledger. Each test gets a new site. It fails right code never, or where noise of hundreds of
-numbers happens to be equal.
+in its ledger. Each test gets a new site. Right code fails a test only if two draws of hundreds of
+noisy numbers are equal by chance.
 """
 
 import copy
 import dataclasses
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NonPrivateDpEvent, SelfCompo
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.ledger import FileLedger, Ledger, MemoryLedger
+from fed_dpsd.accounts.ledger import FileLedger, MemoryLedger
 from fed_dpsd.audits.black_box import public_rows
 from fed_dpsd.audits.checks import Check
 from fed_dpsd.audits.claims import Say, secrets_of
@@ -34,7 +35,7 @@ from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
 from fed_dpsd.protocol import Refusal, Request
 
-QUERIES, RECORDS, ASKS = 64, 4, 10**6
+QUERIES, RECORDS, REQUESTS = 64, 4, 10**6
 TINY_BUDGET = 1e-4
 SAME = 1 - 1e-9  # of an epsilon that is computed twice
 
@@ -60,17 +61,17 @@ class _Case:
         experiment: the experiment.
         mechanism: of answers, noisy enough that two draws of QUERIES rows differ.
         training: the run's, with few steps; Plain where it is not private.
-        open_ledger: opens the ledger, which starts empty.
+        memory: the ledger, which starts empty; None for one in a file.
         secret: source of its noise.
-        cache: folder of its teachers.
+        folder: of its teachers and its ledger.
     """
 
     experiment: Experiment
     mechanism: Any
     training: Training
-    open_ledger: Callable[[], Ledger]
+    memory: MemoryLedger | None
     secret: _Listed
-    cache: str
+    folder: str
 
     def site(self, training: Training | None = None, budget: float | None = None) -> Site:
         """Open a site on the ledger, as after a restart."""
@@ -80,15 +81,16 @@ class _Case:
             config.teacher, path=None, arch=None, epochs=1, min_steps=1, batch_size=2
         )
         config = dataclasses.replace(
-            config, cache=self.cache, privacy=privacy, teacher=teacher, teachers_per_client=1
+            config, cache=self.folder, privacy=privacy, teacher=teacher, teachers_per_client=1
         )
         training = training or self.training
         plan = plan_of(self.experiment)
-        stages = (*plan.stages, Stage(self.mechanism, ASKS, QUERIES))
+        stages = (*plan.stages, Stage(self.mechanism, REQUESTS, QUERIES))
         plan = dataclasses.replace(plan, training=training, stages=stages)
         images = np.zeros((RECORDS, *config.data.shape), np.uint8)
         images += np.arange(RECORDS, dtype=np.uint8)[:, None, None, None]
         numbers = np.arange(RECORDS)
+        ledger = self.memory or FileLedger(Path(self.folder) / "ledger", 0, "audit")
         return Site(
             config=config,
             training=training,
@@ -97,7 +99,7 @@ class _Case:
             records=Split(images, numbers % config.data.num_classes, numbers),
             shard_ids=numbers,
             test=None,
-            account=Account(self.open_ledger(), privacy, plan, run="audit"),
+            account=Account(ledger, privacy, plan, run="audit"),
             secret=self.secret,
         )
 
@@ -134,35 +136,21 @@ class _Case:
 
 
 def protocol_tests(experiment: Experiment, say: Say) -> Iterator[Check]:
-    """Test a site on a ledger in memory, and on one in a file.
-
-    Args:
-        experiment: the experiment whose training, answers and method the site uses.
-        say: called with a line of progress.
-    """
+    """Test a site of an experiment on a ledger in memory, and on one in a file."""
     tests = [_charges_releases, _repeats, _changes, _refuses_beyond_budget, _refuses_unknown]
     if isinstance(experiment.training, DPSGD):
         tests += [_charges_training, _refuses_training_beyond_budget]
     say("the protocol: requests to sites with ledgers")
-    ledgers: dict[str, Callable[[str], Callable[[], Ledger]]] = {
-        "in memory": _in_memory,
-        "in a file": _in_file,
-    }
-    for place, opener in ledgers.items():
-        for test in tests:
-            with tempfile.TemporaryDirectory() as folder:
-                secret = _Listed(next(secrets_of(experiment.config, "protocol")).secret)
-                case = _Case(
-                    experiment,
-                    _noisy(experiment.answers),
-                    _few(experiment.training),
-                    opener(folder),
-                    secret,
-                    folder,
-                )
-                title, *wrong = test.__doc__.splitlines()[0], *_failures(test, case)
-                title = f"{title.rstrip('.')} (ledger {place})"
-                yield Check("protocol", title, "; ".join(wrong), "requests to a site")
+    training = experiment.training
+    few = dataclasses.replace(training, steps=2) if isinstance(training, DPSGD) else Plain()
+    for place, test in itertools.product(("in memory", "in a file"), tests):
+        with tempfile.TemporaryDirectory() as folder:
+            secret = _Listed(next(secrets_of(experiment.config, "protocol")).secret)
+            memory = MemoryLedger() if place == "in memory" else None
+            case = _Case(experiment, _noisy(experiment.answers), few, memory, secret, folder)
+            title, *wrong = test.__doc__.splitlines()[0], *_failures(test, case)
+            title = f"{title.rstrip('.')} (ledger {place})"
+            yield Check("protocol", title, "; ".join(wrong), "requests to a site")
 
 
 def _failures(test: Callable[[_Case], Iterator[str]], case: _Case) -> list[str]:
@@ -263,8 +251,7 @@ def _refuses_beyond_budget(case: _Case) -> Iterator[str]:
     except BudgetSpent:
         pass
     yield from _unchanged(site, before)
-    if drawn := used & set(case.secret.purposes):  # type: ignore[attr-defined]
-        yield f"noise was drawn for {', '.join(sorted(drawn))}"
+    yield from _drawn(case, used)
     if case.answers(case.request(), site):
         yield "the request was answered"
     yield from _unchanged(site, before)
@@ -281,8 +268,7 @@ def _refuses_training_beyond_budget(case: _Case) -> Iterator[str]:
     if case.answers(case.request(), site):
         yield "the teacher answered"
     yield from _unchanged(site, 0)
-    if drawn := {"private training", "answer"} & set(case.secret.purposes):  # type: ignore[attr-defined]
-        yield f"noise was drawn for {', '.join(sorted(drawn))}"
+    yield from _drawn(case, {"private training", "answer"})
 
 
 def _refuses_unknown(case: _Case) -> Iterator[str]:
@@ -320,7 +306,7 @@ def _refuses_unknown(case: _Case) -> Iterator[str]:
 
 
 def _noisy(mechanism: Mechanism) -> Any:
-    """Return a mechanism of which QUERIES rows hardly ever get the same noise twice."""
+    """Return a mechanism whose noise on QUERIES rows hardly ever repeats."""
     if isinstance(mechanism, TopKRandomizedResponse):
         return dataclasses.replace(
             mechanism, epsilon_per_answer=1.0, quorum=None, noise_at="client"
@@ -331,20 +317,6 @@ def _noisy(mechanism: Mechanism) -> Any:
     if getattr(mechanism, "noise_multiplier", 1.0) < 1:
         changed["noise_multiplier"] = 1.0
     return dataclasses.replace(mechanism, **changed) if changed else mechanism
-
-
-def _few(training: Training) -> Training:
-    """Return a private training of two steps, or a plain one."""
-    return dataclasses.replace(training, steps=2) if isinstance(training, DPSGD) else Plain()
-
-
-def _in_memory(folder: str) -> Callable[[], Ledger]:
-    ledger = MemoryLedger()
-    return lambda: ledger
-
-
-def _in_file(folder: str) -> Callable[[], Ledger]:
-    return lambda: FileLedger(Path(folder) / "ledger", 0, "audit")
 
 
 def _entries(site: Site) -> list[Any]:
@@ -375,6 +347,11 @@ def _undercharged(
 def _unchanged(site: Site, before: int) -> Iterator[str]:
     if len(_entries(site)) != before:
         yield "the ledger was charged"
+
+
+def _drawn(case: _Case, purposes: set[str]) -> Iterator[str]:
+    if drawn := purposes & set(case.secret.purposes):  # type: ignore[attr-defined]
+        yield f"noise was drawn for {', '.join(sorted(drawn))}"
 
 
 def _forged(request: Request, **fields: object) -> Request:

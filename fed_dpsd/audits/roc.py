@@ -63,7 +63,7 @@ class Point:
         """Return an upper bound on the rate of false positives.
 
         Where scores are equal, fewer non-members than wanted may be above the threshold. That they
-        are few has then chosen the threshold, so the bound is that of as many as were wanted.
+        are few has then chosen the threshold, so the bound is for as many as were wanted.
         """
         allowed = math.floor(self.wanted * self.non_members)
         return float(rates.high(allowed, self.non_members, FAILURE / 2))

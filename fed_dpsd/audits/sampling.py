@@ -1,8 +1,8 @@
 """Sampler tests: the laws of what a client's code draws, in answers, in trainings and by itself.
 
-Every count is held against the law that docs/privacy.md states, computed here and not by the code
-under test. Cuts of a Gaussian show up to 4.5 standard deviations in the sampler by itself, and up
-to 4 in answers and steps.
+Every count is compared with the law that docs/privacy.md states, computed here and not by the code
+under test. A Gaussian that is cut off is noticed up to 4.5 standard deviations in the sampler by
+itself, and up to 4 in answers and steps.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from fed_dpsd.progress import listening
 
 DRAWS, OWN_DRAWS = 2**20, 3 * 2**20  # numbers of answers or steps, and of the sampler by itself
 AT_ONCE = 2**18  # numbers of a request
-ALONE = 250  # asks, where each has one noisy row
+ALONE = 250  # requests, where each has one noisy row
 # Not at whole scales, where cut noise piles up.
 TAILS: dict[Law, tuple[float, ...]] = {
     "gaussian": (0.0, 0.5, 1.0, 2.0, 3.05, 4.05),
@@ -61,10 +61,7 @@ def sampler_tests(
 ) -> Iterator[Check]:
     """Test what a client draws: its generator, its answers' noise and its training's.
 
-    Args:
-        experiment: the experiment whose answers and training are claimed.
-        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
-        say: called with a line of progress.
+    The arguments are those of `answer_attacks`.
     """
     mechanism = experiment.answers
     secrets = [_Alike(s.secret) for s in islice(secrets_of(experiment.config, "sampler"), 3)]
@@ -109,9 +106,8 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
     ]
     yield counted("sampler", "streams depend on secret, purpose, client and request", agreeing)
 
-    repeated = np.array_equal(one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5, first)
-    wrong = "" if repeated else "the same secret and names give other draws"
-    yield Check("sampler", "streams can be repeated", wrong, f"{AT_ONCE:,} draws")
+    again = one.numpy("answer", 0, 1).random(AT_ONCE) < 0.5
+    yield _repeated("streams can be repeated", first, again)
 
     laws: tuple[Law, ...] = ("gaussian", "laplace")
     for law in laws:
@@ -121,6 +117,18 @@ def _generator(secrets: Sequence[SecretStreams]) -> Iterator[Check]:
         counts = tails(drawn, law, (*TAILS[law], FARTHEST[law]))
         yield counted("sampler", f"{law} noise: tails to {FARTHEST[law]:g} scales", counts)
         yield low_bits(f"{law} noise", drawn.reshape(-1, 16), lattice_spacing(1.0))
+
+
+def _tails(what: str, drawn: NDArray[np.float64], law: Law) -> Check:
+    """Check the tails of draws of unit scale; where they are few, not the farthest."""
+    beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
+    return counted("sampler", f"{what}: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
+
+
+def _repeated(title: str, drawn: NDArray[Any], again: NDArray[Any]) -> Check:
+    """Check that the same secret and names give the same draws."""
+    wrong = "" if np.array_equal(drawn, again) else "the same secret and names give other draws"
+    return Check("sampler", title, wrong, f"{drawn.size:,} draws")
 
 
 # --- answers ----------------------------------------------------------------------------------
@@ -140,15 +148,12 @@ def _additive(
 
     (noise, steady), (more, sensitive) = released(first, True), released(third, False)
     drawn = np.concatenate([noise, more]) / scale / math.sqrt(quorum.honest if quorum else 1)
-    beyond = TAILS[law] if drawn.size > DRAWS // 2 else TAILS[law][:4]
-    yield counted("sampler", f"answers: tails to {beyond[-1]:g} scales", tails(drawn, law, beyond))
+    yield _tails("answers", drawn, law)
     yield low_bits("answers", noise + steady, spacing)
     yield residues("answers", more + sensitive, sensitive, spacing)
     yield independence("answers", drawn, law)
     yield dependence("answers", noise, released(other, True)[0])
-    same = np.array_equal(noise, released(first, True)[0])
-    wrong = "" if same else "the same secret and requests give other noise"
-    yield Check("sampler", "answers: noise can be repeated", wrong, f"{noise.size:,} draws")
+    yield _repeated("answers: noise can be repeated", noise, released(first, True)[0])
 
 
 def _noise(
@@ -245,12 +250,9 @@ def _labels(
     pairs: Sequence[tuple[Any, NDArray[np.float64], int]],
     secrets: Sequence[SecretStreams],
 ) -> Iterator[Check]:
-    """Test released classes against laws, by each class's place after a row's first.
+    """Test released classes, by each one's place after a row's first, against the law of each pair.
 
-    Args:
-        experiment: the experiment whose answers these are.
-        pairs: mechanisms to attack, the law of each as it is claimed, and a number of rows.
-        secrets: of two sites, or more.
+    A pair is a mechanism to attack, its law as it is claimed, and a number of rows.
     """
     counts: list[Count] = []
     for attacked, law, draws in pairs:
@@ -269,10 +271,11 @@ def _labels(
         _classes(experiment, attacked, secret, draws).argmax(axis=1) for secret in secrets[:2]
     )
     alike, half = float(np.square(law).sum()), len(first) // 2
-    rows = Count("rows as the next", ones(first[: 2 * half : 2] == first[1::2][:half]), half, alike)
-    yield counted("sampler", "answers: draws are independent", [rows])
-    rows = Count("rows alike", ones(first == other), len(first), alike)
-    yield counted("sampler", "answers: another secret gives other draws", [rows])
+    for title, what, same in (
+        ("draws are independent", "rows as the next", first[: 2 * half : 2] == first[1::2][:half]),
+        ("another secret gives other draws", "rows alike", first == other),
+    ):
+        yield counted("sampler", f"answers: {title}", [Count(what, ones(same), same.size, alike)])
 
 
 def _classes(
@@ -309,13 +312,10 @@ def _training(
     few = [_steps(experiment, attacked, FEWEST_STEPS, secret) for secret in (first, other, first)]
     steps = int(np.clip(DRAWS // few[0].shape[1], FEWEST_STEPS, MOST_STEPS))
     drawn = _steps(experiment, attacked, steps, first) / claimed.noise_multiplier
-    beyond = TAILS["gaussian"] if drawn.size > DRAWS // 2 else TAILS["gaussian"][:4]
-    counts = tails(drawn, "gaussian", beyond)
-    yield counted("sampler", f"steps: tails to {beyond[-1]:g} scales", counts)
+    yield _tails("steps", drawn, "gaussian")
     yield independence("steps", drawn, "gaussian")
     yield dependence("steps", few[0], few[1])
-    wrong = "" if np.array_equal(few[0], few[2]) else "the same training gets other noise"
-    yield Check("sampler", "steps: noise can be repeated", wrong, f"{few[0].size:,} draws")
+    yield _repeated("steps: noise can be repeated", few[0], few[2])
     if claimed.counts_classes:
         yield from _class_counts(claimed, attacked, first)
 

@@ -134,7 +134,7 @@ class ShadowRun:
         return [plan.stages, *trained] if victim == "student" else trained
 
     def _smallest(self, proofs: Sequence[tuple[Stage, ...]], delta: float) -> Epsilon:
-        """Return the smallest epsilon of several proofs; without one, that of nothing proven."""
+        """Return the smallest epsilon of several proofs; infinity without one."""
         notes = plugins_note(self.experiment)
         found = [prove(stages, delta, "record", "add_remove", notes) for stages in proofs]
         nothing = Epsilon(math.inf, delta, "record", "add_remove", "nobody", "none", 0)
@@ -154,7 +154,7 @@ class Row:
     runs: Sequence[ShadowRun]
 
     def least_proven(self, victim: Victim) -> ShadowRun:
-        """Return the run of which least is proven, as where more was charged than planned."""
+        """Return the run with the weakest proof, such as one that was charged more than planned."""
         return max(self.runs, key=lambda run: run.proven(victim).value)
 
     @property
@@ -203,7 +203,7 @@ def facts(row: Row, victim: Victim) -> dict[str, Any]:
 
 
 def rows_of(path: Path) -> list[Row]:
-    """Return the settings of a sweep's folder, or table, whose run folders lie beside it.
+    """Return the settings of a sweep's folder, or table, whose run folders lie next to it.
 
     Raises:
         UserError: there is no table, a run folder is missing, or a run has no coins.
@@ -227,7 +227,7 @@ def _by_seed(setting: Setting) -> list[dict[str, str]]:
 def _opened(folder: Path) -> ShadowRun:
     if not is_run_folder(folder):
         raise UserError(
-            f"the run folder {folder} is not there; an attack needs those of a sweep beside its "
+            f"the run folder {folder} is not there; an attack needs those of a sweep next to its "
             "table, so give the folder that the sweep wrote to"
         )
     experiment = open_run_folder(folder)

@@ -17,16 +17,17 @@ from fed_dpsd.audits.claims import (
     Attack,
     Say,
     close_to,
-    event_epsilon,
     own_epsilon,
     secrets_of,
 )
-from fed_dpsd.audits.one_run import Guesses, conclude
+from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.progress import reporting
 
 # Enough steps to sample most canaries, and enough runs to count them.
@@ -48,10 +49,7 @@ def training_attacks(
 ) -> Iterator[Attack]:
     """Attack a training's steps, clipping, class counts and teachers; last at its own settings.
 
-    Args:
-        experiment: the experiment whose private training is claimed.
-        broken: the attacked hospital's noise: half of it, or next to none; None leaves it.
-        say: called with a line of progress.
+    The arguments are those of `answer_attacks`.
     """
     config, mechanism = experiment.config, experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -64,35 +62,7 @@ def training_attacks(
     if mechanism.counts_classes:
         yield _counts(close, broken, secrets, delta)
 
-    runs = int(np.clip(ASKED_STEPS // close.steps, *ASKED_RUNS))
-    own_runs = int(np.clip(ASKED_STEPS // mechanism.steps, *OWN_RUNS))
-    steps = [close.steps] * (victims.PILOT + runs)
-    trainings = _reported(secrets, steps + [mechanism.steps] * (victims.PILOT + own_runs))
-    say(f"released probabilities: {runs} trainings on up to {victims.CANARIES} images")
-    attacked = victims.break_noise(close, broken)
-    guesses = victims.guess_answers(config, attacked, trainings, runs)
-    yield _black_box(
-        "answers",
-        "the probabilities of trained teachers (images that are far from parallel, no others)",
-        close,
-        guesses,
-        delta,
-        canaries.steps_advantage(close),
-        tests_code=close.sample_rate == 1,  # sampled, an image moves final weights by little
-    )
-
-    say(f"the run's settings: {own_runs} trainings of {mechanism.steps:,} steps, as before")
-    attacked = victims.break_noise(mechanism, broken)
-    guesses = victims.guess_answers(config, attacked, trainings, own_runs)
-    yield _black_box(
-        "training_claim",
-        "the run's settings: probabilities of trained teachers",
-        mechanism,
-        guesses,
-        delta,
-        advantage=None,
-        tests_code=False,
-    )
+    yield from _answers(experiment, close, broken, secrets, say)
 
 
 def _steps(
@@ -117,7 +87,7 @@ def _steps(
     attacked = victims.break_noise(close, broken)
     sums, differences = canaries.guess_steps(attacked, close, kind, trainings, runs)
     audited = f"{'a linear layer' if linear else 'a network'} trained by DP-SGD"
-    proof = _training_proof(close, 0, delta, canaries.steps_advantage(close))
+    proof = _proof(close, 0, delta, canaries.steps_advantage(close))
     failure, unit = ATTACK_FAILURE, close.unit
     yield Attack(
         "check",
@@ -171,7 +141,7 @@ def _clipping(
             f"clipping at rate 1: gradients of all classes in {places[name]}",
             claimed,
             conclude(guesses, delta, failure, 0, WHITE_BOX, audited, claimed.unit, groups),
-            _training_proof(claimed, 0, delta, advantage),
+            _proof(claimed, 0, delta, advantage),
         )
 
 
@@ -183,13 +153,13 @@ def _counts(
     guesses = canaries.guess_counts(
         victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
     )
-    event = GaussianDpEvent(counting.count_noise)
+    proven = prove([Stage(ClassCounts(counting), 1, 0)], delta, close.unit, "add_remove")
     return Attack(
         "counts",
         f"the class counts (one {close.unit} a class)",
         counting,
         conclude(guesses, delta, ATTACK_FAILURE, 0, COUNTS, "class counts", close.unit),
-        Proof(event_epsilon(event, delta, counting), gaussian_mu(event)),
+        Proof(proven, gaussian_mu(GaussianDpEvent(counting.count_noise))),
     )
 
 
@@ -200,10 +170,6 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
     the other steps do. Counted are the steps with as many canaries as expected, and those with
     many more; canaries that take part once in as many steps as that takes on average; and canaries
     in two steps, and two canaries in one step, that follow each other.
-
-    Args:
-        experiment: the experiment whose private training samples.
-        say: called with a line of progress.
     """
     mechanism = experiment.training
     assert isinstance(mechanism, DPSGD)
@@ -218,53 +184,51 @@ def sample_counts(experiment: Experiment, say: Say) -> Check:
     windows = taken[: steps // window * window].reshape(-1, window, count).sum(axis=1)
     together = taken[:, ::2] & taken[:, 1::2]
     again = taken[::2] & taken[1::2]
-    counts = [
-        Count("canaries in steps", int(taken.sum()), taken.size, rate),
-        Count(
-            f"steps with {usual} canaries",
-            int((sizes == usual).sum()),
-            steps,
-            float(binom.pmf(usual, count, rate)),
-        ),
-        Count(
-            f"steps with {many} canaries or more",
-            int((sizes >= many).sum()),
-            steps,
-            float(binom.sf(many - 1, count, rate)),
-        ),
-        Count(
-            f"canaries in one of {window} steps",
-            int((windows == 1).sum()),
-            windows.size,
-            float(binom.pmf(1, window, rate)),
-        ),
-        Count("canaries in two steps in a row", int(again.sum()), again.size, rate**2),
-        Count("two neighbours in a step", int(together.sum()), together.size, rate**2),
-        *(
-            Count(f"steps of canary {number}", int(hits), steps, rate)
-            for number, hits in enumerate(taken.sum(axis=0))
-        ),
+    one_of, at_least = binom.pmf(usual, count, rate), binom.sf(many - 1, count, rate)
+    events = [
+        ("canaries in steps", taken, rate),
+        (f"steps with {usual} canaries", sizes == usual, float(one_of)),
+        (f"steps with {many} canaries or more", sizes >= many, float(at_least)),
+        (f"canaries in one of {window} steps", windows == 1, float(binom.pmf(1, window, rate))),
+        ("canaries in two steps in a row", again, rate**2),
+        ("two neighbours in a step", together, rate**2),
+        *((f"steps of canary {number}", of_one, rate) for number, of_one in enumerate(taken.T)),
     ]
+    counts = [Count(what, int(hits.sum()), hits.size, chance) for what, hits, chance in events]
     return counted("attacks", f"sample counts at rate {rate:g}", counts)
 
 
-def _black_box(
-    key: str,
-    title: str,
-    claimed: DPSGD,
-    guesses: Guesses,
-    delta: float,
-    advantage: float | None,
-    tests_code: bool,
-) -> Attack:
-    queries, audited = victims.CANARIES, "released probabilities"
-    failure, unit = ATTACK_FAILURE, claimed.unit
-    result = conclude(guesses, delta, failure, queries, BLACK_BOX, audited, unit)
-    proof = _training_proof(claimed, queries, delta, advantage)
-    return Attack(key, title, claimed, result, proof, tests_code=tests_code)
+def _answers(
+    experiment: Experiment,
+    close: DPSGD,
+    broken: victims.Broken | None,
+    secrets: Iterator[SecretStreams],
+    say: Say,
+) -> Iterator[Attack]:
+    """Attack the probabilities of trained teachers, at close settings and at the run's own."""
+    config, own = experiment.config, experiment.training
+    assert isinstance(own, DPSGD)
+    # Where steps are sampled, an image moves final weights by little.
+    exposed = close.sample_rate == 1
+    probabilities = "probabilities of trained teachers"
+    images = f"the {probabilities} (images that are far from parallel, no others)"
+    for key, title, claimed, most, advantage, tests_code in (
+        ("answers", images, close, ASKED_RUNS, canaries.steps_advantage(close), exposed),
+        ("training_claim", f"the run's settings: {probabilities}", own, OWN_RUNS, None, False),
+    ):
+        runs = int(np.clip(ASKED_STEPS // claimed.steps, *most))
+        say(f"{title}: {runs} trainings of {claimed.steps:,} steps, {victims.CANARIES} images")
+        trainings = _reported(secrets, [claimed.steps] * (victims.PILOT + runs))
+        attacked = victims.break_noise(claimed, broken)
+        guesses = victims.guess_answers(config, attacked, trainings, runs)
+        queries, delta, unit = victims.CANARIES, config.privacy.delta, claimed.unit
+        what = BLACK_BOX, "released probabilities"
+        result = conclude(guesses, delta, ATTACK_FAILURE, queries, *what, unit)
+        proof = _proof(claimed, queries, delta, advantage)
+        yield Attack(key, title, claimed, result, proof, tests_code=tests_code)
 
 
-def _training_proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
+def _proof(mechanism: DPSGD, queries: int, delta: float, advantage: float | None) -> Proof:
     proven = own_epsilon(mechanism, queries, delta, "add_remove")
     return Proof(proven, gaussian_mu(mechanism.event(mechanism.unit, "add_remove")), advantage)
 

@@ -21,13 +21,13 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import Mechanism, Probabilities, Values, quorum_of
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
 from fed_dpsd.privacy.training import Plain, Training
 from fed_dpsd.progress import listening
@@ -62,37 +62,20 @@ def hospital(
     """Make a client for `audit` from sites that use a mechanism.
 
     Answers go through `Site.release` and through the bytes of Flower's messages. At every call the
-    sites are new, with ledgers and noise of their own. With a quorum the adversary sees the sum
-    over honest sites, since masks cancel; the other sites' teachers have no opinion. Where the
-    server adds the noise, it is added here.
-
-    Args:
-        config: the run's, except that there is no budget and images are tiny.
-        mechanism: the mechanism that the sites use.
-        secrets: the secrets that they draw from.
-        seeded: whether they draw from seeds instead, as in a simulation.
+    sites are new, with ledgers and noise of their own; with `seeded` they draw from seeds, as in a
+    simulation. With a quorum the adversary sees the sum over honest sites, since masks cancel; the
+    other sites' teachers have no opinion. Where the server adds the noise, it is added here.
     """
     quorum = quorum_of(mechanism)
-    honest = quorum.honest if quorum else 1
     tiny = dataclasses.replace(config.data, shape=(1, 8, 8))
-    config = _unlimited(dataclasses.replace(config, data=tiny))
+    config = dataclasses.replace(config, data=tiny)
 
     def client(requests: Sequence[Values], public: Values) -> Iterator[Values]:
         secret = next(secrets)
-        seed = int(secret.identity[:15], 16)
+        own = dataclasses.replace(config, seed=int(secret.identity[:15], 16))
         sites = [
-            Site(
-                config=dataclasses.replace(config, seed=seed),
-                training=Plain(),
-                answers=mechanism,
-                client=number,
-                records=Split(np.zeros((0, *tiny.shape), np.uint8), np.zeros(0, np.int64)),
-                shard_ids=np.zeros(0, np.int64),
-                test=None,
-                account=_account(config, Plain(), mechanism),
-                secret=None if seeded else secret,
-            )
-            for number in range(honest)
+            _site(own, Plain(), mechanism, None if seeded else secret, number)
+            for number in range(quorum.honest if quorum else 1)
         ]
         for number, values in enumerate(requests, start=1):
             queries = values.shape[1]
@@ -105,9 +88,8 @@ def hospital(
             ]
             arrived = np.stack(_sent([response.values for response in answers]))
             if mechanism.noise_at == "server":
-                yield mechanism.add_noise(
-                    arrived, predictions, secret.numpy("server noise", 0, number)
-                )
+                noise = secret.numpy("server noise", 0, number)
+                yield mechanism.add_noise(arrived, predictions, noise)
             else:
                 yield arrived.sum(axis=0)
 
@@ -121,12 +103,6 @@ def guess_answers(
 
     A canary's score is how far the answer's logarithm for its label lies above those of the other
     classes, less the median over a pilot. Its own clipped gradients have raised that logarithm.
-
-    Args:
-        config: the run's, except that there is no budget and nothing is kept.
-        training: how the teachers are trained.
-        secrets: the secrets that sites and coins draw from.
-        runs: R, independent ones, besides the pilot.
     """
     images, labels = _canaries(config)
     pilot = [_ask_about(config, training, images, labels, next(secrets)) for _ in range(PILOT)]
@@ -162,17 +138,9 @@ def _ask_about(
     """Train on the canaries that coins put in; return the coins, and the answers' scores."""
     included = secret.numpy("coins").random(CANARIES) < 0.5
     with tempfile.TemporaryDirectory() as cache, listening(None):  # the audit reports trainings
-        site = Site(
-            config=_unlimited(dataclasses.replace(config, cache=cache)),
-            training=training,
-            answers=Probabilities(),
-            client=0,
-            records=Split(images[included], labels[included], np.flatnonzero(included)),
-            shard_ids=np.flatnonzero(included),
-            test=None,
-            account=_account(config, training, Probabilities()),
-            secret=secret,
-        )
+        records = Split(images[included], labels[included], np.flatnonzero(included))
+        own = dataclasses.replace(config, cache=cache)
+        site = _site(own, training, Probabilities(), secret, records=records)
         num_classes = config.data.num_classes
         request = Request(1, images, np.full((CANARIES, num_classes), 1 / num_classes, np.float32))
         site.pay_for_training()
@@ -184,40 +152,32 @@ def _ask_about(
 
 
 def training_site(config: Config, training: DPSGD, cache: str, secret: SecretStreams) -> Site:
-    """Make a site with one teacher and no record, without budget.
+    """Make a site with one teacher, to be kept in the folder `cache`, and no record."""
+    own = dataclasses.replace(config, cache=cache, teachers_per_client=1)
+    return _site(own, training, Probabilities(), secret)
 
-    Args:
-        config: the run's.
-        training: how its teacher is trained.
-        cache: folder of its teacher.
-        secret: source of its noise.
+
+def _site(
+    config: Config,
+    training: Training,
+    answers: Mechanism,
+    secret: SecretStreams | None,
+    client: int = 0,
+    records: Split | None = None,
+) -> Site:
+    """Make a site of these records, or none, whose account pays for all that an audit needs.
+
+    Its teachers are trained, and not read from a file.
     """
-    config = _unlimited(dataclasses.replace(config, cache=cache, teachers_per_client=1))
-    nobody = np.zeros(0, np.int64)
-    return Site(
-        config=config,
-        training=training,
-        answers=Probabilities(),
-        client=0,
-        records=Split(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody),
-        shard_ids=nobody,
-        test=None,
-        account=_account(config, training, Probabilities()),
-        secret=secret,
-    )
-
-
-def _account(config: Config, training: Training, answers: Mechanism) -> Account:
-    """Open a new account that pays for as many answers as an audit asks for."""
-    plan = Plan(training, (Stage(answers, requests=10**12, queries=1),))
-    return Account(MemoryLedger(), config.privacy, plan, run="audit")
-
-
-def _unlimited(config: Config) -> Config:
-    """Lift the budget, and have teachers trained rather than read from a file."""
+    if records is None:
+        nobody = np.zeros(0, np.int64)
+        records = Split(np.zeros((0, *config.data.shape), np.uint8), nobody, nobody)
     privacy = dataclasses.replace(config.privacy, budget=None)
+    plan = Plan(training, (Stage(answers, requests=10**12, queries=1),))
+    account = Account(MemoryLedger(), privacy, plan, run="audit")
     teacher = dataclasses.replace(config.teacher, path=None, arch=None)
-    return dataclasses.replace(config, privacy=privacy, teacher=teacher)
+    config = dataclasses.replace(config, privacy=privacy, teacher=teacher)
+    return Site(config, training, answers, client, records, records.ids, None, account, secret)
 
 
 def _sent(answers: Sequence[Values]) -> list[Values]:

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
+from fed_dpsd.benchmarks.report import FORMAT, ratios, statistics
 from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.report.bench import FORMAT, ratios, statistics
 from fed_dpsd.storage import write_json
 
 ROWS = ("local", "flower", "fedavg", "dense")

@@ -36,7 +36,7 @@ def bench(
     ] = None,
 ) -> None:
     """Measure whole runs side by side, each in a process of its own and from an empty cache."""
-    from fed_dpsd.report import bench as report
+    from fed_dpsd.benchmarks import report
 
     if table:
         print(report.markdown(report.read(table)), end="")

@@ -55,9 +55,9 @@ def data(
     if left_out := unused(experiment):
         print(left_out)
     if out is not None:
-        from fed_dpsd.report import figure, partition
+        from fed_dpsd.report import figures, plots
 
-        print(figure.save(partition.draw(counts, names), out.absolute()))
+        print(figures.save(plots.draw_partition(counts, names), out.absolute()))
 
 
 def _cell(count: int, largest: int, shades: str) -> str:

@@ -115,7 +115,7 @@ def attack(
         Path, typer.Argument(help="Folder of a sweep with partition=coins.", metavar="SWEEP")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: that of the sweep.")
+        Path | None, typer.Option(help="Folder to write to. Default: the sweep's.")
     ] = None,
 ) -> None:
     """Attack the trained models of a sweep, and print the paths of the tables and the figure.
@@ -125,8 +125,8 @@ def attack(
     nothing.
     """
     from fed_dpsd.audits import inversion, membership
-    from fed_dpsd.report import attack as pages
-    from fed_dpsd.report.figure import save
+    from fed_dpsd.report import figures, plots, tables
+    from fed_dpsd.storage import encoded, write_atomically
 
     sweep, contradicted = path.absolute(), []
     folder = (out or (sweep if sweep.is_dir() else sweep.parent)).absolute()
@@ -135,7 +135,9 @@ def attack(
 
     def add(row: dict[str, Any]) -> None:
         rows.append(row)
-        pages.write_table(rows, table)  # as they come: an attack takes minutes
+        write_atomically(
+            table, encoded(tables.csv_text(rows))
+        )  # as they come: an attack takes minutes
 
     with shown(console):
         if kind == "membership":
@@ -144,18 +146,19 @@ def attack(
                 add(row := outcome.to_row())
                 contradicted += [row] if outcome.contradicts else []
                 if outcome.attack == "lira":
-                    curves.append(pages.Curve(outcome.victim, row["setting"], *outcome.curve))
-            lines, figure = pages.membership_table(rows), pages.draw_curves(curves)
+                    curves.append((outcome.victim, row["setting"], outcome.curve))
+            lines, figure = tables.membership_table(rows), plots.draw_roc(curves)
         else:
             pictures = []
             for drawn in inversion.attack(sweep, say):
                 add(drawn.to_row())
                 words = (drawn.setting, drawn.victim, drawn.attack)
                 pictures.append((", ".join(filter(None, words)), drawn.pictures))
-            lines, figure = pages.inversion_table(rows), pages.draw_pictures(pictures)
+            lines, figure = tables.inversion_table(rows), plots.draw_pictures(pictures)
     print(table)
-    print(pages.write_markdown(lines, table.with_suffix(".md")))
-    print(save(figure, table.with_suffix(".png")))
+    write_atomically(page := table.with_suffix(".md"), encoded(f"{tables.pipes(lines)}\n"))
+    print(page)
+    print(figures.save(figure, table.with_suffix(".png")))
     for row in contradicted:
         wrong = f"the proof of epsilon {row['epsilon_proven']} (record, add_remove), or its code,"
         if row["victim"] == "untrained teachers":
@@ -180,7 +183,7 @@ def ledger(
 ) -> None:
     """Print what each client was charged so far, and what that proves. Nothing is written."""
     from fed_dpsd.accounts.card import NO_SECRET_NOTE, account, ledger_files
-    from fed_dpsd.accounts.reading import read
+    from fed_dpsd.accounts.database import read
     from fed_dpsd.accounts.secret import has_secret
     from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
@@ -239,7 +242,7 @@ def _spent_table(
     accounts: Mapping[Path, Sequence["Entry"]], totals: Mapping[Path, Mapping["Pair", "Proofs"]]
 ) -> Table:
     """Return a row for each client: a record's epsilons, and larger units' that mean much."""
-    from fed_dpsd.accounts.words import is_meaningful
+    from fed_dpsd.accounts.verdict import is_meaningful
     from fed_dpsd.privacy.epsilon import NOT_REVIEWED
     from fed_dpsd.privacy.mechanism import weakest
 
@@ -287,7 +290,7 @@ def _meanings(totals: Mapping[Path, Mapping["Pair", "Proofs"]], delta: float) ->
 
 
 def _json(proofs: "Proofs") -> dict[str, Any]:
-    """Return the smallest proven epsilon as on a card, with the others beside it."""
+    """Return the smallest proven epsilon as on a card, with the others."""
     (basis, claim), *others = proofs.items()
     kept = ("trust", "epsilon")
     beside = [

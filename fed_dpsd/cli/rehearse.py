@@ -115,7 +115,7 @@ def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
             console.print(
                 f"seed {seed}: {len(hit.faults)} faults, {hit.seconds:.0f} s; without them {same}, "
                 f"{peace.seconds:.0f} s; {len(hit.differences)} differences between ledgers and "
-                "asks"
+                "requests"
             )
             wrong += [f"seed {seed}: {line}" for line in (*hit.differences, *peace.differences)]
             if hit.student != peace.student:

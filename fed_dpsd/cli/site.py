@@ -29,7 +29,7 @@ def init(file: File) -> None:
     if file.exists():
         raise UserError(f"{file} exists already; it is not overwritten")
     if not file.parent.exists():
-        raise UserError(f"{file.parent} is not there; make this folder, or give another")
+        raise UserError(f"{file.parent} does not exist; create it, or give another folder")
     write_atomically(file, (conf_folder() / "site.yaml").read_bytes())
     print(file.absolute())
 

@@ -39,8 +39,8 @@ def export(
 ) -> None:
     """Write a run's student, with its privacy card, and print the file's path.
 
-    Beside it lie PRIVACY.md and privacy_card.json, README.md (a model card for the Hugging Face
-    hub) and config.json. An ONNX file is compared with torch on the run's test images first.
+    PRIVACY.md, privacy_card.json, README.md (a model card for the Hugging Face hub) and config.json
+    are written next to it. An ONNX file is compared with torch on the run's test images first.
     """
     from fed_dpsd.server.export import export as write_student
 
@@ -70,7 +70,7 @@ def synthesize(
     """Write synthetic images of a run as parquet, with its privacy card, and print the path.
 
     `datasets.load_dataset("parquet", data_files=FILE)` reads it, and so does data.path. PRIVACY.md,
-    privacy_card.json and README.md (a dataset card for the Hugging Face hub) lie beside it.
+    privacy_card.json and README.md (a dataset card for the Hugging Face hub) are next to it.
     """
     from fed_dpsd.server.synthesis import synthesize as write_images
 
@@ -203,7 +203,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
             inside = sorted(file for file, _ in walk_classes(path)) if path.is_dir() else [path]
         except OSError as error:
             raise UserError(
-                f"{error.filename} cannot be read ({error.strerror}); see that you may read it"
+                f"{error.filename} cannot be read ({error.strerror}); check its permissions"
             ) from None
         if not inside:
             raise UserError(f"{path} holds no file; give images, or folders of some")

@@ -50,7 +50,8 @@ def report(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: that of the first table.")
+        Path | None,
+        typer.Option(help="Folder to write to. Default: the folder of the first table."),
     ] = None,
     against: Annotated[
         str | None,
@@ -59,10 +60,10 @@ def report(
 ) -> None:
     """Write a page, tables and figures, and print their paths; the page (HTML) is the last.
 
-    The page of a run, or of a deployment, shows its results, its guarantees, and how it ran. The
-    page of a sweep compares settings by means over seeds. A page is one file and needs no network.
-    Figures show accuracy against the proven epsilon, queries, seconds and partition.alpha, and
-    which classes are confused.
+    The page of a run or a deployment shows its result, what is protected, and how both came about.
+    The page of a sweep compares settings by means over seeds. A page is one file that needs no
+    network. Figures, as PNG and PDF, show accuracy against the proven epsilon, queries, seconds and
+    partition.alpha, and which classes are confused.
     """
     from fed_dpsd.report import pages
     from fed_dpsd.sweep.reported import facts_of, run_in, tables_of, unfinished_beside
@@ -70,13 +71,13 @@ def report(
     places = [path.absolute() for path in paths]
     run = facts_of(places)
     if run and run.unfinished:  # its numbers are not a table's yet
-        say(f"not finished: {run.unfinished.told}")
+        say(f"not finished: {run.unfinished.status}")
         print(pages.write_unfinished(run, (out or run_in(places[0])).absolute()))
         return
     tables = tables_of(places, out and out.absolute())
     unfinished = unfinished_beside(places)
     for each in unfinished:
-        say(f"{each.name} is not finished: {each.told}")
+        say(f"{each.name} is not finished: {each.status}")
     folder = (out or tables[0].parent).absolute()
     for path in pages.write(tables, folder, against, run, unfinished):
         print(path)

@@ -13,8 +13,8 @@ from fed_dpsd.models.devices import choose, number_of_gpus, require_device
 from fed_dpsd.privacy.label_dp import LabelPrivate
 from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 
-# Bytes of a GPU that a process may fill with teachers. Whoever starts several processes on one GPU
-# sets it; otherwise a process takes half of what is free when its first teacher comes.
+# Bytes of a GPU that a process may fill with teachers. Set it when several processes share a GPU;
+# otherwise a process takes half of the memory that is free when its first teacher comes.
 TEACHER_BYTES = "FED_DPSD_TEACHER_BYTES"
 # Bytes of the processor's memory that a process fills, so that it does not grow with the clients.
 PROCESSOR_BYTES = 2**28
@@ -25,7 +25,7 @@ def named_device(config: Config, client: int) -> str:
 
     The proof of noisy answers needs that a teacher is a function of its own shard, to the last bit.
     On a GPU kernels may follow the memory that other teachers leave free. So where the noise is
-    secret, a teacher lies on a GPU only if no other one of the same run can lie there.
+    secret, a teacher is on a GPU only if no other teacher of the run can be there.
 
     With fixed features `auto` is the processor, which computes them once for all clients.
     """
@@ -57,7 +57,7 @@ def learns_there(training: Training) -> bool:
 
 
 class Owner(Protocol):
-    """Whoever has teachers on a device."""
+    """An owner of teachers on a device."""
 
     def drop(self) -> None:
         """Give its teachers up; they are read again when they are needed."""

@@ -13,15 +13,14 @@ from typing import Any
 
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.card import plan_of
+from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
-from fed_dpsd.accounts.reading import ledgers_in
 from fed_dpsd.accounts.secret import exchange_key, secret_of
-from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, reading
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.devices import number_of_gpus, require_device
@@ -119,7 +118,7 @@ class Hospital(Terms):
         }
 
     def open(self, experiment: Experiment, run: str) -> Site:
-        """Read the records anew, and return the site that answers for this hospital.
+        """Read the records again, and return the site that answers for this hospital.
 
         Args:
             experiment: an experiment that the method `experiment` has returned.
@@ -163,12 +162,7 @@ class Hospital(Terms):
                 path.unlink(missing_ok=True)
 
     def _party(self, experiment: Experiment, secret: bytes) -> Party | None:
-        """Return its part in secure sums; None where the mechanism has none.
-
-        Raises:
-            NotAllowed: the sums withstand fewer colluding clients than the file demands.
-            UserError: the file's keys are not those of all hospitals, its own in its place.
-        """
+        """Return its part in secure sums; None where the mechanism has none."""
         quorum = quorum_of(experiment.answers)
         if quorum is None:
             return None
@@ -198,11 +192,7 @@ def open_file(path: Path) -> Hospital:
             "such as `classes: [normal, pneumonia]`; where your labels have other names, say so "
             "under files, such as `labels: {NORMAL: normal}`"
         )
-    binder = Binder()
-    hospital = binder.bind(Hospital, raw, "site.")
-    binder.finish()
-    assert hospital is not None
-    return _with_absolute_paths(hospital, path.parent.absolute())
+    return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 
 
 def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:

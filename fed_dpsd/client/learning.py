@@ -1,7 +1,9 @@
-"""Learning without noise in the steps: of plain teachers, and where labels alone are private."""
+"""Training of teachers without noise in the steps, and a watch over trainings that diverge."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,15 +16,19 @@ from torch.optim.optimizer import (
 
 from fed_dpsd.config import Config, TeacherConfig
 from fed_dpsd.data.datasets import Split
+from fed_dpsd.errors import Diverged
 from fed_dpsd.models.classifiers import Classifier
+from fed_dpsd.models.divergence import check_losses, is_finite
 from fed_dpsd.models.fixed_features import remembering
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, learner
 from fed_dpsd.privacy.label_dp import Targets, fixed
 from fed_dpsd.privacy.noise import Rng
-from fed_dpsd.privacy.training import TrainingMechanism
+from fed_dpsd.privacy.training import CustomTraining, Training, TrainingMechanism
 from fed_dpsd.progress import reported, reporting
 
 CPU = torch.device("cpu")
+Role = Literal["teacher", "baseline"]
+logger = logging.getLogger("fed_dpsd")
 
 
 def train(
@@ -119,7 +125,7 @@ class PublicImages:
         self.losses: list[torch.Tensor] = []
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train on these records, n >= 1, anew from the first weights.
+        """Train on these records, n >= 1, starting from the first weights.
 
         `losses` then holds the loss of each step, a private value.
         """
@@ -162,3 +168,50 @@ def _optimiser(model: nn.Module, settings: TeacherConfig) -> torch.optim.Optimiz
     if settings.momentum is None:
         return torch.optim.Adam(model.parameters(), rate, foreach=True)
     return torch.optim.SGD(model.parameters(), rate, settings.momentum, foreach=True)
+
+
+class Watch:
+    """A watch over the trainings of a client's teachers, or of its "baseline".
+
+    At a hospital a diverged training is a line in its own log and in `diverged`, and nothing else:
+    an error would be a fact about records that no noise covers (docs/privacy.md, "Sharp edges").
+    """
+
+    def __init__(self, config: Config, training: Training, client: int, role: Role) -> None:
+        self._config, self._client, self._role = config, client, role
+        self.diverged: list[Diverged] = []
+        group, rate = "teacher", config.teacher.learning_rate
+        if isinstance(training, TrainingMechanism | CustomTraining):
+            group = "training" if role == "teacher" else "method.baseline"
+            rate = getattr(training, "learning_rate", None)  # a plug-in's may have none
+        self._rates = {} if rate is None else {f"{group}.learning_rate": rate}
+        if pull := config.method.get("proximal_weight"):
+            self._rates["method.proximal_weight"] = pull
+
+    def check_losses(self, losses: Sequence[torch.Tensor], shard: int) -> None:
+        """Check the losses of a plain training, exact functions of records, in a simulation alone.
+
+        Raises:
+            Diverged: in a simulation, a loss is NaN or infinite.
+        """
+        if self._config.federation.simulation:
+            check_losses(losses, self._named(shard), self._rates)
+
+    def check(self, teacher: Classifier, shard: int) -> None:
+        """Check a trained teacher by its weights alone.
+
+        Raises:
+            Diverged: in a simulation, weights or predictions are not finite.
+        """
+        if is_finite(teacher, self._config.data.shape):
+            return
+        named = self._named(shard)
+        error = Diverged(f"weights or predictions of {named} are NaN or infinite", self._rates)
+        if self._config.federation.simulation:
+            raise error
+        self.diverged.append(error)
+        logger.error("%s; until then it answers like a teacher without records", error)
+
+    def _named(self, shard: int) -> str:
+        number = f" {shard}" if self._config.teachers_per_client > 1 else ""
+        return f"client {self._client}'s {self._role}{number}"

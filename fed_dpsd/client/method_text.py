@@ -22,6 +22,16 @@ _LEFT_OUT = {
     "recombined_fraction": 0.0,
 }
 _NOT_LITERAL = "fed_dpsd.FedDPSD", "dpsd.DPSD"
+# Classes that methods had before they became settings of others, by class and name.
+_CLASSES = {
+    ("ensemble.WholeEnsemble", "central"): "central.Central",
+    ("ensemble.WholeEnsemble", "direct"): "direct.Direct",
+    ("fedavg.DPFedAVG", "dp_fedavg"): "dp_fedavg.DPFedAVG",
+    ("dgd.DGD", "dgd_plus"): "dgd_plus.DGDPlus",
+    ("paper_fed_dpsd.PaperFedDPSD", "dpdfd"): "dpdfd.DPDFD",
+    ("paper_fed_dpsd.PaperFedDPSD", "paper_dpsd"): "paper_dpsd.PaperDPSD",
+}
+_WORDS = "name", "needs"  # which change nothing that a client does
 
 
 def method_text(method: Mapping[str, Any]) -> str:
@@ -33,11 +43,16 @@ def method_text(method: Mapping[str, Any]) -> str:
     Args:
         method: the values of the group `method`, with `_target_`.
     """
-    kept = {key: value for key, value in method.items() if (key, value) not in _LEFT_OUT.items()}
+    kept = {
+        key: value
+        for key, value in method.items()
+        if (key, value) not in _LEFT_OUT.items() and key not in _WORDS
+    }
     text = {_NAMES.get(key, key): value for key, value in kept.items()}
     if "turn" in text:
         text["turn"] = _POLARITIES.get(text["turn"], text["turn"])
-    text["_class_"] = _PACKAGES.sub("", str(text["_class_"]))
+    own = _PACKAGES.sub("", str(text["_class_"]))
+    text["_class_"] = _CLASSES.get((own, method.get("name")), own)
     if text["_class_"] in _NOT_LITERAL:
         text["literal"] = False
     return json.dumps(text, sort_keys=True)

@@ -1,4 +1,4 @@
-"""A hospital's own files, read where they lie: a folder of classes, CSV, npz or parquet.
+"""A hospital's own files: a folder of classes, CSV, npz or parquet.
 
 Errors and counts of this module name local files and labels. They are for the hospital's own screen
 and log, and never part of a message.
@@ -7,6 +7,7 @@ and log, and never part of a message.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,16 +26,14 @@ class HospitalFiles:
 
     Args:
         path: a folder with a subfolder for each class, or a .csv, .npz or .parquet file.
-        image_column: in a CSV, the column of paths from the CSV's folder; in an npz, the name of
-            the array (N, H, W) or (N, H, W, 3); in parquet, the column of encoded images, or of
-            paths from the file's folder.
+        image_column: a CSV's column of paths from its folder, an npz's array (N, H, W) or
+            (N, H, W, 3), or a parquet file's column of encoded images or of paths.
         label_column: the column, or the npz's array, of labels; None with `label_columns`.
-        patient_column: the column, or the npz's array, of patients. With it, all records of a
-            patient go to the same teacher of the client.
-        skip_unreadable: whether images that cannot be read are skipped; otherwise they are an
-            error. Records without a label are always skipped.
-        labels: the federation's class of each local label, which is the name of a subfolder or a
-            value of the label column; {} where labels are the classes' own names.
+        patient_column: the column, or the npz's array, of patients. All records of a patient go to
+            the same teacher of the client.
+        skip_unreadable: whether unreadable images are skipped; otherwise they are an error. Records
+            without a label are always skipped.
+        labels: the federation's class of each local label; {} where labels are the classes' names.
         label_columns: columns of truth values, one for each class, in place of `label_column`.
         pixel_bits: how many bits images of 16 bits use.
     """
@@ -44,7 +43,7 @@ class HospitalFiles:
     label_column: str | None
     patient_column: str | None
     skip_unreadable: bool
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[Any, Any] = field(default_factory=dict)  # of texts, checked below
     label_columns: tuple[str, ...] = ()
     pixel_bits: int = 16
 
@@ -87,10 +86,10 @@ class HospitalRecords:
 
     Args:
         records: the records, in the federation's shape and classes.
-        ids: (N,) int64, ascending: a digest of each image's pixels. So the order of the files does
-            not matter, and an id stays when others come or go.
+        ids: (N,) int64, ascending: a digest of each image's pixels. It does not depend on the order
+            of the files or on other records.
         count: how many files or rows were found, used and skipped, and why.
-        notes: sentences on what the hospital may want to change.
+        notes: suggestions for the hospital.
     """
 
     records: Split
@@ -109,7 +108,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
 
     Raises:
         UserError: files, columns or labels are not as `files` says, or images cannot be read and
-            must not be skipped. The message names them and the remedy.
+            must not be skipped.
     """
     path = Path(files.path)
     columns = Columns(
@@ -121,7 +120,7 @@ def read(files: HospitalFiles, shape: tuple[int, ...], classes: Sequence[str]) -
         for label in files.labels:
             if text_of(label) not in folders:
                 raise UserError(
-                    f"{path}: there is no folder {label!r} of classes; see that it is there, and "
+                    f"{path}: there is no folder {label!r} of classes; check that it exists and "
                     "that the user of the service may read it"
                 )
     taken = take(

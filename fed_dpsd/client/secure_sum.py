@@ -1,8 +1,8 @@
 """The client's half of a secure sum, in which a client takes part at most once.
 
-The arithmetic is privacy/secure_sum.py; the server's half is server/secure_sum.py. A client notes
-its masked answer and the names that it has confirmed beside its charges, so a process that is
-killed goes on with the same.
+The arithmetic is privacy/secure_sum.py; the server's half is server/secure_sum.py. A client keeps
+its masked answer and the names that it has confirmed with its charges, so a process that is killed
+continues with the same ones.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ class Summing:
     Args:
         party: the client's keys.
         mechanism: the mechanism of its answers, each of which holds a noise share.
-        ledger: the ledger beside which it notes masked answers and confirmed names.
+        ledger: the ledger that keeps masked answers and confirmed names.
         run: the coordinator's name of the run; sums of other runs have other masks and other noise.
     """
 

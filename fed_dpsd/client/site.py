@@ -205,7 +205,7 @@ class Site:
         return self._teachers.sensitive_class_counts()
 
     def retrain(self, request: Request, epochs: int) -> NDArray[np.float32]:
-        """Train the teachers from the request's weights; a private training is charged first, anew.
+        """Train the teachers from the request's weights; a private training is charged again first.
 
         A method with a `proximal_weight` (FedProx) has them pulled back to the request's weights.
 
@@ -232,7 +232,7 @@ class Site:
         """Release (n, B, K) private values: bound each, charge the ledger (fsync), draw the noise.
 
         A repeated request returns the stored answer and charges nothing, whatever the records are
-        now. Otherwise the two answers would tell whether the records changed. Over budget nothing
+        now. Otherwise the two answers would reveal whether the records changed. Over budget nothing
         is drawn.
 
         The noise follows the whole request and every setting, so the same id with other content
@@ -309,7 +309,7 @@ class Site:
 
     @property
     def _counts(self) -> str:
-        """Return the key of the noisy class counts: they are drawn once, whatever asks for them."""
+        """Return the key of the noisy class counts, which are drawn once."""
         return hashlib.sha256(f"class counts {self._teachers.identity}".encode()).hexdigest()
 
     def _digest(self, mechanism: Mechanism, request: Request) -> str:
@@ -343,7 +343,7 @@ class Site:
 def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
     """Answer a request; refuse if the budget is spent, or if the ledger cannot be read or written.
 
-    Of the ledger's content, a refusal tells only what the run has cost. The cause of a ledger's
+    A refusal contains nothing of the ledger but what the run has cost. The cause of a ledger's
     failure goes to the client's own log.
 
     Raises:
@@ -371,11 +371,7 @@ def answer(method: Method, request: Request, site: Site) -> Response | Refusal:
 
 
 def _masked(released: Response, request: Request, site: Site) -> Response:
-    """Mask a released answer for a secure sum.
-
-    Raises:
-        ProtocolError: the client takes part in no secure sums.
-    """
+    """Mask a released answer for a secure sum."""
     if site.summing is None:
         raise ProtocolError("this client takes part in no secure sums")
     return site.summing.masked(released, request)

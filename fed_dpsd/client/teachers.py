@@ -21,9 +21,16 @@ from safetensors import SafetensorError
 
 from fed_dpsd import __version__
 from fed_dpsd.client.device import device_of, held_on, learns_there
-from fed_dpsd.client.divergence import Role, Watch
 from fed_dpsd.client.inputs import digest_of_shard, places_of_patients, read_shard
-from fed_dpsd.client.learning import CPU, PublicImages, pulled_back, train, train_privately
+from fed_dpsd.client.learning import (
+    CPU,
+    PublicImages,
+    Role,
+    Watch,
+    pulled_back,
+    train,
+    train_privately,
+)
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
@@ -146,7 +153,7 @@ class Teachers:
 
         Noise and charges follow it. A private training is named by its actual input, to the last
         bit: other processors and libraries compute other features of the same records. A teacher in
-        the cache was charged under the digest that lies beside its weights.
+        the cache was charged under the digest that is stored with its weights.
         """
         if not self._noisy:
             return self.keys
@@ -185,8 +192,8 @@ class Teachers:
     def models(self) -> list[Classifier | None]:
         """Return the trained teachers, where they answer; None for an empty shard.
 
-        A training mechanism trains on an empty shard too; otherwise the missing teacher would tell
-        that the shard is empty.
+        A training mechanism trains on an empty shard too; otherwise the missing teacher would
+        reveal that the shard is empty.
         """
         models = self._models
         if models is None:
@@ -350,7 +357,7 @@ class Teachers:
             return
         rng = self._noise.numpy(purpose, self._client, number)
         if self._labels:
-            # Batches follow public numbers alone: a number that labels decide would tell of them.
+            # Batches follow public numbers alone: others could reveal labels.
             draw = functools.partial(streams.torch, client=self._client, query_id=shard)
             network = PublicImages(teacher, records.images, config, draw)
             self._labels.train(network, records.labels, rng)

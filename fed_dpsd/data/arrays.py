@@ -28,46 +28,43 @@ class Arrays:
         self._path, self._columns = path, columns
         before = f"{split}_" if split else ""
         with self._open() as arrays:
-            of_splits = () if split else splits_of(arrays.files, columns.image).values()
-            self.ignored = next((f"array {name}" for name in of_splits), "")
-            names = {key: before + name for key, name in columns.named.items()}
-            if missing := {key: name for key, name in names.items() if name not in arrays.files}:
-                lacking = ", ".join(f"{name} ({key})" for key, name in missing.items())
-                raise UserError(
-                    f"{path} has no array {lacking}; its arrays are {', '.join(arrays.files)}"
-                )
-            if columns.labels:
-                raise UserError(
-                    f"{path}: {columns.keys}label_columns is for tables; name an npz's array of "
-                    f"labels by {columns.keys}label_column"
-                )
-        self._names = [
-            before + name for name in (columns.image, columns.label, columns.patient) if name
-        ]
+            there = arrays.files
+        of_splits = () if split else splits_of(there, columns.image).values()
+        self.ignored = next((f"array {name}" for name in of_splits), "")
+        names = {key: before + name for key, name in columns.named.items()}
+        if missing := [f"{name} ({key})" for key, name in names.items() if name not in there]:
+            raise UserError(
+                f"{path} has no array {', '.join(missing)}; its arrays are {', '.join(there)}"
+            )
+        if columns.labels:
+            raise UserError(
+                f"{path}: {columns.keys}label_columns is for tables; name an npz's array of labels "
+                f"by {columns.keys}label_column"
+            )
+        self._names = list(names.values())
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[Any]:
         try:
             with np.load(self._path, allow_pickle=False) as arrays:
                 yield arrays
-        except (UserError, MemoryError):
+        except MemoryError:
             raise
         except Exception as error:  # zipfile and zlib raise any type of error on broken bytes
             raise UserError(
-                f"{self._path} cannot be read ({type(error).__name__}); give an npz of arrays, "
-                "with no objects among them"
+                f"{self._path} cannot be read ({type(error).__name__}); give an npz of arrays "
+                "without objects"
             ) from None
 
     def items(self) -> Iterator[Item]:
         """Yield every image."""
         with self._open() as arrays:
             images, *others = (arrays[name] for name in self._names)
-        name = self._names[0]
         pixels = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
         if images.dtype != np.uint8 or not pixels or 0 in images.shape:
             raise UserError(
-                f"{self._path}: {name} is {images.dtype} of shape {images.shape}; it must be "
-                "uint8 of shape (N, H, W) or (N, H, W, 3)"
+                f"{self._path}: {self._names[0]} is {images.dtype} of shape {images.shape}; it "
+                "must be uint8 of shape (N, H, W) or (N, H, W, 3)"
             )
         others = [array.reshape(-1) for array in others]
         for name, array in zip(self._names[1:], others, strict=True):
@@ -76,7 +73,7 @@ class Arrays:
                     f"{self._path}: {len(images)} images but {len(array)} in {name}; give one for "
                     "each image"
                 )
-        labels, patients = others[0], others[1] if len(others) > 1 else [None] * len(images)
+        labels, patients = others if len(others) > 1 else (others[0], [None] * len(images))
         for index, image in enumerate(images):
             name = f"image {index}"
             patient = id_of(patients[index], self._columns, f"{self._path}: {name}")

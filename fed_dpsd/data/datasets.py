@@ -21,13 +21,12 @@ from fed_dpsd.config import BUNDLED, DataConfig
 from fed_dpsd.data import sources
 from fed_dpsd.data.intake import Split, some, take
 from fed_dpsd.data.reader import listed
-from fed_dpsd.data.tables import METADATA
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import write_together
 
 DIGITS_TEST_SIZE = 360
-TEST_PART = 5  # one record, or patient, of so many is for testing where the data is not divided
-# Keys the hash that divides. It is public, and no setting: a seed could be chosen by its split.
+TEST_PART = 5  # one of so many records, or patients, is for testing where data is not divided
+# The key of the hash that divides. It is no setting: a seed could be chosen by its split.
 SPLIT_KEY = b"fed_dpsd: test split"
 PURPOSES = {"train": "training", "test": "testing"}
 
@@ -38,8 +37,8 @@ logger = logging.getLogger("fed_dpsd")
 class Dataset:
     """A training split, which is divided among the clients, and a public test split.
 
-    `counts` says of each split how many files or rows were found, used and skipped, and why. It
-    is exact, so it is for the console, and for the diagnostics of a simulation.
+    `counts` reports how many files or rows of each split were found, used and skipped, and why. The
+    numbers are exact, so they are for the console and for a simulation's diagnostics.
     """
 
     train: Split
@@ -123,12 +122,13 @@ def _digits() -> Dataset:
 
 
 def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
-    """Load a split from `config.path` or, without a path, from the Hugging Face hub.
+    """Load a split, from the cache if it was read before; `divide` makes the splits if need be.
 
-    Where the data is not divided, `divide` does it. What is skipped, and classes without images,
-    are warnings, given once in a process: an error would reveal them.
+    Skipped records and classes without images are warnings, given once in a process: an error would
+    reveal them.
     """
-    files = sources.fingerprint(config, split)
+    source = sources.Source(config, split)
+    files = source.fingerprint()
     place = _cached(config, files, split, cache)
     try:
         about = json.loads(place("about.json").read_text())
@@ -137,8 +137,8 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
         images = np.load(place("images.npy"), mmap_mode="r")
         digests = np.load(place("digests.npy"))
         records = Split(images, np.load(place("labels.npy")), patients)
-    except (OSError, ValueError, EOFError):  # not there, or not whole: somebody tidied up
-        parts, about, lasting = _read(config, split)
+    except (OSError, ValueError, EOFError):  # missing, or damaged
+        parts, about, lasting = _read(config, source, split)
         if lasting:
             _save({_cached(config, files, name, cache): parts[name] for name in parts}, about)
         records, digests = parts[split], parts[split].digests
@@ -147,13 +147,15 @@ def _load_split(config: DataConfig, split: str, cache: Path) -> Loaded:
     return Loaded(records, about["count"], digests)
 
 
-def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, Any], bool]:
-    """Read a split; both, where the data is not divided.
+def _read(
+    config: DataConfig, source: sources.Source, split: str
+) -> tuple[dict[str, Split], dict[str, Any], bool]:
+    """Read a split, or both where the data is not divided.
 
     Returns:
-        The splits, what to report of them, and whether they may be cached.
+        The splits, what to report on them, and whether they may be cached.
     """
-    reader, where = sources.reader(config, split), sources.where(config, split)
+    reader, where = source.reader(), source.where
     names = config.class_names
     taken = take(
         reader.items(),
@@ -165,14 +167,13 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
         config.pixel_bits,
         config.patient_column is not None,
         f"the classes are {some(names)}; correct the labels, set data.num_classes=null to take all "
-        "that are there, or name each in data.classes=[...]",
+        "labels as classes, or name each in data.classes=[...]",
     )
-    records = taken.records if _keeps_rows(config, split) else taken.records.in_order()
+    records = taken.records if source.keeps_rows else taken.records.in_order()
     notes, parts = [*taken.notes], {split: records}
     if taken.count.skipped:
         notes.insert(0, f"{where}: {taken.count}")
-    divided = sources.is_divided(config)
-    if not divided:
+    if not source.divided:
         parts = dict(zip(sources.SPLITS, divide(records), strict=True))
         unit, own = ("image", "pixels") if records.patients is None else ("patient", "id")
         notes.append(
@@ -185,41 +186,22 @@ def _read(config: DataConfig, split: str) -> tuple[dict[str, Split], dict[str, A
             notes.append(f"{where}: no image for {PURPOSES[name]} of class {lacking}")
     if reader.declared and names == positions(len(names)) != tuple(reader.declared):
         notes.append(f"{where} names its classes; {listed(reader.declared)} uses these names")
-    if not divided and reader.ignored:
+    if not source.divided and reader.ignored:
         notes.append(
             f"{where}: its {reader.ignored} is not taken as a split; to test on some of its "
             f"{reader.unit}, give them as test, next to the others as train"
         )
-    if left := sources.unused(config):
+    if left := source.unused():
         notes.append(f"{where}: {left}")
-    count = f"{split}: {taken.count.numbers}" if divided else taken.count.numbers
-    about = {"count": count, "notes": notes}
-    return parts, about, taken.lasting
-
-
-def _keeps_rows(config: DataConfig, split: str) -> bool:
-    """Return whether records stay in the order of their table, which holds this split alone.
-
-    Labels do not decide the order of rows, as they do that of files in folders of classes. With
-    patients, records are sorted: a patient's first ones stand for all (`training.places_of`).
-    """
-    if config.patient_column is not None:
-        return False
-    if config.path is None:
-        return True
-    place, divided = sources.place_of(Path(config.path), sources.columns_of(config), split)
-    return bool(divided) and (place.is_file() or (place / METADATA).is_file())
+    count = f"{split}: {taken.count.numbers}" if source.divided else taken.count.numbers
+    return parts, {"count": count, "notes": notes}, taken.lasting
 
 
 def _cached(config: DataConfig, files: str, split: str, cache: Path) -> Callable[[str], Path]:
     """Return a function from the names of a split's files to their paths in the cache.
 
-    Args:
-        config: the data set.
-        files: the fingerprint of what is read, from before it is read: files that change meanwhile
-            are read again.
-        split: the split.
-        cache: folder of the cache.
+    `files` is the fingerprint from before the files are read: files that change meanwhile are read
+    again.
     """
     text = f"{files} {split} {config} {SPLIT_KEY!r}"
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:24]
@@ -240,9 +222,9 @@ def _lacking(config: DataConfig, records: Split) -> str:
 def divide(records: Split) -> tuple[Split, Split]:
     """Divide records into a training and a test split, about one in TEST_PART for testing.
 
-    A keyed hash of a record's id decides (`Split.ids`), so its patient where patients are known,
-    otherwise its pixels. Neither its label or place nor any other record matters. Hence data sets
-    that differ in one record, patient or label have training splits that differ in no other.
+    A keyed hash of a record's id decides (`Split.ids`): its patient where patients are known,
+    otherwise its pixels. Its label, its place and other records do not matter. So data sets that
+    differ in one record, patient or label have training splits that differ in no other.
     """
 
     def in_test(record: int) -> bool:

@@ -21,19 +21,19 @@ class Folder:
         if columns.patient is not None:
             raise UserError(
                 f"{path}: {columns.keys}patient_column={columns.patient}: folders of classes name "
-                "no patients; use null, or a table with a column for them"
+                "no patients; use null, or a table with a column of patients"
             )
         self._labels = {folder: text_of(folder) for folder in class_folders(path)}
         texts = list(self._labels.values())
         if twice := next((f for f, text in self._labels.items() if texts.count(text) > 1), None):
             raise UserError(
-                f"{path}: folder {twice!r} has a name that another has too, apart from spaces, "
-                "accents' spellings, or as a number; join the two"
+                f"{path}: folder {twice!r} has the name of another one, apart from spaces, the "
+                "spelling of accents, or as a number; join the two"
             )
 
     @property
     def ignored(self) -> str:
-        """Return a folder of a split in that of a class: its images are this class's, as others."""
+        """Return a folder named like a split inside that of a class; its images are used."""
         inside = (
             (each, part) for each in self._labels for part in class_folders(self._path / each)
         )
@@ -43,11 +43,8 @@ class Folder:
         """Yield every file in the order of its path."""
         with readable(self._path):
             for file, folder in sorted(walk_classes(self._path), key=lambda found: found[0]):
-                name = str(file.relative_to(self._path))
-                if folder is None:
-                    yield Item(name, file, skipped=NO_CLASS)
-                else:
-                    yield Item(name, file, self._labels[folder])
+                label, skipped = ("", NO_CLASS) if folder is None else (self._labels[folder], "")
+                yield Item(str(file.relative_to(self._path)), file, label, skipped=skipped)
 
     def labels(self) -> dict[str, str]:
         """Return the names of the subfolders; one may be empty."""
@@ -66,16 +63,16 @@ def class_folders(folder: Path) -> list[str]:
         UserError: the folder cannot be read.
     """
     with readable(folder):
-        return sorted(place.name for place in folder.iterdir() if place.is_dir() and seen(place))
+        return sorted(place.name for place in folder.iterdir() if place.is_dir() and _shown(place))
 
 
-def seen(path: Path) -> bool:
-    """Return whether a file or folder is not hidden, and no part of how a Mac packs folders."""
+def _shown(path: Path) -> bool:
+    """Return whether a file or folder is neither hidden nor one that macOS adds to archives."""
     return not path.name.startswith(".") and path.name != "__MACOSX"
 
 
 def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
-    """Yield every file at any depth, with its class: the name of the subfolder that it lies in.
+    """Yield every file at any depth, with its class: the subfolder of `path` that it lies in.
 
     A file next to the subfolders has class None. Hidden files and folders are skipped.
 
@@ -89,14 +86,10 @@ def walk_classes(path: Path) -> Iterator[tuple[Path, str | None]]:
 
     for place, folders, names in os.walk(path, onerror=fail, followlinks=True):
         here = Path(place).resolve()
-        folders[:] = [folder for folder in folders if seen(Path(folder))]
+        folders[:] = [folder for folder in folders if _shown(Path(folder))]
         for folder in folders:
             if (Path(place) / folder).resolve() in (here, *here.parents):
-                raise UserError(
-                    f"{place}/{folder} is a link to a folder that it lies in; delete it"
-                )
-        for name in names:
-            file = Path(place) / name
+                raise UserError(f"{place}/{folder} links to a folder that it lies in; delete it")
+        for file in filter(_shown, map(Path(place).joinpath, names)):
             inside = file.relative_to(path)
-            if seen(file):
-                yield file, inside.parts[0] if len(inside.parts) > 1 else None
+            yield file, inside.parts[0] if len(inside.parts) > 1 else None

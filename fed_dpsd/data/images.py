@@ -1,4 +1,4 @@
-"""Image files as arrays of pixels, read alike for data sets and for hospitals."""
+"""Image files as arrays of pixels, for data sets and hospitals alike."""
 
 import io
 import warnings
@@ -25,7 +25,8 @@ def open_image(
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no image, or the range of its pixels is unknown or exceeded.
+        ValueError: it is no image, it has several pages, or the range of its pixels is unknown or
+            exceeded.
     """
     if isinstance(image, np.ndarray):
         return _converted(Image.fromarray(image), channels, bits)
@@ -37,6 +38,8 @@ def open_image(
             warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning),
             Image.open(io.BytesIO(content), formats=FORMATS) as opened,
         ):
+            if opened.format == "TIFF" and (pages := getattr(opened, "n_frames", 1)) > 1:
+                raise ValueError(f"it has {pages} pages; save each as a file of its own")
             inverted = getattr(opened, "tag_v2", {}).get(PHOTOMETRIC) == 0
             return _converted(ImageOps.exif_transpose(opened), channels, bits, inverted)
     except UnidentifiedImageError:
@@ -48,10 +51,9 @@ def open_image(
 
 
 def _converted(image: Image.Image, channels: int, bits: int, inverted: bool = False) -> Image.Image:
-    """Return an image as grey or RGB; of 16 bits, the upper 8 of those that are used are kept.
+    """Return an image as grey or RGB, with the upper 8 of the used bits of 16.
 
-    Pillow itself turns an inverted image (white is 0) around if it has 8 bits, but not if it has
-    16. So `inverted` matters only for the latter.
+    `inverted` (white is 0) matters for 16 bits only: Pillow inverts images of 8 bits itself.
     """
     if image.mode in ("I", "F"):  # conversion to "L" would cut them off at 255
         raise ValueError(

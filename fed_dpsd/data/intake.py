@@ -1,4 +1,4 @@
-"""From files and rows to records: images are decoded, labels become numbers, all is counted.
+"""From files and rows to records: decode images, number labels, and count what is used.
 
 What becomes of a record depends on this record alone (docs/privacy.md, "From files to records").
 """
@@ -19,18 +19,14 @@ from fed_dpsd.errors import UserError, reason_of
 NAMED_AT_MOST, LONGEST_NAME = 5, 120
 NO_LABEL, SEVERAL_LABELS = "without a label", "with several labels"
 UNREADABLE, NO_CLASS = "unreadable", "in no class's folder"
-DARK = 14  # bits: pictures of 16 bits that use no more are nearly black
+DARK = 14  # bits: images of 16 bits that use no more are nearly black
 
 
 class Item(NamedTuple):
     """A record before its image is decoded.
 
-    Args:
-        name: the file or row, for messages.
-        image: an image's file, the bytes of one, or (H, W) or (H, W, 3) pixels.
-        label: the text of its label.
-        patient: the id of its patient; "" where patients are not known.
-        skipped: why it cannot be a record; "" if it may be one.
+    `image` is a file, its bytes, or (H, W) or (H, W, 3) pixels; `name` is its file or row, and
+    `skipped` the reason why it cannot be a record, both for messages.
     """
 
     name: str
@@ -48,7 +44,7 @@ def some(lines: Sequence[str]) -> str:
 
 @dataclass
 class Count:
-    """How many files or rows were found, and which of them became no record, and why.
+    """The number of files or rows that were found, and why some of them became no record.
 
     Args:
         unit: "files", "rows" or "images", of which `found` were found.
@@ -69,7 +65,7 @@ class Count:
         return self.found - sum(map(len, self.skipped.values()))
 
     def __str__(self) -> str:
-        """Return the count as a sentence without an end, with the first names of each reason."""
+        """Return the count with the first names of each reason."""
         return self._text(lambda lines: f" ({some(lines)})")
 
     @property
@@ -78,13 +74,12 @@ class Count:
         return self._text(lambda _: "")
 
     def _text(self, named: Callable[[Sequence[str]], str]) -> str:
-        counts = f"{self.found:,} {self.unit} found, {self.used:,} used"
-        if not self.skipped:
-            return counts
-        reasons = (
+        text = f"{self.found:,} {self.unit} found, {self.used:,} used"
+        each = (
             f"{len(lines):,} {why}{named(lines)}" for why, lines in sorted(self.skipped.items())
         )
-        return f"{counts}, {self.found - self.used:,} skipped: {'; '.join(reasons)}"
+        skipped = f", {self.found - self.used:,} skipped: {'; '.join(each)}"
+        return text + (skipped if self.skipped else "")
 
 
 @dataclass(frozen=True)
@@ -100,18 +95,15 @@ class Split:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """Return each record's (N,) lasting id: its patient, or a digest of its pixels without one.
+        """Return each record's (N,) id: its patient or, where none is known, its pixels' digest.
 
-        An id is the same whatever the record's label and place are, and whichever others there are.
+        It does not depend on the record's label and place, nor on other records.
         """
         return self.digests if self.patients is None else self.patients
 
     @functools.cached_property
     def digests(self) -> NDArray[np.int64]:
-        """Return the (N,) hashes of each record's pixels alone.
-
-        So copies of an image agree, whatever file, format or size they were stored in.
-        """
+        """Return (N,) hashes of pixels, equal for copies of an image in other files or formats."""
         hashes = (_hash64(np.ascontiguousarray(image)) for image in self.images)
         return np.fromiter(hashes, np.int64, len(self))
 
@@ -121,10 +113,10 @@ class Split:
         return Split(self.images[indices], self.labels[indices], patients)
 
     def in_order(self) -> "Split":
-        """Return the records in the order of their pixels' digests, which no file decides.
+        """Return the records in the order of their digests, then patients, then labels.
 
-        Equal images are in the order of their patients and labels. So equal sets of records are
-        equal splits, and a record that comes or goes leaves the others in their order.
+        Equal sets of records become equal splits, and a record that comes or goes leaves the others
+        in their order.
         """
         patients = self.labels if self.patients is None else self.patients
         return self.take(np.lexsort((self.labels, patients, self.digests)))
@@ -132,14 +124,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of items.
+    """The records, in the order of their items, the count of items, and notes for the user.
 
-    Args:
-        records: the records, in the order of their items.
-        count: the count of all items.
-        notes: sentences on what a person may want to change.
-        lasting: whether the same files give the same records again; False where one could not be
-            read for a reason that may pass.
+    `lasting` is False where an image could not be read for a reason that may pass.
     """
 
     records: Split
@@ -173,18 +160,18 @@ def take(
 
     Args:
         items: the items, in any order.
-        unit: what an item is: "files", "rows" or "images".
+        unit: "files", "rows" or "images".
         where: the data set and its place, for errors.
         numbers: the number of the class of each label's text.
         shape: (C, S, S) of the images.
         resize: whether images of another size are scaled; otherwise they are errors.
         bits: how many bits of images of 16 bits are used.
         patients: whether items have patients.
-        remedy: what to do about labels that are not in `numbers`.
+        remedy: what to do about labels that are not in `numbers`, for the error.
 
     Raises:
         UserError: a label is unknown, a file is named twice, a size is wrong, or no item becomes a
-            record. The message names it, and the remedy.
+            record.
     """
     count, widest, lasting = Count(unit), 0, True
     images, labels, ids = [], [], []
@@ -201,7 +188,7 @@ def take(
             opened = open_image(item.image, shape[0], bits)
         except (OSError, ValueError) as error:
             count.skip(UNREADABLE, f"{item.name}: {reason_of(error)}")
-            # A file that appears has a time of its own, so it is seen without another look.
+            # A file that appears later has a time of its own, which the fingerprint sees.
             lasting &= not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
             continue
         widest = max(widest, opened.info.get("bits", 0))
@@ -223,7 +210,7 @@ def take(
     notes = ()
     if 0 < widest <= DARK and bits == 16:
         notes = (
-            f"{where}: its pictures of 16 bits use {widest} at most, so they are nearly black; "
+            f"{where}: its images of 16 bits use {widest} at most, so they are nearly black; "
             f"pixel_bits={max(widest, 8)} takes the upper 8 of these",
         )
     known = np.array(ids, np.int64) if patients else None
@@ -231,26 +218,21 @@ def take(
 
 
 def _once(items: Iterable[Item], where: str) -> Iterator[Item]:
-    """Yield the items.
-
-    Raises:
-        UserError: two of them are one file, in another spelling or by a link. It would be several
-            records, which one change of it changes together.
-    """
+    """Yield the items."""
     seen = set[tuple[int, int] | Path]()
     for item in items:
         if isinstance(item.image, Path):
             try:
                 status = item.image.stat()
-            except (OSError, ValueError):  # it is reported with those that cannot be read
+            except (OSError, ValueError):  # reported with other unreadable files
                 yield item
                 continue
             # Some file systems number no files.
             file = (status.st_dev, status.st_ino) if status.st_ino else item.image.resolve()
             if file in seen:
                 raise UserError(
-                    f"{where}: {item.name} is named twice, by a row or a link; a picture is one "
-                    "record, and protected as one: leave it out once"
+                    f"{where}: {item.name} is named twice, by a row or a link; an image is one "
+                    "record: remove one of the two"
                 )
             seen.add(file)
         yield item

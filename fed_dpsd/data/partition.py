@@ -18,7 +18,7 @@ from urllib.request import getproxies
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.config import DataConfig, require, require_positive
+from fed_dpsd.config import Config, DataConfig, require, require_positive
 from fed_dpsd.errors import UserError
 from fed_dpsd.storage import npz_of, write_atomically
 
@@ -42,9 +42,17 @@ class Partition(Protocol):
     def partitioner(self, num_clients: int) -> "Partitioner":
         """Return the library's partitioner for `num_clients`."""
 
+    def check(self, config: Config) -> list[str]:
+        """Return the problems of the rule in an experiment, each with key, value and remedy."""
+        return []
+
+    def without(self, classes: int, num_clients: int) -> str:
+        """Say why some records are at no client, where there are so many classes and clients."""
+        return ""
+
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Partition):
     """A split of each class by Dirichlet(alpha) proportions; a small alpha is far from IID."""
 
     name: ClassVar[str] = "dirichlet"
@@ -72,7 +80,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class IID:
+class IID(Partition):
     """A split of a random order into equal parts."""
 
     name: ClassVar[str] = "iid"
@@ -89,7 +97,7 @@ class IID:
 
 
 @dataclass(frozen=True)
-class ByClass:
+class ByClass(Partition):
     """A split that gives each client records of only `classes_per_client` classes."""
 
     name: ClassVar[str] = "class"
@@ -98,6 +106,26 @@ class ByClass:
 
     def __post_init__(self) -> None:
         require(self, seed=0, classes_per_client=1)
+
+    def check(self, config: Config) -> list[str]:
+        """Return the problem of more classes for a client than there are."""
+        classes = config.data.num_classes
+        if self.classes_per_client <= classes:
+            return []
+        return [
+            f"partition.classes_per_client={self.classes_per_client} is more than the "
+            f"{classes} classes of data={config.data.name}; use {classes} or fewer"
+        ]
+
+    def without(self, classes: int, num_clients: int) -> str:
+        """Say why: client j has the classes from j on, `classes_per_client` of them."""
+        each = self.classes_per_client
+        left = classes - (num_clients + each - 1)
+        return (
+            f"since {left} of {classes} classes have no client with "
+            f"partition.classes_per_client={each} and num_clients={num_clients}; raise the first "
+            f"to {each + left}, or the second to {num_clients + left}"
+        )
 
     def partitioner(self, num_clients: int) -> "Partitioner":
         """Return flwr-datasets' PathologicalPartitioner."""
@@ -129,6 +157,10 @@ class Coins(IID):
         require(self, seed=0, coins=0)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction={self.fraction} must be above 0 and at most 1")
+
+    def without(self, classes: int, num_clients: int) -> str:
+        """Say why some records are at no client."""
+        return f"left out by their coins (partition.fraction={self.fraction:g})"
 
     def kept(self, number: int) -> NDArray[np.bool_]:
         """Toss the coins of `number` records; (number,) whether each is held by its client."""
@@ -219,17 +251,7 @@ def unused(
     held, total = sum(map(len, parts)), len(labels)
     if held == total:
         return ""
-    if isinstance(partition, Coins):
-        why = f"left out by their coins (partition.fraction={partition.fraction:g})"
-    else:  # client j has the classes from j on, partition.classes_per_client of them
-        assert isinstance(partition, ByClass)
-        classes, each = len(np.unique(_dealt(labels, patients)[0])), partition.classes_per_client
-        without = classes - (len(parts) + each - 1)
-        why = (
-            f"since {without} of {classes} classes have no client with "
-            f"partition.classes_per_client={each} and num_clients={len(parts)}; raise the first to "
-            f"{each + without}, or the second to {len(parts) + without}"
-        )
+    why = partition.without(len(np.unique(_dealt(labels, patients)[0])), len(parts))
     return (
         f"partition: {held:,} of {total:,} training records are at a client; {total - held:,} are "
         f"at none, {why}"

@@ -1,7 +1,7 @@
 """What all readers share: the columns that they read, and their errors.
 
-A reader knows one layout, a folder of classes, a table or arrays, wherever it lies: the console and
-hospitals read by the same code. Readers look at no image's content.
+A reader knows one layout, a folder of classes, a table or arrays. Data sets and hospitals use the
+same readers. Readers look at no image's content.
 """
 
 import contextlib
@@ -20,16 +20,13 @@ SPLIT_NAMES = {
     "test": ("test", "testing"),
     "validation": ("val", "valid", "validation", "dev"),
 }
-NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of a patient who is not known
+NOBODY = ("", "none", "nan", "nat", "null", "<na>")  # spellings of an unknown patient
 
 
 class Columns(NamedTuple):
-    """The columns of a table, or arrays of an npz, and the keys that name them.
+    """The columns of a table, or arrays of an npz, and the prefix of the keys that name them.
 
-    Args:
-        image, label, patient: the columns; None where there is none.
-        labels: columns of truth values, one for each class, in place of `label`.
-        keys: what the keys begin with: "data." on the console, "files." at a hospital.
+    `labels` are columns of truth values, one for each class, in place of `label`.
     """
 
     image: str
@@ -53,7 +50,7 @@ class Reader(Protocol):
     Attributes:
         unit: what its items are: files, rows or images.
         declared: the names of the classes that it declares, in an order of its own.
-        ignored: what seems to say which items are for testing, and does not; "" for nothing.
+        ignored: what looks like a split and is not used as one; "" for nothing.
     """
 
     unit: str
@@ -78,7 +75,7 @@ def split_of(name: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Return the setting of these classes, as it is typed in a shell."""
-    from fed_dpsd.overrides import quoted  # imports Hydra; needed for messages alone
+    from fed_dpsd.config.errors import quoted
 
     plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
     texts = (name if plain.fullmatch(name) else quoted(name) for name in names)
@@ -88,6 +85,8 @@ def listed(names: Iterable[str]) -> str:
 
 def id_of(value: Any, columns: Columns, where: str) -> str:
     """Return the text of a patient's id; "" where no column has them.
+
+    Numbers have no leading zeros: 019 in a CSV file is 19, as in a column of integers.
 
     Raises:
         UserError: the cell is empty. All such records would be one patient's.
@@ -99,16 +98,16 @@ def id_of(value: Any, columns: Columns, where: str) -> str:
             f"{where} has no {columns.patient}; name its patient, delete it, or set "
             f"{columns.keys}patient_column to null"
         )
-    return text
+    return str(int(text)) if re.fullmatch("[0-9]{1,4000}", text) else text
 
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Report an error of the operating system as the user's own."""
+    """Report an error of the operating system as a UserError."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"{error.filename or path} cannot be read ({reason_of(error)}); see that it is there, "
+            f"{error.filename or path} cannot be read ({reason_of(error)}); check that it exists "
             "and that you, or the user of the service, may read it"
         ) from None

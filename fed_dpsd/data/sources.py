@@ -2,9 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fed_dpsd.classes import in_order, positions
 from fed_dpsd.config import DataConfig
@@ -23,11 +25,92 @@ LAYOUT = (
 )
 
 
-def columns_of(config: DataConfig) -> Columns:
-    """Return the columns that a configuration names."""
-    return Columns(
-        config.image_column, config.label_column, config.label_columns, config.patient_column
-    )
+class Source:
+    """The place of a split, at `data.path` or at the Hugging Face hub; no file is open.
+
+    Attributes:
+        divided: whether the data set has train and test splits, or one of them, of its own.
+        where: the name of the split, for messages.
+
+    Raises:
+        UserError: there is no such split, or the path cannot be read.
+    """
+
+    def __init__(self, config: DataConfig, split: str) -> None:
+        self._config, self._split = config, split
+        self._columns = Columns(
+            config.image_column, config.label_column, config.label_columns, config.patient_column
+        )
+        self._place, self._validation, self.divided = Path(), None, True
+        if config.path is not None:
+            path = Path(config.path)
+            splits = _splits_in(path, self._columns)
+            self._place = _place_of(path, self._columns, split, splits)
+            self._validation, self.divided = splits.get("validation"), bool(splits)
+        elif config.hub is None:
+            raise UserError(f"data={config.name} needs data.path=PATH: {LAYOUT}")
+        name = f"data={config.name} ({config.path or config.hub})"
+        self.where = f"{name}, split {split}" if self.divided else name
+
+    def reader(self) -> Reader:
+        """Return a new reader of the split.
+
+        Raises:
+            UserError: there is no network, or the columns are not as the configuration says.
+        """
+        if self._config.path is None:
+            from fed_dpsd.data.partition import read_hub
+
+            table = read_hub(self._config, self._split)
+            return Table(Path(f"{self._config.hub}, split {self._split}"), self._columns, table)
+        return reader_of(self._place, self._columns, self._split if self.divided else "")
+
+    def fingerprint(self) -> str:
+        """Return a text that changes when the files of the split do: names, sizes and times.
+
+        The time of a file's last change of any kind (`ctime`) cannot be set back, so a file with
+        another content or other permissions counts as another file.
+
+        Raises:
+            UserError: the split cannot be read.
+        """
+        if self._config.path is None:
+            return f"hub {self._config.hub}"
+        digest = hashlib.sha256()
+        for file in self.reader().files():
+            text = str(file)
+            try:
+                stat = file.stat()
+                text += f" {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
+            except (OSError, ValueError):  # reported with other unreadable files
+                pass
+            digest.update(f"{text}\n".encode(errors="surrogateescape"))
+        return f"{self._place.resolve()} {digest.hexdigest()}"
+
+    def unused(self) -> str:
+        """Return what at `data.path` no split takes, in words; "" if there is nothing."""
+        place = self._validation
+        if place is None:
+            return ""
+        name = place.name
+        if place.is_dir():
+            name += f" ({sum(1 for _ in walk_classes(place)):,} files)"
+        elif place.suffix.lower() == ARRAYS:
+            name = _arrays(place, self._columns)["validation"]
+        return f"{name} is not read: nothing is selected on a validation split"
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Return whether records stay in the order of their table, which holds this split alone.
+
+        Labels do not decide the order of rows, unlike that of files in folders of classes. With
+        patients, records are sorted: a patient's first ones stand for all (`training.places_of`).
+        """
+        if self._config.patient_column is not None or not self.divided:
+            return False
+        if self._config.path is None:
+            return True
+        return self._place.is_file() or (self._place / METADATA).is_file()
 
 
 def is_place(path: Path) -> bool:
@@ -35,23 +118,8 @@ def is_place(path: Path) -> bool:
     return path.is_dir() or (path.is_file() and path.suffix.lower() in (*TABLES, ARRAYS))
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
-    """Return the tables of each split in a folder, parquet files first."""
-    found: dict[str, list[Path]] = {}
-    if path.is_dir():
-        with readable(path):
-            files = [each for each in path.iterdir() if each.is_file()]
-        for suffix in TABLES:
-            for file in sorted(files):
-                if file.suffix.lower() == suffix and (split := split_of(file.stem)):
-                    found.setdefault(split, []).append(file)
-    return found
-
-
 def _arrays(path: Path, columns: Columns) -> dict[str, str]:
     """Return the array of images of each split in an npz; empty where there is one of all."""
-    import numpy as np
-
     try:
         with np.load(path, allow_pickle=False) as arrays:
             names = arrays.files
@@ -60,50 +128,47 @@ def _arrays(path: Path, columns: Columns) -> dict[str, str]:
     return {} if columns.image in names else splits_of(names, columns.image)
 
 
-def splits_in(path: Path, columns: Columns) -> dict[str, Path]:
+def _splits_in(path: Path, columns: Columns) -> dict[str, Path]:
     """Return the place of each split at `data.path`; empty where the data is not divided.
 
     A folder named like a split is one of a class if folders of other classes are next to it.
-
-    Raises:
-        UserError: two places stand for one split, or the path cannot be read.
     """
     if path.suffix.lower() == ARRAYS and path.is_file():
         arrays = _arrays(path, columns)
         return dict.fromkeys(arrays, path) if arrays.keys() & set(SPLITS) else {}
-    found = _files(path)
-    folders = class_folders(path) if path.is_dir() and not (path / METADATA).is_file() else []
+    if not path.is_dir():
+        return {}
+    found: dict[str, list[Path]] = {}
+    with readable(path):
+        files = sorted(each for each in path.iterdir() if each.is_file())
+    for suffix in TABLES:
+        for file in files:
+            if file.suffix.lower() == suffix and (split := split_of(file.stem)):
+                found.setdefault(split, []).append(file)
+    folders = [] if (path / METADATA).is_file() else class_folders(path)
     of_splits = [name for name in folders if split_of(name)]
     alone = len(of_splits) == len(folders)
     if {"train", "test"} <= set(map(split_of, of_splits)) or found or alone:
         for name in of_splits:
-            if not found.get(split_of(name)):
-                found.setdefault(split_of(name), []).append(path / name)
-            elif found[split_of(name)][0].is_dir():
-                found[split_of(name)].append(path / name)
-    places = {}
-    for split, there in found.items():
-        same = [each for each in there if each.suffix.lower() == there[0].suffix.lower()]
+            places = found.setdefault(split_of(name), [])
+            if not places or places[0].is_dir():
+                places.append(path / name)
+    for split, places in found.items():
+        same = [each for each in places if each.suffix.lower() == places[0].suffix.lower()]
         if len(same) > 1 and split in SPLITS:
             raise UserError(
                 f"data.path={path}: {same[0].name} and {same[1].name} are both for {split}; join "
                 "them, or move one away"
             )
-        places[split] = there[0]
-    return places if places.keys() & set(SPLITS) else {}
+    return {split: places[0] for split, places in found.items()} if found.keys() & {*SPLITS} else {}
 
 
-def place_of(path: Path, columns: Columns, split: str) -> tuple[Path, str]:
-    """Return the table or folder of a split, and the split; "" where the data is not divided.
-
-    Raises:
-        UserError: there is none.
-    """
-    splits = splits_in(path, columns)
+def _place_of(path: Path, columns: Columns, split: str, splits: Mapping[str, Path]) -> Path:
+    """Return the table or folder of a split, or of all data where it is not divided."""
     if split in splits:
-        return splits[split], split
+        return splits[split]
     if not splits and (path.is_file() or (path / METADATA).is_file() or class_folders(path)):
-        return path, ""
+        return path
     if path.is_file():
         raise UserError(
             f"data.path={path} has no array {split}_{columns.image}; give one for each of "
@@ -115,27 +180,6 @@ def place_of(path: Path, columns: Columns, split: str) -> tuple[Path, str]:
     if split == "test" and "validation" in splits:
         remedy = f"rename {splits['validation'].name} to test to test on it, or {remedy}"
     raise UserError(f"data.path={path} has no {lacking}; it holds {there or 'nothing'}: {remedy}")
-
-
-def is_divided(config: DataConfig) -> bool:
-    """Return whether a data set has train and test splits, or one of them, of its own."""
-    return config.path is None or bool(splits_in(Path(config.path), columns_of(config)))
-
-
-def unused(config: DataConfig) -> str:
-    """Return what at `data.path` no split takes, in words; "" if there is nothing."""
-    if config.path is None:
-        return ""
-    columns = columns_of(config)
-    place = splits_in(Path(config.path), columns).get("validation")
-    if place is None:
-        return ""
-    name = place.name
-    if place.is_dir():
-        name += f" ({sum(1 for _ in walk_classes(place)):,} files)"
-    elif place.suffix.lower() == ARRAYS:
-        name = _arrays(place, columns)["validation"]
-    return f"{name} is not read: nothing is selected on a validation split"
 
 
 def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
@@ -158,71 +202,28 @@ def reader_of(path: Path, columns: Columns, split: str = "") -> Reader:
         return Table(path, columns)
     if path.is_file() and suffix == ARRAYS:
         return Arrays(path, columns, split)
-    problem = f"is no {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "is not there"
+    problem = f"is no {', '.join((*TABLES, ARRAYS))} file" if path.exists() else "does not exist"
     raise UserError(
         f"{columns.keys}path={path} {problem}; give a folder with a subfolder for each class, or "
         "one such file"
     )
 
 
-def reader(config: DataConfig, split: str) -> Reader:
-    """Return the reader of a split.
-
-    Raises:
-        UserError: there is no such split or no network, or the columns are not as `config` says.
-    """
-    if config.path is None:
-        from fed_dpsd.data.partition import read_hub
-
-        table = read_hub(config, split)
-        return Table(Path(f"{config.hub}, split {split}"), columns_of(config), table)
-    return _reader(Path(config.path), columns_of(config), split)
-
-
-def _reader(path: Path, columns: Columns, split: str) -> Reader:
-    place, split = place_of(path, columns, split)
-    return reader_of(place, columns, split)
-
-
-def where(config: DataConfig, split: str) -> str:
-    """Return the name of a split, for messages."""
-    name = f"data={config.name} ({config.path or config.hub})"
-    return f"{name}, split {split}" if is_divided(config) else name
-
-
-def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, ...]:
+def _class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, ...]:
     """Return the classes that the files at `data.path` name, in their order.
 
     A table may declare them. Otherwise they are its labels, or the names of folders, in the order
-    of `classes.in_order`.
-
-    Args:
-        path: `data.path`.
-        columns: the columns of a table.
-        number: the number of classes, if it is known: then only the training split, if there is
-            one, names them.
-
-    Raises:
-        UserError: there is no place, it cannot be read, or train and test name other classes.
+    of `classes.in_order`. If the number of classes is known, the training split alone names them.
     """
-    given = splits_in(path, columns)
-    if not given and path.is_dir() and not (path / METADATA).is_file():
-        folders = class_folders(path)
-        like = {m[1]: name for name in folders if (m := LIKE_SPLITS.search(name.casefold()))}
-        if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
-            raise UserError(
-                f"data.path={path}: {' and '.join(like.values())} look like splits; name them "
-                f"train and test or, if they are classes, say {listed(folders)}"
-            )
-        if named := [name for name in folders if split_of(name)]:
-            raise UserError(
-                f"data.path={path}: {named[0]} is named like a split, and the folders next to it "
-                f"are not ({some([name for name in folders if not split_of(name)])}); move what "
-                f"is no split away or, if it is a class, say {listed(folders)}"
-            )
-    splits = [split for split in SPLITS if split in given] or ["train"]
-    found = {split: _reader(path, columns, split) for split in splits[: 2 if number is None else 1]}
-    labels = {split: each.labels() for split, each in found.items()}
+    splits = _splits_in(path, columns)
+    if not splits and path.is_dir() and not (path / METADATA).is_file():
+        _check_folders(path)
+    named = [split for split in SPLITS if split in splits] or ["train"]
+    readers = {}
+    for split in named[: 2 if number is None else 1]:
+        place = _place_of(path, columns, split, splits)
+        readers[split] = reader_of(place, columns, split if splits else "")
+    labels = {split: reader.labels() for split, reader in readers.items()}
     first, *others = labels
     for other in others:
         for one, two in ((first, other), (other, first)):
@@ -232,20 +233,38 @@ def class_names(path: Path, columns: Columns, number: int | None) -> tuple[str, 
                     f"data.path={path}: class {only[0]} ({labels[one][only[0]]}) is in {one} and "
                     f"not in {two}; correct the labels, or name all: {everything}"
                 )
-    declared = [tuple(each.declared) for each in found.values() if each.declared]
-    if len(set(declared)) > 1:
+    declared = {tuple(reader.declared): None for reader in readers.values() if reader.declared}
+    if len(declared) > 1:
         raise UserError(
-            f"data.path={path}: train and test declare their classes in other orders; write one "
-            "again"
+            f"data.path={path}: train and test declare their classes in different orders; export "
+            "one of them again"
         )
-    names = declared[0] if declared else in_order(labels[first])
+    names = next(iter(declared), None) or in_order(labels[first])
     folded = [name.casefold() for name in names]
     if number is None and (alike := [n for n in names if folded.count(n.casefold()) > 1]):
         raise UserError(
-            f"data.path={path}: {alike[0]} and {alike[1]} differ in capitals alone; give them one "
-            f"name or, if they are two classes, say {listed(names)}"
+            f"data.path={path}: {alike[0]} and {alike[1]} differ only in capitals; give them one "
+            f"name or, if they are two classes, set {listed(names)}"
         )
     return names
+
+
+def _check_folders(path: Path) -> None:
+    """Refuse folders that may be splits or classes."""
+    folders = class_folders(path)
+    like = {m[1]: name for name in folders if (m := LIKE_SPLITS.search(name.casefold()))}
+    if "train" in like and len(like) > 1 and not any(map(split_of, folders)):
+        raise UserError(
+            f"data.path={path}: {' and '.join(like.values())} look like splits; name them train "
+            f"and test or, if they are classes, set {listed(folders)}"
+        )
+    if named := [name for name in folders if split_of(name)]:
+        others = some([name for name in folders if not split_of(name)])
+        raise UserError(
+            f"data.path={path}: {named[0]} is named like a split, and the folders next to it are "
+            f"not ({others}); move what is no split away or, if it is a class, set "
+            f"{listed(folders)}"
+        )
 
 
 def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]) -> dict[str, Any]:
@@ -266,9 +285,9 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
         place = Path(path).expanduser() if base is None else base / Path(path).expanduser()
         columns = Columns(str(data.get("image_column")), data.get("label_column"), of_labels)
         try:
-            names = list(class_names(place, columns, number)) if place.is_absolute() else []
+            names = list(_class_names(place, columns, number)) if place.is_absolute() else []
         except UserError as error:
-            # Otherwise, it is reported with the other paths, or when the data is read.
+            # Otherwise it is reported with the other paths, or when the data is read.
             if number is None and is_place(place):
                 problems.append(str(error))
             number = number or 2  # so that problems of other keys are reported too
@@ -282,34 +301,3 @@ def with_classes(data: Mapping[str, Any], base: Path | None, problems: list[str]
     if not given and (known or len(names) != count):
         names = []
     return {**data, "classes": names, "num_classes": count}
-
-
-def fingerprint(config: DataConfig, split: str) -> str:
-    """Return a text that changes when the files of a split do: their names, sizes and times.
-
-    The time of a file's last change of any kind (`ctime`) cannot be set back, so a file with
-    another content or other permissions counts as another file.
-
-    Raises:
-        UserError: there is no such split, or it cannot be read.
-    """
-    if config.path is None:
-        if config.hub is None:
-            raise UserError(f"data={config.name} needs data.path=PATH: {LAYOUT}")
-        return f"hub {config.hub}"
-    columns = columns_of(config)
-    place, own = place_of(Path(config.path), columns, split)
-    return f"{place.resolve()} {_digest(reader_of(place, columns, own).files())}"
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        text = str(file)
-        try:
-            status = file.stat()
-            text += f" {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-        except (OSError, ValueError):  # it is reported with the others that cannot be read
-            pass
-        digest.update(f"{text}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()

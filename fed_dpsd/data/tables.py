@@ -43,19 +43,15 @@ class Table:
         if self._table is not None:
             self._schema = self._table.schema
         else:
-            with is_parquet(path):
+            with _parquet(path):
                 self._schema = pyarrow.parquet.read_schema(path)
-        self.check()
+        self._check()
         of_splits = (n for n in self._schema.names if n.casefold() in SPLIT_COLUMNS)
         self.ignored = next((f"column {name}" for name in of_splits), "")
-        self.declared = columns.labels or declared_in(self._schema, columns.label)
+        self.declared = columns.labels or _declared(self._schema, columns.label)
 
-    def check(self) -> None:
-        """Check the columns.
-
-        Raises:
-            UserError: one is missing, or two have one name.
-        """
+    def _check(self) -> None:
+        """Refuse missing columns, and several of one name."""
         names, named = self._schema.names, self._columns.named
         if twice := next((name for name in named.values() if names.count(name) > 1), None):
             raise UserError(f"{self._path} has several columns {twice}; rename or delete one")
@@ -71,37 +67,34 @@ class Table:
         remedies = (f"{key}={likely.get(key, 'COLUMN')}" for key in missing)
         raise UserError(
             f"{self._path} has no column {', '.join(f'{n} ({k})' for k, n in missing.items())}; "
-            f"its columns are {', '.join(names)}. If it is not another data set than you named, "
-            f"set {' '.join(remedies)}"
+            f"its columns are {', '.join(names)}. If this is the data set you mean, set "
+            f"{' '.join(remedies)}"
         )
 
     def _likely(self) -> dict[str, str]:
         """Return the columns that may hold images and labels, by the keys that would name them."""
-        names = self._schema.names
-        fields = [field for field in self._schema if names.count(field.name) == 1]
-        images = [field.name for field in fields if is_encoded(field.type)]
+        fields = [each for each in self._schema if self._schema.names.count(each.name) == 1]
+        images = [field.name for field in fields if _encoded(field.type)]
         first = next(self._rows([f.name for f in fields if f.name not in images]), {})
         paths = [name for name, value in first.items() if "." in str(value)]
-        likely = {}
-        if found := images or paths:
-            likely[f"{self._columns.keys}image_column"] = found[0]
         others = [field.name for field in fields if field.name not in {*images, *paths}]
         distinct: dict[str, set[str]] = {name: set() for name in others}
         for row in self._rows(others):
             for name in others:
                 distinct[name].add(text_of(row[name]))
-        if several := {name: len(texts) for name, texts in distinct.items() if len(texts) > 1}:
-            # There are fewer classes than numbers or names of records.
-            fewest = min(several, key=several.__getitem__)
-            likely[f"{self._columns.keys}label_column"] = fewest
-        return likely
+        # There are fewer classes than numbers or names of records.
+        labels = sorted((n for n in others if len(distinct[n]) > 1), key=lambda n: len(distinct[n]))
+        likely = {"image": images or paths, "label": labels}
+        return {
+            f"{self._columns.keys}{key}_column": each[0] for key, each in likely.items() if each
+        }
 
     def _rows(self, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         if self._table is not None:
             for batch in self._table.select(columns).to_batches(AT_ONCE):
                 yield from batch.to_pylist()
             return
-        with is_parquet(self._path):
+        with _parquet(self._path):
             file = pyarrow.parquet.ParquetFile(self._path)
             for batch in file.iter_batches(AT_ONCE, columns=columns):
                 yield from batch.to_pylist()
@@ -110,13 +103,24 @@ class Table:
         """Yield every row."""
         columns = self._columns
         for number, row in enumerate(self._rows(list(columns.named.values())), 1):
-            image, name = row[columns.image], f"row {number}"
-            if isinstance(image, str) and image:
-                name = image
+            cell = row[columns.image]
+            name = cell if isinstance(cell, str) and cell else f"row {number}"
             where = f"{self._path}: {name}"
             patient = id_of(row.get(columns.patient or ""), columns, where)
             label, skipped = self._label(row, where)
-            yield Item(name, image_of(image, self._path.parent, where), label, patient, skipped)
+            yield Item(name, self._image(cell, where), label, patient, skipped)
+
+    def _image(self, cell: Any, where: str) -> Path | bytes:
+        """Return the image that a cell holds, unread; no bytes where it is empty."""
+        image = cell.get("bytes") if isinstance(cell, Mapping) else cell
+        if isinstance(image, str) and image:
+            return _file(image, self._path.parent)
+        if image and not isinstance(image, bytes):
+            raise UserError(
+                f"{where} is of type {type(image).__name__}; it must be an encoded image's bytes, "
+                "or the path of a file"
+            )
+        return image or b""
 
     def _label(self, row: Mapping[str, Any], where: str) -> tuple[str, str]:
         """Return the text of a row's label, and why it has none."""
@@ -148,25 +152,21 @@ class Table:
             name = f"{self._path.name}, row {number}"
             if label := self._label(row, name)[0]:
                 found.setdefault(label, name)
-        self._check_number(len(found), number)
-        return found
-
-    def _check_number(self, labels: int, rows: int) -> None:
-        """Refuse to take the labels of a column that seems to hold no classes."""
-        if rows >= FEW_ROWS and labels > rows / 2:
+        if number >= FEW_ROWS and len(found) > number / 2:
             raise UserError(
-                f"{self._path}: {self._columns.label} has {labels:,} different texts in {rows:,} "
+                f"{self._path}: {columns.label} has {len(found):,} different texts in {number:,} "
                 f"rows, as an id or a measure has; name the column of classes by "
-                f"{self._columns.keys}label_column, or list them in data.classes=[...]"
+                f"{columns.keys}label_column, or list them in data.classes=[...]"
             )
+        return found
 
     def files(self) -> Iterable[Path]:
         """Return the table, and the images that it names."""
         yield self._path
-        if not is_encoded(self._schema.field(self._columns.image).type):
+        if not _encoded(self._schema.field(self._columns.image).type):
             for row in self._rows([self._columns.image]):
                 if isinstance(name := row[self._columns.image], str) and name:
-                    yield file_of(name, self._path.parent)
+                    yield _file(name, self._path.parent)
 
 
 def _is_true(value: Any, column: str, where: str) -> bool:
@@ -180,8 +180,8 @@ def _is_true(value: Any, column: str, where: str) -> bool:
 def read_csv(path: Path) -> pyarrow.Table:
     """Return a CSV file in UTF-8, whose columns are text.
 
-    Its first line says whether commas, semicolons or tabs separate the columns. A line "sep=;"
-    before it, as Excel writes it, says so too.
+    Its first line shows whether commas, semicolons or tabs separate the columns. Excel may write a
+    line "sep=;" before it.
 
     Raises:
         UserError: it cannot be read, it is empty, or a row is longer than the first line.
@@ -216,19 +216,19 @@ def read_csv(path: Path) -> pyarrow.Table:
 
 
 @contextlib.contextmanager
-def is_parquet(path: Path) -> Iterator[None]:
-    """Report that a file is no parquet file, or may not be read, as the user's own error."""
+def _parquet(path: Path) -> Iterator[None]:
+    """Report an unreadable parquet file as a UserError."""
     try:
         yield
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be read as a parquet file ({type(error).__name__}); write it again, or "
-            "see that you may read it"
+            f"{path} cannot be read as a parquet file ({type(error).__name__}); export it again, "
+            "or check its permissions"
         ) from None
 
 
-def file_of(name: str, folder: Path) -> Path:
-    """Return the file that a table names; a path of Windows where there is no other."""
+def _file(name: str, folder: Path) -> Path:
+    """Return the file that a table names, maybe by a Windows path."""
     file = folder / name
     with contextlib.suppress(OSError, ValueError):
         if "\\" in name and not file.exists():
@@ -236,37 +236,12 @@ def file_of(name: str, folder: Path) -> Path:
     return file
 
 
-def image_of(value: Any, folder: Path, where: str) -> Path | bytes:
-    """Return the image that a cell holds, without a look at its content.
-
-    Args:
-        value: a file's path from `folder`, an encoded image's bytes, or a mapping with `bytes`.
-        folder: the folder of the table.
-        where: the cell, for errors.
-
-    Returns:
-        A path or bytes; no bytes where the cell is empty.
-
-    Raises:
-        UserError: the cell holds anything else.
-    """
-    image = value.get("bytes") if isinstance(value, Mapping) else value
-    if isinstance(image, str) and image:
-        return file_of(image, folder)
-    if image and not isinstance(image, bytes):
-        raise UserError(
-            f"{where} is of type {type(image).__name__}; it must be an encoded image's bytes, or "
-            "the path of a file"
-        )
-    return image or b""
-
-
-def is_encoded(kind: pyarrow.DataType) -> bool:
-    """Return whether a column holds encoded images."""
+def _encoded(kind: pyarrow.DataType) -> bool:
+    """Return whether a column of this type holds encoded images."""
     return pyarrow.types.is_struct(kind) or pyarrow.types.is_binary(kind)
 
 
-def declared_in(schema: pyarrow.Schema, column: str | None) -> list[str]:
+def _declared(schema: pyarrow.Schema, column: str | None) -> list[str]:
     """Return the names of classes that a table of the Hugging Face hub declares for a column."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fed_dpsd.accounts.reading import header, ledger_path
+from fed_dpsd.accounts.database import header, ledger_path
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.engines.clients import data_of

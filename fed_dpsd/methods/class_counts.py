@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, PublicContext, Site, answers_and_refusals
+from fed_dpsd.methods.method import Federation, PublicContext, Site
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Charged, ExactCounts
 from fed_dpsd.privacy.training import ClassCounts, TrainingMechanism
@@ -33,7 +33,7 @@ def counts_stage(context: PublicContext, clear: bool) -> tuple[Stage, ...]:
 
 
 def release_class_counts(request: Request, site: Site, clear: bool) -> Response:
-    """Release a client's class counts: noisy ones, or exact ones where all is in the clear.
+    """Release a client's class counts: noisy ones, or exact ones where nothing has noise.
 
     Raises:
         ProtocolError: the client releases no class counts.
@@ -54,7 +54,7 @@ def fetch_class_weights(
     The plan must hold the counts. A class without any record counts as split equally among the
     clients. The result is empty where no client answers.
     """
-    answers, _ = answers_and_refusals(federation.each(context.request("counts")))
+    answers = federation.each(context.request("counts")).answers
     counts = {
         client: np.clip(own.values[0].astype(np.float64), 0, MOST_RECORDS)
         for client, own in answers.items()
@@ -67,7 +67,7 @@ def among(
 ) -> dict[int, NDArray[np.float64]]:
     """Return the parts of some clients in the sum of their (K,) counts, or weights, of each class.
 
-    A class of which they have no record counts as split equally among them.
+    A class without records counts as split equally among them.
     """
     total = sum(counts[client] for client in clients)
     divisor = np.where(total > 0, total, 1)

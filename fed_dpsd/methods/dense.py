@@ -5,11 +5,11 @@ Algorithm 1. Its code base zj-jayzhang/DENSE is followed where the paper is sile
 
 Each round draws a new generator and trains it together with its latent vectors. The ensemble should
 be sure of the images, the student should be wrong about them, and they should have the statistics
-of the teachers' BatchNorm layers. The best batch joins the bank, and the student takes an epoch
-over the bank.
+of the teachers' BatchNorm layers. The best batch joins the buffer, and the student takes an epoch
+over the buffer.
 
 Differences from the code base:
-- The bank is in memory and holds the images of one run.
+- The buffer is in memory and holds the images of one run.
 - The ensemble answers an image once, and the answer is kept; so the student sees no flipped image.
 - Each round's SGD starts without momentum.
 - Networks start from Xavier initialisation, and the generator normalises before its sigmoid
@@ -18,6 +18,7 @@ Differences from the code base:
 - The last round is reported, not the best one on the test split.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
@@ -73,21 +74,21 @@ class DENSE(Distilling):
         )
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
-        least, best, seen = float("inf"), None, []
-        for _ in range(self.generator_steps):
-            images = generator(latents)
-            augmented = augment(images, self.shift, self.flip, rng)
-            loss = self.loss(ensemble, student, augmented, targets.to(context.device), statistics)
-            seen.append(loss.detach())
-            if best is None or loss.item() < least:
-                least, best = loss.item(), to_bytes(images)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+        least, best = float("inf"), np.empty(0, np.uint8)
+
+        def losses() -> Iterator[torch.Tensor]:
+            nonlocal least, best
+            for number in range(self.generator_steps):
+                images = generator(latents)
+                seen = augment(images, self.shift, self.flip, rng)
+                loss = self.loss(ensemble, student, seen, targets.to(context.device), statistics)
+                if number == 0 or loss.item() < least:
+                    least, best = loss.item(), to_bytes(images)
+                yield loss
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
         student.requires_grad_(True)
         statistics.close()
-        assert best is not None
         return best
 
     def loss(

@@ -6,15 +6,22 @@ probabilities. `weighted_ensemble` weighs the probabilities by class counts, and
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fed_dpsd.methods.method import Federation, PublicContext, Round, State, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import WhiteBox, fetch_ensemble
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
 class WholeEnsemble(WhiteBox):
-    """A method of one round whose student is the mean of the teachers' logits."""
+    """A method of one round whose student is the mean of the teachers' logits.
+
+    With one client that holds all records it is training in one place, which no federation can do:
+    conf/method/central.yaml and direct.yaml.
+    """
+
+    uses_teachers_alone: ClassVar[bool] = True
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
@@ -22,4 +29,4 @@ class WholeEnsemble(WhiteBox):
         """Yield the ensemble as the student; train nothing."""
         if resume is None:
             ensemble = fetch_ensemble(federation, context)
-            yield Round(State(1, tensors_below("student", ensemble), ()), ensemble)
+            yield Round(State.of(1, student=ensemble), ensemble)

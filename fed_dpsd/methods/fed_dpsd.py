@@ -14,7 +14,7 @@ generator and one step a round, is fed_dpsd/papers/paper_fed_dpsd.py.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import (
     among,
@@ -36,58 +36,42 @@ from fed_dpsd.methods.class_counts import (
 )
 from fed_dpsd.methods.method import (
     Federation,
-    Plan,
+    Method,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    answers_and_refusals,
-    below,
-    draw_public,
     nobody_answers,
-    tensors_below,
 )
+from fed_dpsd.methods.questions import Questions
 from fed_dpsd.models import procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
-from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.models.recombination import recombine
+from fed_dpsd.models.divergence import descend, rates_of
+from fed_dpsd.models.inference import learner, predict
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.privacy.mechanism import Additive, Probabilities
+from fed_dpsd.privacy.mechanism import Additive, Mechanism, Probabilities
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from fed_dpsd.privacy.training import Training, TrainingMechanism
 from fed_dpsd.progress import reported
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
-# From (B, K) logits and labels, and the (B,) places of their images in the bank, to a loss.
+# From (B, K) logits and labels, and the (B,) places of their images in the buffer, to a loss.
 StudentLoss = Callable[[torch.Tensor, torch.Tensor, NDArray[np.int64]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class FedDPSD:
-    """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields."""
+class FedDPSD(Questions, Method):
+    """FedDPSD, Algorithm 2; conf/method/fed_dpsd.yaml explains the fields.
 
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
+    Those of the images that are sent, and the generators', are in methods/questions.py.
+    """
+
     asks_pictures: ClassVar[bool] = True
     asks_cohorts: ClassVar[bool] = True
-    noise_fraction: float
-    areas_fraction: float
-    lines_fraction: float
-    leaves_fraction: float
-    recombined_fraction: float
-    polarity: Literal["both", "dark", "light", "answers"]
-    images_per_generator: int
-    latent_size: int
-    generator_steps: int
-    generator_learning_rate: float
-    latent_learning_rate: float
-    one_hot_weight: float
-    entropy_weight: float
-    activation_weight: float
     student_steps: int
     final_student_steps: int
     student_learning_rate: float
@@ -100,29 +84,25 @@ class FedDPSD:
     pooling: Literal["mean", "odds"]
 
     def __post_init__(self) -> None:
-        require(self, images_per_generator=2, latent_size=1, generator_steps=0, batch_size=2)
-        require(self, student_steps=1, final_student_steps=1, balance=0)
-        fractions = self.fractions
-        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
-            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
-            raise ValueError(
-                f"{', '.join(others)} and {last} must be >= 0 and at most 1 together; generators "
-                "make the other images"
-            )
-        if fractions["recombined"] == sum(fractions.values()) > 0:
-            raise ValueError(
-                f"recombined_fraction={self.recombined_fraction} needs procedural images to begin "
-                "with; give areas_fraction > 0, for example"
-            )
+        super().__post_init__()
+        require(self, student_steps=1, final_student_steps=1, batch_size=2, balance=0)
+        require_positive(self, "student_learning_rate", "label_step")
         if not 0 <= self.prediction_weight <= 1:
             raise ValueError(f"prediction_weight={self.prediction_weight} must be between 0 and 1")
-        require_positive(
-            self,
-            "generator_learning_rate",
-            "latent_learning_rate",
-            "student_learning_rate",
-            "label_step",
-        )
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment."""
+        problems = super().check(config, training, answers)
+        counted = not isinstance(training, TrainingMechanism) or training.counts_classes
+        known = counted and self.class_counts and isinstance(answers, Probabilities)
+        if self.pooling == "odds" and not known:
+            problems.append(
+                "method.pooling=odds needs answers=probabilities, method.class_counts=true "
+                "and, with training=dp_sgd, training.count_fraction; use method.pooling=mean"
+            )
+        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return one stage with an answer for each synthetic query; class counts if paid for."""
@@ -162,29 +142,24 @@ class FedDPSD:
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run Algorithm 2, with a bank of answered samples and new generators in each round."""
+        """Run Algorithm 2, with a buffer of answered samples and new generators in each round."""
         student = context.make_student(streams.torch("student"))
         discriminator = self.fetch_discriminator(federation, context)
         class_weights = fetch_class_weights(federation, context) if self.counts(context) else {}
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            buffer = list(resume.buffer)
+        buffer = resume.load(student=student) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):
             images = self.draw(discriminator or student, context, streams, number, buffer)
             images = procedural.apply_polarity(images, self.infer_polarity(buffer))
             predictions = self.predictions(student, images, context)
-            request = federation.get_or_store(Request(number, images, predictions))
-            total = self.request(federation, request, context, class_weights)
+            sent = Request(number, images, predictions)
+            total = self.collect(federation, sent, context, class_weights)
+            request = total.request
             if total.count == 0 and not buffer:
                 raise nobody_answers(total.refused)
             exhausted = total.count == 0  # every client's budget is spent
             if not exhausted:
-                labels = self.noisy_labels(context, request.predictions, total)
-                buffer.append(
-                    ReplayBuffer(request.images, request.predictions, labels.astype(np.float32))
-                )
+                buffer.append(ReplayBuffer.of(total, self.noisy_labels(context, total)))
             last = exhausted or number == context.rounds
             if last:  # a student that was first trained on few answers never catches up: restart it
                 student = context.make_student(streams.torch("last student"))
@@ -192,7 +167,7 @@ class FedDPSD:
             generated = self.mixture(len(request.images))["generated"]
             discriminated = generated * self.generator_steps if discriminator else 0
             yield Round(
-                State(len(buffer), tensors_below("student", student), buffer),
+                State.of(len(buffer), buffer, student=student),
                 student,
                 metrics,
                 total.refused,
@@ -202,7 +177,7 @@ class FedDPSD:
             if exhausted:
                 return
 
-    def request(
+    def collect(
         self,
         federation: Federation,
         request: Request,
@@ -212,116 +187,24 @@ class FedDPSD:
         """Return the sum of the answers, weighted by `class_weights` where there are any."""
         if not class_weights:
             return federation.total(request)
-        answers, refused = answers_and_refusals(federation.each(request))
+        replies = federation.each(request)
+        request, answers = replies.request, replies.answers
         weighted = {client: own for client, own in answers.items() if client in class_weights}
         if not weighted:
-            return Aggregate(np.zeros(request.predictions.shape), 0, refused)
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
         if len(weighted) < len(class_weights):
             class_weights = among(class_weights, weighted)
         count = sum(own.teachers for own in weighted.values())
         means = {client: own.values / own.teachers for client, own in weighted.items()}
         additive, odds = isinstance(context.answers, Additive), self.pooling == "odds"
         mean = pool(means, class_weights) if odds else weigh(means, class_weights, additive)
-        return Aggregate(count * mean, count, refused)
+        return Aggregate(request, count * mean, count, replies.refused)
 
     def fetch_discriminator(
         self, federation: Federation, context: PublicContext
     ) -> nn.Module | None:
         """Return the teacher that generators are trained against; None for the student itself."""
         return None
-
-    @property
-    def fractions(self) -> dict[str, float]:
-        """Return the fractions of procedural images by kind, and of recombined ones."""
-        return {
-            "noise": self.noise_fraction,
-            "areas": self.areas_fraction,
-            "lines": self.lines_fraction,
-            "leaves": self.leaves_fraction,
-            "recombined": self.recombined_fraction,
-        }
-
-    def mixture(self, queries: int) -> dict[str, int]:
-        """Return how many of a round's images are of each kind; generators make what is left."""
-        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
-        return {**counts, "generated": queries - sum(counts.values())}
-
-    def draw(
-        self,
-        discriminator: nn.Module,
-        context: PublicContext,
-        streams: Streams,
-        number: int,
-        buffer: Sequence[ReplayBuffer] = (),
-    ) -> NDArray[np.uint8]:
-        """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
-
-        Procedural images come first, or crops of public pictures in their place, then those
-        recombined from the bank, then the generators'. In the first round nothing is answered: then
-        these first images are recombined.
-        """
-        counts = self.mixture(context.queries_per_round)
-        recombined, left = counts.pop("recombined"), counts.pop("generated")
-        parts = draw_public(counts, context, streams, number)
-        if not buffer and not sum(counts.values()):
-            recombined, left = 0, left + recombined  # there is nothing to recombine yet
-        if recombined:
-            answered = np.concatenate([part.images for part in buffer] or parts)
-            alike = np.zeros((len(answered), context.num_classes))
-            labels = np.concatenate([part.labels for part in buffer]) if buffer else alike
-            rng = streams.numpy("recombined images", query_id=number)
-            parts.append(recombine(answered, labels, recombined, rng))
-        rng = streams.torch("generators", query_id=number)
-        while left > 0:
-            count = min(self.images_per_generator, left)
-            parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
-            left -= count
-        return np.concatenate(parts)
-
-    def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
-        """Return the polarity of the next images, "both" where only answers could tell."""
-        if self.polarity != "answers":
-            return self.polarity
-        if not buffer:
-            return "both"
-        answered = np.concatenate([part.images for part in buffer])
-        return procedural.varied_polarity(
-            answered, np.concatenate([part.labels for part in buffer])
-        )
-
-    def generate(
-        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
-    ) -> torch.Tensor:
-        """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
-        generator = context.make_generator(self.latent_size, rng)
-        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
-        latents.requires_grad_(True)
-        groups = [
-            {"params": generator.parameters(), "lr": self.generator_learning_rate},
-            {"params": [latents], "lr": self.latent_learning_rate},
-        ]
-        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
-        generator.train()
-        discriminator.eval().requires_grad_(False)
-        seen = []
-        for _ in range(self.generator_steps):
-            loss = self.generator_loss(discriminator, generator(latents))
-            seen.append(loss.detach())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
-        check_losses(seen, "the generator", rates)
-        discriminator.requires_grad_(True)
-        with torch.no_grad():
-            return generator(latents)
-
-    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
-        """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
-        features = discriminator.features(images)
-        logits = discriminator.classifier(features)
-        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
-        return losses.generator_loss(features, logits, *weights)
 
     def predictions(
         self, student: nn.Module, images: NDArray[np.uint8], context: PublicContext
@@ -337,10 +220,9 @@ class FedDPSD:
         uniform = np.float32(1 / context.num_classes)
         return uniform + np.float32(self.prediction_weight) * (predictions - uniform)
 
-    def noisy_labels(
-        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
-    ) -> NDArray[np.float64]:
+    def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6 from the sum of the answers: free post-processing."""
+        predictions = total.request.predictions
         mean = total.sum / total.count
         if isinstance(context.answers, NormalizedGradient):  # Eq. 3
             bound = context.answers.row_norm(len(predictions))
@@ -356,43 +238,43 @@ class FedDPSD:
         number: int,
         last: bool,
     ) -> dict[str, float]:
-        """Train by Eq. 7 on batches from the whole bank, with Adam.
+        """Train by Eq. 7 on batches from the whole buffer, with Adam.
 
         Returns:
             The last loss, and the wall-clock seconds of all steps, as metrics of the round.
         """
         steps = self.final_student_steps if last else self.student_steps
-        images = np.concatenate([part.images for part in buffer])
-        model, take = learner(student, images, context.device)
+        whole = ReplayBuffer.joined(buffer)
+        model, take = learner(student, whole.images, context.device)
         optimiser = torch.optim.Adam(model.parameters(), self.student_learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimiser, self.student_learning_rate, total_steps=max(steps, 20), pct_start=0.1
         )
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
-        loss_of = self.student_loss(context, np.concatenate([part.predictions for part in buffer]))
+        labels = torch.from_numpy(whole.labels)
+        loss_of = self.student_loss(context, whole.predictions)
         rng = streams.torch("replay", query_id=number)
         student.train()
-        seen = []
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in reported("steps of the student", range(steps)):
+                chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
+                yield loss_of(model(take(chosen)), labels[chosen].to(context.device), chosen)
+                schedule.step()
+
         started = time.perf_counter()
-        for _ in reported("steps of the student", range(steps)):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            logits = model(take(chosen))
-            loss = loss_of(logits, labels[chosen].to(context.device), chosen)
-            seen.append(loss.detach())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-        metrics = {"student_loss": loss.item()}  # waits for the device, which the time includes
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
-        return metrics | {"student_seconds": round(time.perf_counter() - started, 4)}
+        rates = rates_of(self, "student_learning_rate")
+        loss = descend(optimiser, losses(), "the student", rates).item()
+        return {
+            "student_loss": loss,  # which waits for the device
+            "student_seconds": round(time.perf_counter() - started, 4),
+        }
 
     def student_loss(self, context: PublicContext, predictions: NDArray[np.float32]) -> StudentLoss:
         """Return L_s: the likelihood of responses, least squares under noise, or cross-entropy.
 
         Args:
             context: what is public.
-            predictions: (N, K) predictions with which the images of the bank were asked.
+            predictions: (N, K) predictions with which the images of the buffer were asked.
         """
         mechanism = context.answers
         if isinstance(mechanism, TopKRandomizedResponse) and mechanism.lies == "candidates":

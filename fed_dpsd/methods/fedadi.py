@@ -10,6 +10,7 @@ Differences from the code base:
 - The first BatchNorm layer has the same weight as the others.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import BatchStatistics, Distilling, Ensemble
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.streams import Streams
 
@@ -63,18 +64,16 @@ class FedADI(Distilling):
         optimiser = torch.optim.Adam([images], self.pixel_learning_rate, (0.5, 0.9))
         statistics = BatchStatistics(ensemble)
         student.eval().requires_grad_(False)
-        seen = []
-        for _ in range(self.pixel_steps):
-            down, right = torch.randint(-self.shift, self.shift + 1, (2,), generator=rng).tolist()
-            rolled = images.roll((down, right), (2, 3))
-            loss = self.loss(ensemble, student, rolled, targets, statistics)
-            seen.append(loss.detach())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            with torch.no_grad():
-                images.clamp_(0, 1)
-        check_losses(seen, "the images", rates_of(self, "pixel_learning_rate"))
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.pixel_steps):
+                moves = torch.randint(-self.shift, self.shift + 1, (2,), generator=rng).tolist()
+                rolled = images.roll(moves, (2, 3))
+                yield self.loss(ensemble, student, rolled, targets, statistics)
+                with torch.no_grad():
+                    images.clamp_(0, 1)  # after the step
+
+        descend(optimiser, losses(), "the images", rates_of(self, "pixel_learning_rate"))
         student.requires_grad_(True)
         statistics.close()
         return to_bytes(images)

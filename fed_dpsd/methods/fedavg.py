@@ -18,21 +18,11 @@ import torch
 from fed_dpsd.config import require
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.class_counts import MOST_RECORDS, counts_stage, release_class_counts
-from fed_dpsd.methods.method import (
-    Federation,
-    Plan,
-    PublicContext,
-    Round,
-    Site,
-    State,
-    answers_and_refusals,
-    below,
-    nobody_answers,
-    tensors_below,
-)
+from fed_dpsd.methods.method import Federation, PublicContext, Round, Site, State, nobody_answers
 from fed_dpsd.methods.white_box import WEIGHTS, WhiteBox
 from fed_dpsd.models import load_vector, to_vector
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -49,7 +39,6 @@ class FedAVG(WhiteBox):
     """
 
     averages: ClassVar[bool] = True
-    asks_pictures: ClassVar[bool] = False
     asks_cohorts: ClassVar[bool] = True
     weighted: bool
     local_epochs: int
@@ -60,7 +49,7 @@ class FedAVG(WhiteBox):
     def plan(self, context: PublicContext) -> Plan:
         """Return a training and a stage of weights for each round, and class counts if paid for.
 
-        The first round asks all clients, whatever cohorts there are later.
+        All clients take part in the first round, whatever cohorts there are later.
         """
         counts = counts_stage(context, clear=True) if self.weighted else ()
         asked = min(context.rounds, 1 + context.asked_rounds)
@@ -81,12 +70,12 @@ class FedAVG(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Ask for weights, average them, and ask for a training from the average."""
+        """Fetch weights, average them, and request a training from the average."""
         sizes = self.fetch_sizes(federation, context)
         student = context.make_teacher(0)
         last = 0
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
+        if resume:
+            resume.load(student=student)
             last = resume.round
         for number in range(last + 1, context.rounds + 1):
             first = number == 1
@@ -94,21 +83,18 @@ class FedAVG(WhiteBox):
             request = (
                 context.request("weights") if first else context.request("train", number, start)
             )
-            answers, refused = answers_and_refusals(
-                federation.each(federation.get_or_store(request))
-            )
-            if not answers and first:
-                raise nobody_answers(refused)
+            replies = federation.each(request)
+            if not replies.answers and first:
+                raise nobody_answers(replies.refused)
             vectors, weights = [], []
-            for client, response in answers.items():
+            for client, response in replies.answers.items():
                 for vector in np.array_split(response.values[:, 0], response.teachers):
                     vectors.append(torch.from_numpy(vector.astype(np.float32)))
                     weights.append(sizes.get(client, 1.0) / response.teachers)
             if vectors:
                 load_vector(student, average(vectors, weights))
                 last = number
-            state = State(last, tensors_below("student", student), ())
-            yield Round(state, student.eval(), {}, refused)
+            yield Round(State.of(last, student=student), student.eval(), {}, replies.refused)
             if not vectors:  # every client's budget is spent
                 return
 
@@ -116,11 +102,24 @@ class FedAVG(WhiteBox):
         """Return each client's number of records, >= 0; empty where all clients weigh the same."""
         if not self.plan(context).counts:
             return {}
-        answers, _ = answers_and_refusals(federation.each(context.request("counts")))
+        answers = federation.each(context.request("counts")).answers
         return {
             client: float(np.clip(response.values, 0, MOST_RECORDS).sum())
             for client, response in answers.items()
         }
+
+
+@dataclass(frozen=True)
+class DPFedAVG(FedAVG):
+    """DP-FedAVG: FedAVG whose clients train with DP-SGD; each round is charged.
+
+    McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models",
+    ICLR 2018, arXiv 1710.06963, except that each record's gradient is clipped, not each client's
+    update: a few hospitals cannot hide a whole client. A record is protected from everybody, the
+    server included. It is a class of its own because hospitals allow methods by their classes.
+    """
+
+    trainings: ClassVar[tuple[str, ...] | None] = ("dp_sgd",)
 
 
 def average(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:

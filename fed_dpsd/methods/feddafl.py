@@ -5,8 +5,8 @@ applied to the clients' ensemble as in DENSE's Table 1. The student learns by Ad
 its code base.
 
 Differences from the code base:
-- The generator is that of fed_dpsd/models/generators.py, with pixels in [0, 1].
-- Both optimisers start anew in each round.
+- The generator is fed_dpsd/models/generators.py, with pixels in [0, 1].
+- Both optimisers restart in each round.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from torch import nn
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.methods.method import Federation, PublicContext, Round, State, below, tensors_below
+from fed_dpsd.methods.method import Federation, PublicContext, Round, State
 from fed_dpsd.methods.white_box import Ensemble, WhiteBox, divergence, fetch_ensemble
 from fed_dpsd.models.classifiers import Classifier
 from fed_dpsd.models.divergence import check_losses, rates_of
@@ -28,8 +28,8 @@ from fed_dpsd.streams import Streams
 class FedDAFL(WhiteBox):
     """FedDAFL, Algorithm 1; conf/method/feddafl.yaml explains the fields.
 
-    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers start
-    anew in each round, so that a run can be resumed from the weights alone.
+    A round is `steps_per_round` steps on batches of queries_per_round images. The optimisers
+    restart in each round, so that a run can be resumed from the weights alone.
     """
 
     latent_size: int
@@ -52,22 +52,16 @@ class FedDAFL(WhiteBox):
         ensemble = fetch_ensemble(federation, context)
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         student = context.make_student(streams.torch("student"))
-        last = 0
-        if resume is not None:
-            generator.load_state_dict(below("generator", resume.tensors))
-            student.load_state_dict(below("student", resume.tensors))
-            last = resume.round
-        for number in range(last + 1, context.rounds + 1):
-            before = ensemble.forward_answers, ensemble.backward_answers
+        if resume:
+            resume.load(generator=generator, student=student)
+        for number in range(resume.round + 1 if resume else 1, context.rounds + 1):
             rng = streams.torch("latents", query_id=number)
             loss = self.learn(ensemble, generator, student, context, rng)
-            tensors = tensors_below("generator", generator) | tensors_below("student", student)
             yield Round(
-                State(number, tensors, ()),
+                State.of(number, generator=generator, student=student),
                 student,
                 {"student_loss": loss},
-                forward_answers=ensemble.forward_answers - before[0],
-                backward_answers=ensemble.backward_answers - before[1],
+                **ensemble.counted(),
             )
 
     def learn(

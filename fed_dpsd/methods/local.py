@@ -6,26 +6,20 @@ with DP keep their guarantee against anyone with access to them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.methods.method import Federation, Plan, PublicContext, Round, Site, State
+from fed_dpsd.methods.method import Federation, Method, PublicContext, Round, Site, State
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import KeptTeachers
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import TrainingMechanism
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Method):
     """Local training, a method without rounds."""
-
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the teachers, if they are trained privately; otherwise nothing is released."""

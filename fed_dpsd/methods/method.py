@@ -1,6 +1,7 @@
 """The interface of a method, and its view of the federation and of a site."""
 
-from collections import Counter
+import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +15,16 @@ from torch import nn
 from fed_dpsd.cohort import most_asked
 from fed_dpsd.config import Config
 from fed_dpsd.data.datasets import Split
-from fed_dpsd.errors import UserError
+from fed_dpsd.errors import ProtocolError, UserError, shown
 from fed_dpsd.models import initialise, pictures, procedural
 from fed_dpsd.models.classifiers import CLASSIFIERS, Classifier
 from fed_dpsd.models.devices import choose
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.mechanism import (
-    ExactCounts,
-    KeptTeachers,
-    Mechanism,
-    passes_through_teachers,
-)
-from fed_dpsd.privacy.training import BaselineWeights, ClassCounts, Training, TrainingMechanism
-from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Request, Response
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import BaselineWeights, Training
+from fed_dpsd.protocol import NOTHING, Aggregate, Kind, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
 
 
@@ -112,67 +109,6 @@ def draw_public(
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The charges that one client has to expect, from public facts only.
-
-    Args:
-        training: how the teachers are trained.
-        stages: what is released, in order: class counts, weights, answers.
-        trainings: number of trainings in the run, >= 1.
-    """
-
-    training: Training
-    stages: tuple[Stage, ...]
-    trainings: int = 1
-
-    @property
-    def trained(self) -> tuple[Stage, ...]:
-        """Return the stage of the private trainings; none where teachers are trained plainly."""
-        if not isinstance(self.training, TrainingMechanism):
-            return ()
-        return (Stage(self.training, self.trainings, 0),)
-
-    @property
-    def charged(self) -> tuple[Stage, ...]:
-        """Return all stages that a ledger holds."""
-        return (*self.stages, *self.trained)
-
-    @property
-    def paid(self) -> tuple[Stage, ...]:
-        """Return the stages that a budget counts.
-
-        A private training covers all that passes through its teachers, as post-processing.
-        """
-        if not self.trained:
-            return self.stages
-        others = (s for s in self.stages if not passes_through_teachers(s.mechanism))
-        return (*self.trained, *others)
-
-    @property
-    def ends_with_teachers(self) -> bool:
-        """Return whether the teachers themselves are the result, each at its client."""
-        return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
-
-    @property
-    def counts(self) -> bool:
-        """Return whether class counts leave."""
-        return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
-
-    @property
-    def queries(self) -> int:
-        """Return N, the number of queries in all stages."""
-        return sum(stage.requests * stage.queries for stage in self.stages)
-
-    @property
-    def releases(self) -> Counter[str]:
-        """Return the number of releases that a client is charged for, by name."""
-        totals = Counter[str]()
-        for stage in self.charged:
-            totals[stage.mechanism.name] += stage.mechanism.releases(stage.requests, stage.queries)
-        return totals
-
-
-@dataclass(frozen=True)
 class ReplayBuffer:
     """Answered samples of one round, all of them public.
 
@@ -186,14 +122,40 @@ class ReplayBuffer:
     predictions: NDArray[np.float32]
     labels: NDArray[np.float32]
 
+    @classmethod
+    def of(cls, total: Aggregate, labels: NDArray[np.floating]) -> "ReplayBuffer":
+        """Return the samples of the request that was answered, with (B, K) labels."""
+        return cls(total.request.images, total.request.predictions, labels.astype(np.float32))
+
+    @classmethod
+    def joined(cls, parts: Sequence["ReplayBuffer"]) -> "ReplayBuffer":
+        """Return the samples of one or more rounds in one."""
+        return cls(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("images", "predictions", "labels")
+            )
+        )
+
 
 @dataclass(frozen=True)
 class State:
-    """A server's state after `round`: named tensors, and a bank with a part per round, or none."""
+    """A server's state after `round`: named tensors, and samples with a part per round, or none."""
 
     round: int
     tensors: dict[str, torch.Tensor]
     buffer: Sequence[ReplayBuffer]
+
+    @classmethod
+    def of(cls, number: int, buffer: Sequence[ReplayBuffer] = (), **learners: nn.Module) -> "State":
+        """Return the state after round `number`, with copies of what the learners are."""
+        return cls(number, tensors_below(**learners), buffer)
+
+    def load(self, **learners: nn.Module) -> list[ReplayBuffer]:
+        """Put the learners where they were; return the buffer."""
+        for name, learner in learners.items():
+            learner.load_state_dict(below(name, self.tensors))
+        return list(self.buffer)
 
 
 @dataclass(frozen=True)
@@ -218,16 +180,13 @@ class Round:
 
 
 class Federation(Protocol):
-    """The clients, whatever engine hosts them."""
+    """The clients, whatever engine hosts them.
 
-    def get_or_store(self, request: Request) -> Request:
-        """Return the request to send and to learn from: on a resumed run, the one sent before.
+    A resumed run sends what it sent before under the same id and kind, which clients were charged
+    for. A method learns from the `request` of what it gets back.
+    """
 
-        Clients were charged for exactly those bytes. Other predictions or images under the same id
-        and kind would be charged again, so `each` and `total` refuse them.
-        """
-
-    def each(self, request: Request) -> dict[int, Response | Refusal]:
+    def each(self, request: Request) -> Replies:
         """Return each client's own answer, where it may be seen (DP teachers, weights)."""
 
     def total(self, request: Request) -> Aggregate:
@@ -277,34 +236,122 @@ class Site(Protocol):
         """Bound (n, B, K) values, charge the ledger and draw the noise: the only way out."""
 
 
-class Method(Protocol):
+@dataclass(frozen=True)
+class Method(ABC):
     """A paper's method: a plan of its cost, its server half and its client half.
 
+    By default, clients answer images by the mechanism of the configuration, and a round is a
+    request to all of them.
+
+    Args:
+        name: name of its file in conf/method, for people; nothing is decided by it.
+        needs: values that other keys must have, as in {num_clients: 1}.
+
     Attributes:
-        num_clients: the number of clients that the method needs, or None for any number.
         trainings: names of the trainings that the method can use, or None for any.
         averages: whether the method averages the teachers' weights, which requires a single
             architecture and a common start.
-        asks_pictures: whether the method can ask crops of public pictures.
-        asks_cohorts: whether the method can ask other clients in each round.
+        asks_pictures: whether the method can send crops of public pictures.
+        asks_cohorts: whether the method can send requests to other clients in each round.
+        uses_teachers_alone: whether it uses records only through one training of the teachers.
     """
 
-    num_clients: ClassVar[int | None]
-    trainings: ClassVar[tuple[str, ...] | None]
-    averages: ClassVar[bool]
-    asks_pictures: ClassVar[bool]
-    asks_cohorts: ClassVar[bool]
+    trainings: ClassVar[tuple[str, ...] | None] = None
+    averages: ClassVar[bool] = False
+    asks_pictures: ClassVar[bool] = False
+    asks_cohorts: ClassVar[bool] = False
+    uses_teachers_alone: ClassVar[bool] = False
+    name: str = field(kw_only=True)
+    needs: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment, each with key, value and remedy.
+
+        `training` or `answers` is None where it has problems of its own. Overriding methods add to
+        what this one returns.
+        """
+        problems = list(unmet(self.needs, config, self.name))
+        if not re.fullmatch(r"[a-z0-9_]+", self.name):
+            problems.append(
+                f"method.name={self.name!r} names run folders; use lower-case letters, digits and _"
+            )
+        if training and training.name not in (self.trainings or (training.name,)):
+            problems.append(
+                f"training={training.name}: method={self.name} needs another; use "
+                f"training={' or '.join(self.trainings or ())}"
+            )
+        if config.clients_per_round is not None and not self.asks_cohorts:
+            problems.append(
+                f"clients_per_round={config.clients_per_round}: method={self.name} sends each "
+                "request to all clients; use clients_per_round=null"
+            )
+        if config.pictures and not self.asks_pictures:
+            problems.append(
+                f'pictures={config.pictures}: method={self.name} sends no pictures; use pictures=""'
+            )
+        if not self.averages or config.teacher.path is not None:
+            return problems
+        if len(set(map(config.architecture, range(config.num_clients)))) > 1:
+            problems.append(
+                f"model.teachers={shown(config.model.teachers)}: method={self.name} averages "
+                "weights of one architecture; use model.teachers=[]"
+            )
+        if not config.teacher.same_start:
+            problems.append(
+                f"teacher.same_start=false: method={self.name} averages weights, "
+                "which is noise where they start apart; use teacher.same_start=true"
+            )
+        return problems
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the charges that one client has to expect, from public facts only."""
+        answers = Stage(context.answers, context.rounds, context.queries_per_round)
+        return Plan(context.training, (answers,))
 
+    def describe(self, context: PublicContext) -> str:
+        """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+        plan, answers = self.plan(context), context.answers
+        others = {s.mechanism.name: s.mechanism for s in plan.stages if s.mechanism != answers}
+        if len(others) < len({stage.mechanism.name for stage in plan.stages}):
+            said = answers.describe()
+            if answers.noise_at != "client":
+                secure = answers.noise_at == "distributed"
+                said += "; in a secure sum" if secure else "; the coordinator adds the noise"
+        elif plan.ends_with_teachers:
+            return "none: the teachers are the result, and stay at their clients"
+        elif not others:
+            return "none: nothing leaves the clients"
+        else:
+            said = f"none: {others.popitem()[1].describe()} leave the clients"
+        return "; besides, ".join([said, *(f"{own.describe()} leave" for own in others.values())])
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Return a client's answer to one request."""
+        if request.kind != "answers":
+            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
+        site.pay_for_training()
+        sensitive = site.sensitive_probabilities(request.images)
+        return site.release(site.answers, sensitive, request)
+
+    @abstractmethod
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
         """Run the algorithm box from top to bottom, with one yield per round."""
 
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Return a client's answer to one request."""
+
+def unmet(needs: Mapping[str, Any], config: Any, method: str, where: str = "") -> Iterator[str]:
+    """Yield a sentence on each value of a configuration that is not the needed one."""
+    for key, value in needs.items():
+        found = getattr(config, key, None)
+        found = list(found) if isinstance(found, tuple) else found
+        if isinstance(value, Mapping):
+            yield from unmet(value, found, method, f"{where}{key}.")
+        elif found != value:
+            needed = f"{where}{key}={shown(value)}"
+            yield f"{where}{key}={shown(found)}: method={method} needs another value; use {needed}"
 
 
 def nobody_answers(refused: Mapping[int, str]) -> UserError:
@@ -312,18 +359,13 @@ def nobody_answers(refused: Mapping[int, str]) -> UserError:
     return UserError(f"no client answers: {'; '.join(sorted(set(refused.values()))) or 'no reply'}")
 
 
-def answers_and_refusals(
-    replies: Mapping[int, Response | Refusal],
-) -> tuple[dict[int, Response], dict[int, str]]:
-    """Split clients' replies into answers and reasons for refusals, both by client."""
-    answers = {client: own for client, own in replies.items() if isinstance(own, Response)}
-    reasons = {client: own.reason for client, own in replies.items() if isinstance(own, Refusal)}
-    return answers, reasons
-
-
-def tensors_below(prefix: str, module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of a module's tensors, named PREFIX.NAME; `below` strips the prefix."""
-    return {f"{prefix}.{name}": tensor.clone() for name, tensor in module.state_dict().items()}
+def tensors_below(**modules: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of modules' tensors, named MODULE.NAME; `below` strips the module's name."""
+    return {
+        f"{prefix}.{name}": tensor.clone()
+        for prefix, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
 
 
 def below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

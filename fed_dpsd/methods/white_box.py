@@ -6,10 +6,10 @@ sees counts as a forward answer. An image whose gradient goes back through a tea
 backward answer.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,23 +21,21 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
-    Plan,
+    Method,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    answers_and_refusals,
-    below,
     nobody_answers,
-    tensors_below,
 )
 from fed_dpsd.models import load_vector
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import batches, to_unit
 from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.mechanism import Weights
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -57,12 +55,10 @@ def fetch_teachers(federation: Federation, context: PublicContext) -> dict[int, 
         UserError: no client answers.
         ProtocolError: weights do not fit a client's architecture.
     """
-    answers, refused = answers_and_refusals(federation.each(context.request("weights")))
-    if not answers:
-        raise nobody_answers(refused)
-    return {
-        client: read_teachers(response, context, client) for client, response in answers.items()
-    }
+    replies = federation.each(context.request("weights"))
+    if not replies.answers:
+        raise nobody_answers(replies.refused)
+    return {client: read_teachers(own, context, client) for client, own in replies.answers.items()}
 
 
 def read_teachers(response: Response, context: PublicContext, client: int) -> list[Classifier]:
@@ -110,6 +106,12 @@ class Ensemble(nn.Module):
             logits.register_hook(count)
         return logits, features
 
+    def counted(self) -> dict[str, int]:
+        """Return the answers since the last call, by their names in `Round`."""
+        counts = {name: getattr(self, name) for name in ("forward_answers", "backward_answers")}
+        self.forward_answers = self.backward_answers = 0
+        return counts
+
 
 def fetch_ensemble(federation: Federation, context: PublicContext) -> Ensemble:
     """Return the ensemble of all teachers of all clients; raises as `fetch_teachers` does."""
@@ -153,14 +155,8 @@ class BatchStatistics:
 
 
 @dataclass(frozen=True)
-class WhiteBox(ABC):
+class WhiteBox(Method):
     """A method whose clients send their teachers' weights once."""
-
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
 
     def plan(self, context: PublicContext) -> Plan:
         """Return the stage of weights; no student here reads class counts."""
@@ -172,26 +168,52 @@ class WhiteBox(ABC):
             raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
         return release_weights(request, site)
 
-    @abstractmethod
-    def server(
-        self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
-    ) -> Iterator[Round]:
-        """Run the algorithm box from top to bottom, with one yield per round."""
+
+@dataclass(frozen=True)
+class Discriminating(Method):
+    """A method whose generators are trained against the student, or against the teacher.
+
+    Args:
+        discriminator: with "teacher" the weights leave the client, so nothing is proven unless the
+            teacher was trained with DP.
+    """
+
+    discriminator: Literal["student", "teacher"]
+
+    def plan(self, context: PublicContext) -> Plan:
+        """Return the method's stages; for the teacher as discriminator, its weights come first."""
+        plan, first = super().plan(context), (WEIGHTS,) * (self.discriminator == "teacher")
+        return replace(plan, stages=(*first, *plan.stages))
+
+    def client(self, request: Request, site: Site) -> Response | Refusal:
+        """Answer as the method does; release the weights only for the teacher as discriminator."""
+        if request.kind == "weights" and self.discriminator == "teacher":
+            return release_weights(request, site)
+        return super().client(request, site)
+
+    def fetch_discriminator(
+        self, federation: Federation, context: PublicContext
+    ) -> Classifier | None:
+        """Return the teacher if it is the discriminator, otherwise None."""
+        if self.discriminator == "student":
+            return None
+        (teacher, *_) = fetch_teachers(federation, context)[0]
+        return teacher
 
 
 @dataclass(frozen=True)
 class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
-    Subclasses define where the images come from. The optimiser starts anew in each round, so that a
-    run can be resumed from the student's weights and the bank. The ensemble answers each image
+    Subclasses define where the images come from. The optimiser restarts in each round, so that a
+    run can be resumed from the student's weights and the buffer. The ensemble answers each image
     once, and the answer is kept; the papers' code bases ask again whenever the student sees it.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.
         batch_size: images per step of the student, >= 1.
         temperature: temperature on both sides of the divergence, > 0.
-        student_epochs: epochs over the bank in each round, >= 1.
+        student_epochs: epochs over the buffer in each round, >= 1.
     """
 
     student_learning_rate: float
@@ -221,15 +243,11 @@ class Distilling(WhiteBox):
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Synthesise images, put them into the bank with their answers, and distil the bank."""
+        """Synthesise images, put them into the buffer with their answers, and distil the buffer."""
         ensemble = fetch_ensemble(federation, context)
         student = self.start(ensemble, context, streams)
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            buffer = list(resume.buffer)
+        buffer = resume.load(student=student) if resume else []
         for number in range(len(buffer) + 1, context.rounds + 1):
-            before = ensemble.forward_answers, ensemble.backward_answers
             images = self.synthesise(ensemble, student, context, streams, number)
             logits = ensemble_logits(ensemble, images, context.device)
             no_predictions = np.empty((0, context.num_classes), np.float32)
@@ -237,11 +255,10 @@ class Distilling(WhiteBox):
             rng = streams.torch("replay", query_id=number)
             loss = self.distil(student, buffer, context.device, rng)
             yield Round(
-                State(number, tensors_below("student", student), buffer),
+                State.of(number, buffer, student=student),
                 student,
                 {"student_loss": loss},
-                forward_answers=ensemble.forward_answers - before[0],
-                backward_answers=ensemble.backward_answers - before[1],
+                **ensemble.counted(),
             )
 
     def distil(
@@ -251,24 +268,22 @@ class Distilling(WhiteBox):
         device: torch.device,
         rng: torch.Generator,
     ) -> float:
-        """Train for `student_epochs` over the bank; return the last batch's loss."""
-        images = np.concatenate([part.images for part in buffer])
-        logits = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        """Train for `student_epochs` over the buffer; return the last batch's loss."""
+        whole = ReplayBuffer.joined(buffer)
+        images, logits = whole.images, torch.from_numpy(whole.labels)
         rate = self.student_learning_rate
         optimiser = torch.optim.SGD(student.parameters(), rate, momentum=0.9, foreach=True)
         student.train()
-        seen = []
-        for _ in range(self.student_epochs):
-            order = torch.randperm(len(images), generator=rng)
-            for chosen in order.split(self.batch_size):
-                student_logits = student(to_unit(images[chosen.numpy()], device))
-                loss = divergence(logits[chosen].to(device), student_logits, self.temperature)
-                seen.append(loss.detach())
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
-        return loss.item()
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_epochs):
+                order = torch.randperm(len(images), generator=rng)
+                for chosen in order.split(self.batch_size):
+                    student_logits = student(to_unit(images[chosen.numpy()], device))
+                    yield divergence(logits[chosen].to(device), student_logits, self.temperature)
+
+        rates = rates_of(self, "student_learning_rate")
+        return descend(optimiser, losses(), "the student", rates).item()
 
 
 def divergence(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> torch.Tensor:

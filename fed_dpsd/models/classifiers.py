@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fed_dpsd.config.plugins import Plugin
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
-from fed_dpsd.plugins import Plugin
 
 
 class Classifier(nn.Module):
@@ -44,7 +44,7 @@ class Classifier(nn.Module):
 
     @property
     def features_key(self) -> tuple[object, ...]:
-        """Return what fixed features follow from, beside the images and the device.
+        """Return what fixed features follow from, besides the images and the device.
 
         A different number of threads may change the last bits.
         """
@@ -241,7 +241,7 @@ def squeezenet(shape: tuple[int, ...], num_classes: int, width: int) -> Classifi
 # for a single record, and Opacus cannot separate the gradients of layers that work in place.
 NO_DP_SGD = ("cnn_bn", "resnet18", "mobilenet", "squeezenet", *GROUP_FORMS)
 
-# Architectures of which only the linear classifier learns.
+# Architectures whose linear classifier alone learns.
 FIXED = ("scattering", "patches", "pretrained")
 
 _group_norm = functools.partial(nn.GroupNorm, 1)

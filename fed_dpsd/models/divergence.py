@@ -1,6 +1,6 @@
 """Training that diverges: losses, weights and predictions that are NaN or infinite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -37,6 +37,38 @@ def check_losses(
     for step in (~values.isfinite()).nonzero()[:1, 0].tolist():
         value = "NaN" if values[step].isnan() else "infinite"
         raise Diverged(f"the loss of {network} is {value} after step {done + step}", rates)
+
+
+def descend(
+    optimiser: torch.optim.Optimizer,
+    losses: Iterable[torch.Tensor],
+    network: str,
+    rates: Mapping[str, float],
+    done: int = 0,
+) -> torch.Tensor:
+    """Take a step down each loss, which is computed after the step before; return the last one.
+
+    Args:
+        optimiser: the optimiser of the network.
+        losses: an iterator that computes a loss when it is asked for one.
+        network: as for `check_losses`, and so are `rates` and `done`.
+        rates: see there.
+        done: see there.
+
+    Returns:
+        The last loss, detached; NaN where there is none.
+
+    Raises:
+        Diverged: a loss is NaN or infinite.
+    """
+    seen = []
+    for loss in losses:
+        seen.append(loss.detach())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    check_losses(seen, network, rates, done)
+    return seen[-1] if seen else torch.tensor(torch.nan)
 
 
 def is_finite(model: nn.Module, shape: tuple[int, ...]) -> bool:

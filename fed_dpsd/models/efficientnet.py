@@ -24,7 +24,7 @@ SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 NUM_FEATURES = 1280
 SIDE = 96  # pixels that images are scaled to
 EPSILON = 1e-3  # of the batch normalisations
-# Expansion, stride of the first, repetitions; the weights tell kernels and channels.
+# Expansion, stride of the first, repetitions; kernels and channels follow from the weights.
 BLOCKS = ((1, 1, 1), (6, 2, 2), (6, 2, 2), (6, 2, 3), (6, 1, 3), (6, 2, 4), (6, 1, 1))
 
 

@@ -30,10 +30,10 @@ _remembering: ContextVar[Remembering] = ContextVar("remembering", default="asked
 
 @contextlib.contextmanager
 def remembering(images: Remembering) -> Iterator[None]:
-    """Use the memory of `images` in this block, which is another one than that of the rest.
+    """Use a memory of its own for `images` in this block.
 
-    Features of records and of asked images are remembered apart, for the time of an answer must not
-    tell whether an asked image is a record.
+    Features of records and of requested images are remembered apart: the time of a response must
+    not reveal whether a requested image is a record.
     """
     token = _remembering.set(images)
     try:

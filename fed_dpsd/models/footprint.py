@@ -21,15 +21,15 @@ def peak_bytes(module: nn.Module, work: Callable[[], object]) -> int:
     The tensors of `module`, which lies there, count from the beginning. A GPU takes more: kernels
     have workspaces, and its allocator rounds up.
     """
-    charge_log = _Tally()
+    storages = _Storages()
     for tensor in module.state_dict().values():
-        charge_log.count(tensor)
-    with charge_log:
+        storages.count(tensor)
+    with storages:
         work()
-    return charge_log.peak
+    return storages.peak
 
 
-class _Tally(TorchDispatchMode):
+class _Storages(TorchDispatchMode):
     """Counts the storages on the meta device that are alive."""
 
     def __init__(self) -> None:

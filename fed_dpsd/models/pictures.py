@@ -1,8 +1,8 @@
 """Public pictures as questions: random crops in other colours.
 
 Crops of a single picture teach a network much of what photographs do (Asano and Saeed: The
-Augmented Image Prior, arXiv 2112.00725). Whoever names pictures says that they are public: nothing
-here protects them.
+Augmented Image Prior, arXiv 2112.00725). Users who name pictures declare them public:
+nothing here protects them.
 """
 
 import functools

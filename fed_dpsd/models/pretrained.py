@@ -1,4 +1,4 @@
-"""Public features beside fixed ones: EfficientNet-Lite0, which saw ImageNet, and patches.
+"""Public features next to fixed ones: EfficientNet-Lite0, which saw ImageNet, and patches.
 
 With a small privacy budget features decide (Tramer and Boneh, arXiv 2011.11660), and public ones
 know more. That their training data are public is an assumption: no epsilon here covers them.

@@ -32,7 +32,7 @@ NETWORKS = {
 GROUP_FORMS = {
     name: f"{name.removesuffix('_bn')}_gn" for name in NETWORKS if name not in ("alexnet", "vit_b")
 }
-PATCHES = 16, 8, 4, 2  # sides of ViT's patches, of which at least 7 lie along an image's side
+PATCHES = 16, 8, 4, 2  # sides of ViT's patches, at least 7 along an image's side
 
 
 class Adapted(nn.Module):

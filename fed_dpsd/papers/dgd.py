@@ -5,9 +5,9 @@ Distillation", IEEE Transactions on Image Processing 32 (2023).
 
 A client trains a baseline, one classifier of all its records, and an ensemble of teachers on
 disjoint shards. The server trains a generator against the baseline, and a variational autoencoder
-on the generator's images. It asks the ensemble about a few of them. The student learns from these
+on the generator's images. It sends a few of them to the ensemble. The student learns from these
 labels, and from what the autoencoder makes of all the others. With `answers=noisy_max` the labels
-are those of the paper.
+are the paper's.
 
 The guarantee has two parts that add up: the baseline's training and the votes. The paper counts the
 votes alone. Without noise in the baseline's training (`training@method.baseline=plain`) nothing is
@@ -25,31 +25,29 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd import losses
-from fed_dpsd.config import require, require_positive
-from fed_dpsd.errors import ProtocolError
+from fed_dpsd.checks import mixing_networks
+from fed_dpsd.config import Config, require, require_positive
 from fed_dpsd.methods.method import (
     Federation,
-    Plan,
+    Method,
     PublicContext,
     ReplayBuffer,
     Round,
     Site,
     State,
-    answers_and_refusals,
-    below,
     draw_public,
     nobody_answers,
-    tensors_below,
 )
 from fed_dpsd.methods.white_box import read_teachers
 from fed_dpsd.models import initialise, procedural
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
-from fed_dpsd.papers.paper_fed_dpsd import step
 from fed_dpsd.papers.vae import VAE
 from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.privacy.training import BaselineWeights, Training
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import BaselineWeights, Training, TrainingMechanism
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
 
@@ -58,14 +56,11 @@ LOSSES = {"cross_entropy": losses.student_loss, "squared": losses.squared_loss}
 
 
 @dataclass(frozen=True)
-class DGD:
+class DGD(Method):
     """DGD; conf/method/dgd.yaml explains the fields."""
 
-    num_clients: ClassVar[int | None] = 1
     trainings: ClassVar[tuple[str, ...] | None] = ("plain",)
-    averages: ClassVar[bool] = False
     asks_pictures: ClassVar[bool] = True
-    asks_cohorts: ClassVar[bool] = False
     baseline: Training
     synthetic_images: int
     areas_fraction: float
@@ -100,11 +95,34 @@ class DGD:
                 "together; the generator makes the other images"
             )
 
+    def check(
+        self, config: Config, training: Training | None, answers: Mechanism | None
+    ) -> list[str]:
+        """Return the problems of the method in an experiment."""
+        problems = super().check(config, training, answers)
+        problems += mixing_networks(config, self.baseline)
+        if config.teacher.path is not None:
+            problems.append(
+                f"teacher.path={config.teacher.path}: the baseline of method={self.name} is "
+                "trained here, by its own training; use teacher.path=null"
+            )
+        if isinstance(self.baseline, TrainingMechanism) and self.baseline.unit != "record":
+            problems.append(
+                f"method.baseline.unit={self.baseline.unit}: a baseline is trained by records "
+                "only; use method.baseline.unit=record"
+            )
+        if not config.federation.simulation:
+            problems.append(
+                f"method={self.name} trains a classifier of all records by a message's settings, "
+                "which only a simulation does; use method=fed_dpsd"
+            )
+        return problems
+
     def plan(self, context: PublicContext) -> Plan:
         """Return the stages: the baseline, once, if there is a use for it; a label a query."""
         before = (Stage(BaselineWeights(self.baseline), 1, 1),) if self.generator_steps else ()
-        answers = Stage(context.answers, context.rounds, context.queries_per_round)
-        return Plan(context.training, (*before, answers))
+        plan = super().plan(context)
+        return replace(plan, stages=(*before, *plan.stages))
 
     # --- client ------------------------------------------------------------------------------
 
@@ -113,29 +131,22 @@ class DGD:
         if request.kind == "baseline" and self.generator_steps:
             mechanism = BaselineWeights(self.baseline)
             return site.release(mechanism, site.sensitive_baseline(mechanism, request), request)
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        return site.release(site.answers, site.sensitive_probabilities(request.images), request)
+        return super().client(request, site)
 
     # --- server ------------------------------------------------------------------------------
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
     ) -> Iterator[Round]:
-        """Run the two streams; a round asks about the next synthetic images."""
+        """Run the two streams; a round sends the next synthetic images."""
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         vae = self.make_vae(context, streams)
         student = context.make_student(streams.torch("student"))
         learners = {"student": student, "generator": generator, "vae": vae}
-        buffer: list[ReplayBuffer] = []
-        if resume is None:
-            if self.generator_steps:
-                baseline = fetch_baseline(federation, context)
-                self.train_generator(generator, baseline, context, streams)
-        else:
-            buffer = list(resume.buffer)
-            for name, learner in learners.items():
-                learner.load_state_dict(below(name, resume.tensors))
+        buffer = resume.load(**learners) if resume else []
+        if not resume and self.generator_steps:
+            baseline = fetch_baseline(federation, context)
+            self.train_generator(generator, baseline, context, streams)
         images = self.synthesise(generator, context, streams)
         if resume is None:
             self.train_vae(vae, images, context, streams)
@@ -144,18 +155,16 @@ class DGD:
         for number in range(len(buffer) + 1, context.rounds + 1):
             asked = images[(number - 1) * queries : number * queries]
             predictions = predict(student, asked, context.device)
-            request = federation.get_or_store(Request(number, asked, predictions))
-            total = federation.total(request)
+            total = federation.total(Request(number, asked, predictions))
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            buffer.append(ReplayBuffer(request.images, request.predictions, hard_labels(total)))
+            buffer.append(ReplayBuffer.of(total, hard_labels(total)))
             loss = self.train_student(student, vae, buffer, images, context, streams, number)
             trained = self.generator_steps * self.batch_size if number == 1 else 0
-            tensors = {n: t for k, v in learners.items() for n, t in tensors_below(k, v).items()}
             yield Round(
-                State(number, tensors, buffer),
+                State.of(number, buffer, **learners),
                 student,
                 {"student_loss": loss},
                 total.refused,
@@ -170,14 +179,14 @@ class DGD:
         rng = streams.torch("latents")
         optimiser = torch.optim.Adam(generator.parameters(), self.generator_learning_rate)
         generator.train()
-        seen = []
-        for _ in range(self.generator_steps):
-            latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
-            features = baseline.features(generator(latents.to(context.device)))
-            loss = self.generator_loss(features, baseline.classifier(features))
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.generator_steps):
+                latents = torch.randn((self.batch_size, self.latent_size), generator=rng)
+                features = baseline.features(generator(latents.to(context.device)))
+                yield self.generator_loss(features, baseline.classifier(features))
+
+        descend(optimiser, losses(), "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, features: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return Eq. 2: confident, balanced over the classes, with large activations."""
@@ -219,13 +228,13 @@ class DGD:
         """Train the autoencoder on the synthetic images."""
         rng = streams.torch("batches of the autoencoder")
         optimiser = torch.optim.Adam(vae.parameters(), self.learning_rate)
-        seen = []
-        for _ in range(self.vae_steps):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = vae.loss(to_unit(images[chosen], context.device), rng)
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the autoencoder", rates_of(self, "learning_rate"))
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.vae_steps):
+                chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                yield vae.loss(to_unit(images[chosen], context.device), rng)
+
+        descend(optimiser, losses(), "the autoencoder", rates_of(self, "learning_rate"))
 
     def train_student(
         self,
@@ -238,26 +247,28 @@ class DGD:
         number: int,
     ) -> float:
         """Train with labelled and unlabelled images (Eq. 1); return the last loss."""
-        labelled = np.concatenate([part.images for part in buffer])
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
+        whole = ReplayBuffer.joined(buffer)
+        labelled, labels = whole.images, torch.from_numpy(whole.labels)
         rng = streams.torch("replay", query_id=number)
         optimiser = torch.optim.Adam(student.parameters(), self.learning_rate, foreach=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, self.student_steps)
         student.train()
-        seen = []
-        for _ in range(self.student_steps):
-            chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
-            logits = student(to_unit(labelled[chosen], context.device))
-            loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
-            if self.unsupervised_weight > 0:
-                drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-                inputs = to_unit(images[drawn], context.device)
-                loss = loss + self.unsupervised_weight * self.smoothness(student, vae, inputs, rng)
-            seen.append(loss.detach())
-            step(optimiser, loss)
-            schedule.step()
-        check_losses(seen, "the student", rates_of(self, "learning_rate"))
-        return loss.item()
+        weight = self.unsupervised_weight
+
+        def losses() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_steps):
+                chosen = torch.randint(len(labelled), (self.batch_size,), generator=rng).numpy()
+                logits = student(to_unit(labelled[chosen], context.device))
+                loss = LOSSES[self.label_loss](logits, labels[chosen].to(context.device))  # Eq. 5
+                if weight > 0:
+                    drawn = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
+                    inputs = to_unit(images[drawn], context.device)
+                    loss = loss + weight * self.smoothness(student, vae, inputs, rng)
+                yield loss
+                schedule.step()
+
+        rates = rates_of(self, "learning_rate")
+        return descend(optimiser, losses(), "the student", rates).item()
 
     def smoothness(
         self, student: Classifier, vae: VAE, images: torch.Tensor, rng: torch.Generator
@@ -304,10 +315,10 @@ def fetch_baseline(federation: Federation, context: PublicContext) -> Classifier
     Raises:
         UserError: the client does not answer.
     """
-    answers, refused = answers_and_refusals(federation.each(context.request("baseline")))
-    if not answers:
-        raise nobody_answers(refused)
-    (response,) = answers.values()
+    replies = federation.each(context.request("baseline"))
+    if not replies.answers:
+        raise nobody_answers(replies.refused)
+    (response,) = replies.answers.values()
     (baseline,) = read_teachers(replace(response, teachers=1), context, 0)
     return baseline
 

@@ -15,51 +15,37 @@ that text, and docs/paper_map.md lists what it leaves open.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from fed_dpsd import losses
 from fed_dpsd.config import require, require_positive
-from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
-    Plan,
     PublicContext,
     ReplayBuffer,
     Round,
-    Site,
     State,
-    below,
     nobody_answers,
-    tensors_below,
 )
-from fed_dpsd.methods.white_box import WEIGHTS, fetch_teachers, release_weights
+from fed_dpsd.methods.white_box import Discriminating
 from fed_dpsd.models.classifiers import Classifier
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.generators import Generator
 from fed_dpsd.models.inference import learner, predict, to_bytes
-from fed_dpsd.papers.paper_fed_dpsd import step
-from fed_dpsd.privacy.accounting import Stage
-from fed_dpsd.protocol import Refusal, Request, Response
+from fed_dpsd.protocol import Request
 from fed_dpsd.streams import Streams
 
 
 @dataclass(frozen=True)
-class DPDataFreeDistillation:
+class DPDataFreeDistillation(Discriminating):
     """DP-DFD, Algorithm 1, a stage a round; conf/method/dp_dfd.yaml explains the fields.
 
-    Every optimiser starts anew in each stage, so that a run can be resumed from the weights and the
-    bank.
+    Every optimiser restarts in each stage, so that a run can be resumed from the weights and the
+    buffer.
     """
 
-    num_clients: ClassVar[int | None] = 1
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
-    discriminator: Literal["student", "teacher"]
     latent_size: int
     contrast: float
     brightness: float
@@ -77,21 +63,11 @@ class DPDataFreeDistillation:
         require(self, latent_size=1, pretraining_steps=0, generator_steps=0)
         require(self, student_steps=1, batch_size=2)
         require_positive(self, "contrast", "generator_learning_rate", "student_learning_rate")
-        if self.discriminator not in ("student", "teacher"):
-            raise ValueError(f"discriminator={self.discriminator!r} must be 'student' or 'teacher'")
         if self.discriminator == "teacher" and not self.pretraining_steps + self.generator_steps:
             raise ValueError(
                 "discriminator='teacher' sends the teacher's weights but does not use them with "
                 "pretraining_steps=0 and generator_steps=0; give one of them >= 1"
             )
-
-    def plan(self, context: PublicContext) -> Plan:
-        """Return the stage of answers; with the teacher as discriminator, its weights before."""
-        answers = Stage(context.answers, context.rounds, context.queries_per_round)
-        before = (WEIGHTS,) if self.discriminator == "teacher" else ()
-        return Plan(context.training, (*before, answers))
-
-    # --- the server --------------------------------------------------------------------------
 
     def server(
         self, federation: Federation, context: PublicContext, streams: Streams, resume: State | None
@@ -100,15 +76,11 @@ class DPDataFreeDistillation:
         student = context.make_student(streams.torch("student"))
         generator = context.make_generator(self.latent_size, streams.torch("generator"))
         generator.set_levels(self.contrast, self.brightness)
-        teacher = self.fetch_teacher(federation, context)
+        teacher = self.fetch_discriminator(federation, context)
         discriminator = teacher or student
         rates = rates_of(self, "generator_learning_rate")
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            student.load_state_dict(below("student", resume.tensors))
-            generator.load_state_dict(below("generator", resume.tensors))
-            buffer = list(resume.buffer)
-        else:  # 1: pretrain the generator, with the discriminator fixed
+        buffer = resume.load(student=student, generator=generator) if resume else []
+        if not resume:  # 1: pretrain the generator, with the discriminator fixed
             rng = streams.torch("pretraining latents")
             drawn = (self.draw(context, rng) for _ in range(self.pretraining_steps))
             self.train_generator(generator, drawn, partial(self.generator_loss, discriminator))
@@ -118,17 +90,17 @@ class DPDataFreeDistillation:
             with torch.no_grad():
                 images = to_bytes(generator.train()(latents), rates)  # 2: synthetic data
             predictions = predict(student, images, context.device)
-            request = federation.get_or_store(Request(number, images, predictions))
-            total = federation.total(request)  # 3: the teacher's labels, by selective responses
+            # 3: the teacher's labels, by selective responses
+            total = federation.total(Request(number, images, predictions))
+            request = total.request
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
             labels = (total.sum / total.count).astype(np.float32)
-            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
-            loss = self.train_student(
-                student, buffer, context, streams, number
-            )  # 4: data-label pairs
+            buffer.append(ReplayBuffer.of(total, labels))
+            # 4: data-label pairs
+            loss = self.train_student(student, buffer, context, streams, number)
             targets = torch.from_numpy(labels).to(context.device)
             fine_tuning_loss = partial(self.fine_tuning_loss, discriminator, student, targets)
             again = [latents] * self.generator_steps
@@ -136,11 +108,7 @@ class DPDataFreeDistillation:
             steps = self.generator_steps + (self.pretraining_steps if number == 1 else 0)
             discriminated = steps * len(request.images) if teacher else 0
             yield Round(
-                State(
-                    number,
-                    tensors_below("student", student) | tensors_below("generator", generator),
-                    buffer,
-                ),
+                State.of(number, buffer, student=student, generator=generator),
                 student,
                 {"student_loss": loss},
                 total.refused,
@@ -153,13 +121,6 @@ class DPDataFreeDistillation:
         shape = context.queries_per_round, self.latent_size
         return torch.randn(shape, generator=rng).to(context.device)
 
-    def fetch_teacher(self, federation: Federation, context: PublicContext) -> Classifier | None:
-        """Return the teacher if it is the discriminator, otherwise None."""
-        if self.discriminator == "student":
-            return None
-        (teacher, *_) = fetch_teachers(federation, context)[0]
-        return teacher
-
     def train_generator(
         self,
         generator: Generator,
@@ -170,12 +131,8 @@ class DPDataFreeDistillation:
         rate = self.generator_learning_rate
         optimiser = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
         generator.train()
-        seen = []
-        for latents in batches:
-            generator_loss = loss(generator(latents))
-            seen.append(generator_loss.detach())
-            step(optimiser, generator_loss)
-        check_losses(seen, "the generator", rates_of(self, "generator_learning_rate"))
+        losses = (loss(generator(latents)) for latents in batches)
+        descend(optimiser, losses, "the generator", rates_of(self, "generator_learning_rate"))
 
     def generator_loss(self, discriminator: Classifier, images: torch.Tensor) -> torch.Tensor:
         """Return the loss of Eq. 2: cross-entropy, information entropy and activation."""
@@ -207,30 +164,19 @@ class DPDataFreeDistillation:
 
         The learning rate falls in a straight line, to nearly 0 in the last stage.
         """
-        labels = torch.from_numpy(np.concatenate([part.labels for part in buffer]))
-        images = np.concatenate([part.images for part in buffer])
-        model, take = learner(student, images, context.device)
+        whole = ReplayBuffer.joined(buffer)
+        labels = torch.from_numpy(whole.labels)
+        model, take = learner(student, whole.images, context.device)
         rate = self.student_learning_rate * (1 - (number - 1) / context.rounds)
         optimiser = torch.optim.Adam(model.parameters(), rate, foreach=True)
         rng = streams.torch("replay", query_id=number)
         student.train()
-        seen = []
-        for _ in range(self.student_steps):
-            chosen = torch.randint(len(images), (self.batch_size,), generator=rng).numpy()
-            loss = losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
-            seen.append(loss.detach())
-            step(optimiser, loss)
-        check_losses(seen, "the student", rates_of(self, "student_learning_rate"))
+
+        def steps() -> Iterator[torch.Tensor]:
+            for _ in range(self.student_steps):
+                chosen = torch.randint(len(labels), (self.batch_size,), generator=rng).numpy()
+                yield losses.student_loss(model(take(chosen)), labels[chosen].to(context.device))
+
+        loss = descend(optimiser, steps(), "the student", rates_of(self, "student_learning_rate"))
         student.eval()  # as the generator sees it
         return loss.item()
-
-    # --- the client --------------------------------------------------------------------------
-
-    def client(self, request: Request, site: Site) -> Response | Refusal:
-        """Release a response to each image; the weights only for the teacher discriminator."""
-        if request.kind == "weights" and self.discriminator == "teacher":
-            return release_weights(request, site)
-        if request.kind != "answers":
-            raise ProtocolError(f"method {type(self).__name__} does not answer {request.kind!r}")
-        site.pay_for_training()
-        return site.release(site.answers, site.sensitive_probabilities(request.images), request)

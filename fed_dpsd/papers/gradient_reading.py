@@ -1,4 +1,4 @@
-"""Readings of the paper's noise on gradients of which nothing is proven (arXiv 2601.19090, Eq. 3).
+"""Readings of the paper's noise on gradients that prove nothing (arXiv 2601.19090, Eq. 3).
 
 They show what a printed accuracy would need: conf/experiment/data_sensitive_readings.yaml.
 """
@@ -66,6 +66,10 @@ class GradientReading(NormalizedGradient):
             return np.asarray(exact + noise * (exact != 0))
         noise = noisy_sum(np.zeros_like(value[:1, :1]), self.scale, self.noise_law, rng)
         return np.asarray(exact + noise)
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return f"{self._gradients}, with noise as the paper may be read, which proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the non-private event, whose epsilon is infinite."""

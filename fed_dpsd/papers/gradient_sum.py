@@ -1,7 +1,7 @@
 """One noisy sum of all gradients of a request: Eq. 4 of DPDFD (Liu et al., IJCAI 2023)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,7 @@ class GradientSum(NormalizedGradient):
         if images > MOST_IMAGES:
             raise ValueError(
                 f"{images:,} images in a request; answers=gradient_sum takes {MOST_IMAGES:,} at "
-                "most: "
-                "ask fewer queries a round"
+                "most: ask fewer queries a round"
             )
         noisy = np.zeros(value.shape[1:])
         noisy[:1] = super().add_noise(value[:, :1], predictions[:1], rng)
@@ -77,6 +76,20 @@ class GradientSum(NormalizedGradient):
         longest = images if self.normalise == "sample" else np.sqrt(images)
         first = super().admissible(values[:1], predictions[:1], int(np.ceil(teachers * longest)))
         return np.concatenate([first, ~values[1:].any(axis=1)])
+
+    def check(self, config: Any, method: Any, training: Any) -> list[str]:
+        """Return the problems of these answers in an experiment."""
+        problems = super().check(config, method, training)
+        if method and getattr(method, "mean_over", None) != "batch":
+            problems.append(
+                "answers=gradient_sum is one gradient for all images of a round; use method=dpdfd, "
+                "or another with method.mean_over=batch"
+            )
+        return problems
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return f"the sum of a round's {self._gradients}, with {self._noise}"
 
     def releases(self, requests: int, queries: int) -> int:
         """Count B^2 for each request of B queries, or B where the whole request is normalised."""

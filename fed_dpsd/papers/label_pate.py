@@ -1,7 +1,7 @@
 """PATE for labels: teachers of disjoint labels vote with noise on public images, for a student.
 
-Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, of which
-this is the simple form, without semi-supervised learning.
+Malek et al.: "Antipodes of Label Differential Privacy: PATE and ALIBI", arXiv 2106.03408, in
+the simple form without semi-supervised learning.
 """
 
 import functools

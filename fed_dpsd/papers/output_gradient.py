@@ -6,7 +6,7 @@ IJCAI 2023, Sec. 4.4 and Algorithm 3.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from fed_dpsd.privacy.noise import Rng, noisy_sum
-from fed_dpsd.privacy.published import dpdfd_theorem_3
+from fed_dpsd.privacy.published import theorem_1
 from fed_dpsd.privacy.training import CustomTraining
 
 SMALLEST_PROBABILITY = 1e-8  # in a quotient, which is finite then
@@ -69,13 +69,27 @@ class OutputGradient(CustomTraining):
         if self.mean_over not in ("batch", "record"):
             raise ValueError(f"mean_over={self.mean_over!r} must be 'batch' or 'record'")
 
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems of the training in an experiment."""
+        problems = super().check(config, method, partition)
+        if not config.federation.simulation:
+            problems.append(
+                "training=output_gradient: nothing is proven of it, so it runs in a simulation "
+                "only; use training=dp_sgd, or federation=simulation"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, and what this alone protects."""
+        return "noise on the gradients of outputs, which proves nothing"
+
     def published(self, trainings: int, num_classes: int, delta: float) -> float:
         """Return DPDFD's Theorem 3 over the steps of all `trainings`.
 
         The paper says of its Algorithm 3 only that it runs the same procedures.
         """
-        settings = self.bound, self.noise_multiplier, num_classes, self.batch_size
-        return dpdfd_theorem_3(*settings, trainings * self.steps, delta)
+        queries = trainings * self.steps * self.batch_size
+        return theorem_1(self.bound, self.noise_multiplier, num_classes, queries, delta)
 
     def train(
         self,

@@ -14,7 +14,7 @@ Where the print contradicts itself, its text or its references, a key chooses th
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from fed_dpsd.config import require, require_positive
 from fed_dpsd.errors import ProtocolError
 from fed_dpsd.methods.method import (
     Federation,
-    Plan,
+    Method,
     PublicContext,
     ReplayBuffer,
     Round,
@@ -36,9 +36,8 @@ from fed_dpsd.methods.method import (
     nobody_answers,
     tensors_below,
 )
-from fed_dpsd.models.divergence import check_losses, rates_of
+from fed_dpsd.models.divergence import descend, rates_of
 from fed_dpsd.models.inference import predict, to_bytes, to_unit
-from fed_dpsd.privacy.accounting import Stage
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
 from fed_dpsd.streams import Streams
@@ -47,14 +46,9 @@ OPTIMISERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
-class PaperFedDPSD:
+class PaperFedDPSD(Method):
     """FedDPSD, Algorithm 2, as printed; conf/method/paper_fed_dpsd.yaml explains the fields."""
 
-    num_clients: ClassVar[int | None] = None
-    trainings: ClassVar[tuple[str, ...] | None] = None
-    averages: ClassVar[bool] = False
-    asks_pictures: ClassVar[bool] = False
-    asks_cohorts: ClassVar[bool] = False
     latent_size: int
     latents: Literal["drawn", "kept"]
     contrast: float
@@ -80,11 +74,6 @@ class PaperFedDPSD:
         require(self, latent_size=1, balance=0, generator_learning_rate=0)
         require_positive(self, "contrast", "label_step", "student_learning_rate")
 
-    def plan(self, context: PublicContext) -> Plan:
-        """Return one stage, with an answer for each synthetic image; no class counts."""
-        stage = Stage(context.answers, context.rounds, context.queries_per_round)
-        return Plan(context.training, (stage,))
-
     # --- the server: Alg. 2, lines 1 to 20 ---------------------------------------------------
 
     def server(
@@ -99,10 +88,7 @@ class PaperFedDPSD:
         }
         student_rate = rates_of(self, "student_learning_rate")
         generator_rate = rates_of(self, "generator_learning_rate")
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            restore(learners, latents, resume)
-            buffer = list(resume.buffer)
+        buffer = restore(learners, latents, resume) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):  # 1
             if self.latents == "drawn":
@@ -111,29 +97,30 @@ class PaperFedDPSD:
             generator.train()
             images = to_bytes(generator(latents), generator_rate)  # 4, sent as bytes
             predictions = predict(student, images, context.device)  # 5
-            request = federation.get_or_store(Request(number, images, predictions))  # 6
-            total = federation.total(request)  # 7 to 12; with noise_at=server, the noise of 14 too
+            # 6 to 12; with noise_at=server, the noise of 14 too
+            total = federation.total(Request(number, images, predictions))
+            request = total.request
             if total.count == 0:
                 if not buffer:
                     raise nobody_answers(total.refused)
                 return
-            labels = self.noisy_labels(context, request.predictions, total).astype(np.float32)  # 14
+            labels = self.noisy_labels(context, total).astype(np.float32)  # 14
             student.train()
             targets = torch.from_numpy(labels).to(context.device)
             asked = student(to_unit(request.images, context.device))
             student_loss = self.student_loss(asked, targets)  # 15
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, context.rounds)
-            check_losses([student_loss.detach()], "the student", student_rate, number - 1)
-            step(student_optimiser, student_loss)  # 16
-            metrics = {"student_loss": student_loss.item()}
+            done = number - 1
+            # 16
+            loss = descend(student_optimiser, [student_loss], "the student", student_rate, done)
+            metrics = {"student_loss": loss.item()}
             if self.generator_learning_rate > 0:
                 loss = self.generator_loss(student, generator(latents), targets)  # 17
                 either = student_rate | generator_rate  # it is a loss at the student's new weights
-                check_losses([loss.detach()], "the generator", either, number - 1)
-                step(generator_optimiser, loss)  # 18
+                loss = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
                 metrics["generator_loss"] = loss.item()
-            buffer.append(ReplayBuffer(request.images, request.predictions, labels))
+            buffer.append(ReplayBuffer.of(total, labels))
             yield Round(
                 State(number, tensors_of(learners, latents), buffer),
                 student,
@@ -169,9 +156,7 @@ class PaperFedDPSD:
         falls = (number - 1) / rounds if self.student_learning_rate_falls else 0
         return self.student_learning_rate * (1 - falls)
 
-    def noisy_labels(
-        self, context: PublicContext, predictions: NDArray[np.float32], total: Aggregate
-    ) -> NDArray[np.float64]:
+    def noisy_labels(self, context: PublicContext, total: Aggregate) -> NDArray[np.float64]:
         """Return the (B, K) labels of Eq. 6, or of Alg. 2 line 14, from the clients' sum.
 
         For responses and probabilities they are the clients' mean.
@@ -183,7 +168,7 @@ class PaperFedDPSD:
             mean = np.broadcast_to(mean.mean(axis=0), mean.shape)
         if self.label == "gradient":  # line 14 has neither the prediction nor a step
             return np.asarray(mean)
-        return np.asarray(predictions - self.label_step * mean)
+        return np.asarray(total.request.predictions - self.label_step * mean)
 
     def student_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return L_s of Eq. 7: the sum of the cross-entropies."""
@@ -233,30 +218,25 @@ class PaperFedDPSD:
         return losses.decoupled_kd_gradients(sensitive, predictions, self.balance, self.divisor)
 
 
-def step(optimiser: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """Take one step down a loss."""
-    optimiser.zero_grad()
-    loss.backward()
-    optimiser.step()
-
-
 Learner = nn.Module | torch.optim.Optimizer
 
 
 def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return copies of all tensors that a run goes on from, named LEARNER.NAME."""
+    """Return copies of all tensors that a resumed run needs, named LEARNER.NAME."""
     tensors = {"latents": latents.detach().clone()}
     for name, learner in learners.items():
         if isinstance(learner, nn.Module):
-            tensors |= tensors_below(name, learner)
+            tensors |= tensors_below(**{name: learner})
         else:
             for number, moments in learner.state_dict()["state"].items():
                 tensors |= {f"{name}.{number}.{key}": t.clone() for key, t in moments.items()}
     return tensors
 
 
-def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -> None:
-    """Load the tensors of `tensors_of` in place."""
+def restore(
+    learners: dict[str, Learner], latents: torch.Tensor, state: State
+) -> list[ReplayBuffer]:
+    """Load the tensors of `tensors_of` in place; return the buffer."""
     with torch.no_grad():
         latents.copy_(state.tensors["latents"])
     for name, learner in learners.items():
@@ -269,3 +249,4 @@ def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -
             number, key = path.split(".")
             moments.setdefault(int(number), {})[key] = tensor
         learner.load_state_dict(learner.state_dict() | {"state": moments})
+    return list(state.buffer)

@@ -65,7 +65,7 @@ class UnsupportedEventError(ValueError):
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a plan: `requests` asks of `queries` synthetic queries each, for `mechanism`."""
+    """A stage of a plan: so many requests of `queries` synthetic queries each, for `mechanism`."""
 
     mechanism: Charged
     requests: int
@@ -133,7 +133,7 @@ def epsilon(event: DpEvent, delta: float) -> Bound:
     """
     if not 0 < delta < 1:
         raise ValueError(f"delta={delta} must be between 0 and 1, both excluded")
-    counts, loss = _without_precision(_count_leaves(event))
+    counts, loss = _leaves(event)
     if loss > LARGEST_LOSS or (loss and delta < SMALLEST_DELTA):
         return Bound(math.inf, delta, "none")
     ideal = _smallest_bound(_parts(counts), delta * math.exp(-loss))
@@ -153,7 +153,7 @@ def contraction(training: DpEvent, answers: DpEvent, others: DpEvent, delta: flo
         None where the bound is no smaller than that by the training or by the answers alone, or is
         not computed: `others` are not Gaussian.
     """
-    counts = [_without_precision(_count_leaves(event)) for event in (training, answers, others)]
+    counts = [_leaves(event) for event in (training, answers, others)]
     (trained, _), (answered, _), (rest, _) = counts
     loss = math.fsum(loss for _, loss in counts)
     ideal_delta = delta * math.exp(-loss)
@@ -204,13 +204,13 @@ def _profile(parts: Parts) -> Profile:
 
 def pure(event: DpEvent) -> Bound:
     """Return the bound at delta 0 of an `event` of bounded losses; `inf` where one has no bound."""
-    counts, loss = _without_precision(_count_leaves(event))
+    counts, loss = _leaves(event)
     return Bound(math.fsum(n * laws.pure_epsilon(e) for e, n in counts.items()) + loss, 0.0, "pure")
 
 
 def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget by which `within_budget` admits `event`, settings unchanged."""
-    counts, loss = _without_precision(_count_leaves(_budgeted(event)))
+    counts, loss = _leaves(_budgeted(event))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
     largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
@@ -249,7 +249,7 @@ def within_budget(
     charges = [_budgeted(charge) for charge in charges]
     counted = map(SelfComposedDpEvent, charges, times or [1] * len(charges))
     whole_life = ComposedDpEvent(list(counted))
-    counts, loss = _without_precision(_count_leaves(whole_life))
+    counts, loss = _leaves(whole_life)
     if NonPrivateDpEvent() in counts:
         return False
     kinds = {GaussianDpEvent if isinstance(leaf, GaussianDpEvent) else leaf for leaf in counts}
@@ -320,8 +320,9 @@ def _smallest_bound(parts: frozenset[tuple[DpEvent, int]], delta: float) -> Boun
     return pure if best.epsilon >= pure.epsilon * (1 - 1e-6) else best
 
 
-def _without_precision(counts: Counter[DpEvent]) -> tuple[Counter[DpEvent], float]:
-    """Return the mechanisms of ideal noise, and the epsilon that all finite precision adds."""
+def _leaves(event: DpEvent) -> tuple[Counter[DpEvent], float]:
+    """Count the mechanisms of ideal noise, and add up the epsilon of all finite precision."""
+    counts = _count_leaves(event)
     losses = {e: n for e, n in counts.items() if isinstance(e, FinitePrecisionDpEvent)}
     ideal = Counter({e: n for e, n in counts.items() if e not in losses})
     return ideal, math.fsum(n * event.loss for event, n in losses.items())

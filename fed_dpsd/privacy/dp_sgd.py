@@ -140,9 +140,19 @@ class DPSGD(TrainingMechanism):
         ]
         return f"{type(self).__qualname__}({', '.join(values)})"
 
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, `trainings` times."""
+        repeated = f"{trainings:,} trainings of " if trainings > 1 else ""
+        taken = f"about {100 * self.sample_rate:.3g} % of the records"
+        return (
+            f"DP-SGD: {repeated}{self.steps} steps on "
+            f"{'all records' if self.sample_rate == 1 else taken}, with noise of "
+            f"{self.noise_multiplier:.6g} times the largest gradient of a {self.unit}"
+        )
+
     @property
     def reason(self) -> str:
-        """Return why nothing is proven for units larger than that of the training."""
+        """Return why nothing is proven for units larger than the training's own."""
         if self.unit == "patient":
             return "DP-SGD bounds one patient; a client's number of patients has no bound"
         return "DP-SGD bounds one record; a patient's or client's number of records has no bound"
@@ -223,7 +233,7 @@ class DPSGD(TrainingMechanism):
 
     def _counted(self, replaced: bool) -> DpEvent:
         # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
-        # patient's, in parts of 1 / R, by a step more for each part (docs/privacy.md, patients).
+        # patient's, in parts of 1 / R, by a step more for each part (docs/proofs.md, Theorem 15).
         most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
         return GaussianDpEvent(min(self.count_noise, most) / math.sqrt(2 if replaced else 1))
 

@@ -26,7 +26,7 @@ class ReplacedInSampleDpEvent(DpEvent):
 
 @attrs.frozen
 class FinitePrecisionDpEvent(DpEvent):
-    """The loss by a sampler's finite precision, beside the event of its ideal noise.
+    """The loss by a sampler's finite precision, in addition to the event of its ideal noise.
 
     In both worlds every outcome is at most exp(loss / 2) times as likely as under that noise, and
     the other way round. So epsilon grows by `loss`, and delta by a factor of exp(loss / 2).
@@ -55,7 +55,7 @@ class BoundedRangeDpEvent(DpEvent):
 
 @attrs.frozen
 class ShuffledResponseDpEvent(DpEvent):
-    """The counts of `responses` k-ary randomised responses, of which one changes.
+    """The counts of `responses` k-ary randomised responses; one of them changes.
 
     The responders answer the same public question, each by itself; only the counts of the k classes
     are seen. The other responses may be anything.

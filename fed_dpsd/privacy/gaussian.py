@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
+    Mechanism,
     NoiseAt,
     Quorum,
     Relation,
     Shards,
     Unit,
     Values,
+    additive_clarity,
     check_k,
     check_noise,
     check_noise_at,
@@ -30,7 +32,7 @@ ROOM = 1 - 2.0**-30  # part of the bound that norms may use; the rest is for flo
 
 
 @dataclass(frozen=True)
-class NormalizedGradient:
+class NormalizedGradient(Mechanism):
     """Top-k masked gradients of norm below beta plus Gaussian noise.
 
     Guarantee: a teacher may be any function of its own shard of its client's data. One changed
@@ -56,7 +58,7 @@ class NormalizedGradient:
     Args:
         num_classes: K, >= 2.
         noise_multiplier: sigma, noise standard deviation divided by `bound`, > 0; 0 for no
-            noise, of which nothing is proven.
+            noise: nothing is proven.
         bound: beta, > 0.
         stability: h, added to the norm before dividing, > 0.
         k: coordinates kept; None keeps all.
@@ -219,6 +221,25 @@ class NormalizedGradient:
                 FinitePrecisionDpEvent(self.most_numbers * GAUSSIAN_LOSS),
             ]
         )
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        of = "each image" if self.normalise == "sample" else "a round's images together"
+        return f"{self._gradients} for {of}, with {self._noise}"
+
+    @property
+    def _gradients(self) -> str:
+        return f"gradients of norm at most {self.bound:g}"
+
+    @property
+    def _noise(self) -> str:
+        if self.noise_multiplier == 0:
+            return "no noise of their own"
+        return f"Gaussian noise of {self.noise_multiplier:g} times that norm"
+
+    def clarity(self, clients: int, teachers: int) -> float:
+        """Return the squared ratio of signal to noise of a query's answers."""
+        return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return (n, 1, K) gradients in two worlds, one record apart, that differ the most."""

@@ -6,7 +6,7 @@ patients and clients such a training is a plain one: nothing is proven of them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fed_dpsd.privacy.accounting import epsilon, pure
 from fed_dpsd.privacy.epsilon import Epsilon, reviewed
 from fed_dpsd.privacy.mechanism import Trust
 from fed_dpsd.privacy.noise import Rng
-from fed_dpsd.privacy.training import Plain
+from fed_dpsd.privacy.training import Plain, no_files
 
 IMAGES_NOTE = "the images are not protected"
 # From (B,) numbers of records, and the network's (B, K) logits on their images, to the targets of
@@ -35,7 +35,7 @@ class Learner(Protocol):
     """A network that learns from the public images of a shard's records, numbered from 0."""
 
     def fit(self, records: NDArray[np.int64], targets: Targets) -> None:
-        """Train the network on these records, anew from its first weights."""
+        """Train the network on these records, starting from its initial weights."""
 
     def probabilities(self, records: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the network's (n, K) probabilities on these records' images."""
@@ -56,6 +56,47 @@ class LabelPrivate(Plain, ABC):
 
     reason: ClassVar[str] = "the training protects labels alone"
     trust: ClassVar[Trust]
+    epsilon: float
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return what does not go with a training that keeps labels alone private."""
+        problems, named = no_files(self.name, config), f"training={self.name}"
+        if not config.federation.simulation:
+            problems.append(
+                f"{named} takes images as public, which a hospital's are not; use "
+                "training=dp_sgd, or federation=simulation"
+            )
+        if config.data.records_per_patient is not None:
+            problems.append(
+                f"data.records_per_patient={config.data.records_per_patient} makes patients up by "
+                f"labels, which {named} keeps private; use null"
+            )
+        if config.teachers_per_client > 1:
+            problems.append(
+                f"teachers_per_client={config.teachers_per_client} divides records by their "
+                f"numbers, which may follow labels that {named} keeps private; use "
+                "teachers_per_client=1"
+            )
+        if partition and partition.name == "class":
+            problems.append(
+                f"partition=class divides records by their labels, which {named} keeps private; "
+                "use partition=iid"
+            )
+        if method and not (method.uses_teachers_alone and config.num_clients == 1):
+            problems.append(
+                f"{named} protects labels that nothing else reads; method={method.name} "
+                "may: use method=central"
+            )
+        if (target := config.privacy.target_epsilon) is not None:
+            problems.append(
+                f"privacy.target_epsilon={target:g} is the epsilon of a record, of which {named} "
+                "protects the label alone; set training.epsilon instead"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, and what this alone protects."""
+        return f"labels alone are private ({self.name}, training.epsilon={self.epsilon:g})"
 
     @property
     def failure(self) -> float:

@@ -23,7 +23,7 @@ from torch import nn
 if TYPE_CHECKING:
     from opacus import GradSampleModule
 
-UNIT = 2.0**-24  # fraction of max_grad_norm of which all sums are whole multiples
+UNIT = 2.0**-24  # fraction of max_grad_norm; all sums are whole multiples of it
 MOST_ROWS = 2**25  # copies of records in one sum: float64 holds every whole number up to 2^53
 MOST_INPUTS = 2**12  # of a linear layer; more would round its weights too far
 ROOM = 1 - 2.0**-16  # part of the bound that norms may use; single roundings may add the rest
@@ -57,7 +57,7 @@ class Records:
 
     @classmethod
     def of(cls, inputs: torch.Tensor, labels: torch.Tensor) -> "Records":
-        """Round (N, A, D) inputs of about unit size to whole numbers, beside their labels.
+        """Round (N, A, D) inputs of about unit size to whole numbers, with their labels.
 
         Raises:
             ValueError: there are too many rows, or too many inputs in one.

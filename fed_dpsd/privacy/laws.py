@@ -212,10 +212,7 @@ def discretised_epsilon(parts: list[tuple[DpEvent, int]], delta: float) -> float
     in), and responses always as replace-one. Counts are composed by `self_compose`, since an
     accountant would drop those of responses.
     """
-    # A loss near zero counts as pure: it is too small to be discretised.
-    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
-    parts = [part for part in parts if part not in small]
-    rest = sum(n * pure_epsilon(event) for event, n in small)
+    parts, rest = _without_small(parts)
     return float(_composed(parts).get_epsilon_for_delta(delta)) + rest
 
 
@@ -234,9 +231,8 @@ def discretised_deltas(
 
     It bounds both orders of the two worlds.
     """
-    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
-    composed = _composed([part for part in parts if part not in small])
-    rest = sum(n * pure_epsilon(event) for event, n in small)
+    parts, rest = _without_small(parts)
+    composed = _composed(parts)
     most = min(float(composed.get_epsilon_for_delta(SMALLEST_PROFILE)), LARGEST_PROFILE)
     grid = np.linspace(0.0, most, PROFILE_POINTS)
     known = np.asarray(composed.get_delta_for_epsilon(list(grid)))
@@ -249,6 +245,13 @@ def discretised_deltas(
         return np.asarray(np.interp(at, odds, known) + nearer)
 
     return deltas
+
+
+def _without_small(parts: list[tuple[DpEvent, int]]) -> tuple[list[tuple[DpEvent, int]], float]:
+    """Return the events that can be discretised, and the pure loss of the others, near zero."""
+    small = [(event, n) for event, n in parts if n * pure_epsilon(event) < SMALL_LOSS]
+    rest = sum(n * pure_epsilon(event) for event, n in small)
+    return [part for part in parts if part not in small], rest
 
 
 def _composed(parts: list[tuple[DpEvent, int]]) -> pld.PrivacyLossDistribution:

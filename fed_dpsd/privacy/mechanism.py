@@ -3,6 +3,7 @@
 One frozen object holds the noise and the event derived from it, so they cannot drift apart.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
@@ -125,14 +126,20 @@ class Charged(Protocol):
         """Return the place where noise is added."""
 
     def releases(self, requests: int, queries: int) -> int:
-        """Return the number of `event`s that `requests` asks of `queries` queries each cost."""
+        """Return the number of `event`s that so many requests of `queries` queries each cost."""
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one release's event, with sensitivity and relation folded into its parameters."""
 
+    def describe(self) -> str:
+        """Say in a few words what leaves a client, as in "the teachers' own weights"."""
+        return self.name.replace("_", " ")
+
 
 class Mechanism(Charged, Protocol):
     """A mechanism for answers: `constrain_sensitivity` bounds a value, `add_noise` randomises it.
+
+    Its classes derive from it, and so do those of plug-ins.
 
     `constrain_sensitivity` runs for each teacher. `add_noise` runs once per query: at each client
     on its teachers' values (`noise_at="client"`), or at the server on the sum
@@ -155,6 +162,47 @@ class Mechanism(Charged, Protocol):
 
         A noisy row may be longer, by as much as honest noise adds.
         """
+
+    def releases(self, requests: int, queries: int) -> int:
+        """Count one for each query."""
+        return requests * queries
+
+    def check(self, config: Any, method: Any, training: Any) -> list[str]:
+        """Return the problems of these answers in an experiment, each with key, value and remedy.
+
+        Overriding mechanisms add to what this one returns.
+
+        Args:
+            config: the experiment's Config.
+            method: its Method; None where it has problems of its own.
+            training: its Training; None likewise.
+        """
+        problems, field = [], self.calibrated_by
+        value = getattr(self, field) if field else None
+        silent = value == {"noise_multiplier": 0.0, "epsilon_per_answer": math.inf}.get(field or "")
+        if field and silent and not getattr(training, "private", False):
+            problems.append(
+                f"answers.{field}={value:g}: teachers that are trained without noise need noise in "
+                "their answers; use training=dp_sgd, or answers=probabilities, whose epsilon is inf"
+            )
+        if quorum := quorum_of(self):
+            try:
+                quorum.check(config.num_clients)
+            except ValueError as error:
+                problems.append(f"answers.quorum.{error}")
+            if config.clients_per_round is not None:
+                problems.append(
+                    f"clients_per_round={config.clients_per_round}: a secure sum is over all "
+                    "clients; use clients_per_round=null, or answers.noise_at=client"
+                )
+        return problems
+
+    def clarity(self, clients: int, teachers: int) -> float:
+        """Return the squared ratio of signal to noise of a query's answers; `inf` if not known.
+
+        It is that of `clients` with `teachers` each that all agree: a student needs more of it.
+        """
+        return math.inf
 
 
 @runtime_checkable
@@ -197,7 +245,7 @@ class Shared(Mechanism, Protocol):
 
     @property
     def lattice(self) -> float:
-        """Return the spacing of which randomised answers are whole multiples."""
+        """Return the spacing: randomised answers are whole multiples of it."""
 
 
 def quorum_of(mechanism: Mechanism) -> Quorum | None:
@@ -206,7 +254,7 @@ def quorum_of(mechanism: Mechanism) -> Quorum | None:
 
 
 @dataclass(frozen=True)
-class Clear:
+class Clear(Mechanism):
     """A release without noise of its own, for which nothing is proven by itself.
 
     What it says of teachers that were trained with DP is post-processing of their training.
@@ -241,10 +289,14 @@ class Clear:
 
 @dataclass(frozen=True)
 class Probabilities(Clear):
-    """The teachers' probabilities in the clear."""
+    """The teachers' probabilities, without noise."""
 
     name: ClassVar[str] = "probabilities"
     reason: ClassVar[str] = "probabilities leave the clients without noise"
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return "the teachers' probabilities, without noise"
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
         """Return the value as float32; uniform where a row holds NaN or infinity."""
@@ -255,10 +307,14 @@ class Probabilities(Clear):
 
 @dataclass(frozen=True)
 class Weights(Clear):
-    """The teachers' own weights in the clear."""
+    """The teachers' own weights, without noise."""
 
     name: ClassVar[str] = "weights"
     reason: ClassVar[str] = "the teachers' own weights leave the clients"
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return "the teachers' own weights"
 
 
 @dataclass(frozen=True)
@@ -276,6 +332,10 @@ class ExactCounts(Clear):
     name: ClassVar[str] = "class_counts"
     reason: ClassVar[str] = "exact class counts leave the clients"
     of_records: ClassVar[bool] = True
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return "exact class counts"
 
 
 def passes_through_teachers(mechanism: Charged) -> bool:
@@ -304,6 +364,16 @@ def one_class_changed(teachers: int, num_classes: int) -> tuple[Values, Values]:
     second = first.copy()
     second[0, 0] = np.eye(num_classes)[1]
     return first, second
+
+
+def additive_clarity(
+    noise_multiplier: float, noise_at: NoiseAt, clients: int, teachers: int
+) -> float:
+    """Return the `clarity` of a sum of values with noise, once or once for each client."""
+    if not noise_multiplier:
+        return math.inf
+    draws = clients if noise_at == "client" else 1
+    return (clients * teachers / noise_multiplier) ** 2 / draws
 
 
 def check_k(k: int, num_classes: int) -> None:

@@ -1,6 +1,6 @@
 """Sources of noise: seeded, for runs that are to be repeated, or secret, for real records.
 
-The exact sampler is that of Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential
+The exact sampler is by Canonne, Kamath, Steinke: "The Discrete Gaussian for Differential
 Privacy", arXiv 2004.00010, Algorithms 1 to 3, on arrays.
 """
 
@@ -29,7 +29,7 @@ _FARTHEST = np.uint64(2**32 - 1)  # its square fits in a word; over 60 scales aw
 
 
 class SecureGenerator:
-    """A generator on a ChaCha20 stream: without the key its draws cannot be told from ideal ones.
+    """A generator on a ChaCha20 stream: without the key, its draws look like ideal ones.
 
     Args:
         key: 32 bytes; equal keys give equal draws.
@@ -156,7 +156,7 @@ class SecretStreams:
     """Streams like those of streams.Streams, from a secret instead of a public seed.
 
     Every draw follows its purpose, its client and its query, as seeded draws do. So a draw that is
-    repeated after a crash is the same one, and tells nothing new.
+    repeated after a crash is the same one and reveals nothing new.
 
     Args:
         secret: at least 32 bytes that only the client knows.
@@ -173,7 +173,7 @@ class SecretStreams:
 
     @property
     def identity(self) -> str:
-        """Return a digest that tells two secrets apart, and nothing else of them."""
+        """Return a digest that distinguishes two secrets and reveals nothing else of them."""
         return hmac.digest(self.secret, b"identity", hashlib.sha256).hex()
 
     def numpy(self, purpose: str, client: int = 0, query_id: int = 0) -> SecureGenerator:
@@ -238,7 +238,7 @@ def cut_off(values: NDArray[Any], spacing: float) -> NDArray[np.float64]:
 def snap(values: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     """Round noisy `values` to a lattice of 2^-20 of the noise's scale, or a little less.
 
-    The last bits of a floating-point sum tell which number the noise was added to (Mironov: "On
+    The last bits of a floating-point sum reveal which number the noise was added to (Mironov: "On
     significance of the least significant bits for differential privacy", CCS 2012). Rounding is
     post-processing of ideal noise, and hides them; it is no proof for a generator's own noise.
     """

@@ -1,21 +1,23 @@
 """Report noisy max: the teachers vote, and only the class of the largest noisy count leaves.
 
-Votes with Laplace noise of scale 2 / eps0 are those of PATE (arXiv 1610.05755) and of DGD (Ge et
-al.: "Learning Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE
-TIP 32, Eq. 3); Gaussian noise is that of its variant DGD+. With Gumbel noise the label is that of
-an exponential mechanism.
+Laplace noise of scale 2 / eps0 is PATE (arXiv 1610.05755) and DGD (Ge et al.: "Learning
+Privacy-Preserving Student Networks via Discriminative-Generative Distillation", IEEE TIP 32,
+Eq. 3); Gaussian noise is the variant DGD+. Gumbel noise makes it an exponential mechanism.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from fed_dpsd.privacy.events import BoundedRangeDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
+    Mechanism,
     NoiseAt,
     Relation,
     Shards,
@@ -23,11 +25,11 @@ from fed_dpsd.privacy.mechanism import (
     Values,
 )
 from fed_dpsd.privacy.noise import Rng, noisy_argmax
-from fed_dpsd.privacy.votes import NoisyVotes
+from fed_dpsd.privacy.votes import NoisyVotes, noise_in_votes
 
 
 @dataclass(frozen=True)
-class NoisyMax:
+class NoisyMax(Mechanism):
     """The class with the most noisy votes, one label a query.
 
     Guarantee: with Laplace or Gaussian noise the label is a function of the noisy counts of
@@ -45,7 +47,7 @@ class NoisyMax:
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace, gumbel), in
-            votes; 0 for no noise, of which nothing is proven.
+            votes; 0 for no noise: nothing is proven.
         noise_law: "laplace", "gaussian" or "gumbel".
         shards: the client's teachers.
 
@@ -103,10 +105,6 @@ class NoisyMax:
         single = (values == 0) | (values == teachers)
         return np.asarray(single.all(axis=1) & (values.sum(axis=1, dtype=np.float64) == teachers))
 
-    def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query."""
-        return requests * queries
-
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the noisy counts, or with Gumbel noise that of the label."""
         if self.noise_law != "gumbel" or self.noise_multiplier == 0:
@@ -114,6 +112,31 @@ class NoisyMax:
         moved = self.shards.changed(unit)
         moved *= 1 if self.shards.vanish(unit, relation) else 2
         return BoundedRangeDpEvent(moved / self.noise_multiplier * (1 + 2.0**-50))
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        noise = noise_in_votes(self.noise_law, self.noise_multiplier)
+        return f"the class with the most votes of a client's teachers, counted with {noise}"
+
+    def clarity(self, clients: int, teachers: int) -> float:
+        """Return the squared ratio of signal to noise of a query's labels, as of responses."""
+        if not self.noise_multiplier:
+            return math.inf
+        return clients * self.num_classes * self.truth(teachers) ** 2
+
+    def truth(self, votes: int) -> float:
+        """Return how much more probable the class of all votes is than any other one."""
+        scale, others = self.noise_multiplier, self.num_classes - 1
+        noise = np.linspace(-40.0, 40.0, 8001)  # in scales
+        if self.noise_law == "gumbel":
+            largest = 1 / (1 + others * math.exp(-votes / scale))
+            return largest - (1 - largest) / others
+        if self.noise_law == "gaussian":
+            density, below = np.exp(-(noise**2) / 2) / math.sqrt(2 * math.pi), ndtr
+        else:
+            density, below = np.exp(-abs(noise)) / 2, _laplace_below
+        largest = float(np.trapezoid(density * below(noise + votes / scale) ** others, noise))
+        return largest - (1 - largest) / others
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart.
@@ -124,3 +147,8 @@ class NoisyMax:
         first, second = others.copy(), others
         first[0, 0], second[0, 0] = np.eye(self.num_classes)[:2]
         return first, second
+
+
+def _laplace_below(noise: NDArray[np.float64]) -> NDArray[np.float64]:
+    tail = np.exp(-abs(noise)) / 2
+    return np.where(noise < 0, tail, 1 - tail)

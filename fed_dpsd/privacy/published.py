@@ -50,11 +50,12 @@ def published_of_training(
 def theorem_1(
     bound: float, noise_multiplier: float, num_classes: int, queries: int, delta: float
 ) -> float:
-    """Evaluate Theorem 1 of arXiv 2601.19090, minimised over q > 1.
+    """Evaluate Theorem 1 of arXiv 2601.19090, and Theorem 3 of DPDFD, minimised over q > 1.
 
     It divides by sigma^2 where noise of variance sigma^2 beta^2 is added, so its first term is too
     small by a factor of about 1 / beta^2. It counts every query, as a record that changes its
-    teacher needs.
+    teacher needs. DPDFD (IJCAI 2023) adds one draw to the sum of a batch's gradients (Eq. 4), whose
+    sensitivity is 2 * bound * batch, and counts them as separate queries nevertheless.
 
     Args:
         bound: beta.
@@ -79,27 +80,6 @@ def theorem_2(epsilon_per_answer: float) -> float:
     its teacher, and so all responses.
     """
     return epsilon_per_answer
-
-
-def dpdfd_theorem_3(
-    bound: float, noise_stddev: float, num_classes: int, batch: int, rounds: int, delta: float
-) -> float:
-    """Evaluate Theorem 3 of DPDFD (IJCAI 2023), minimised over lambda > 1: Theorem 1's form.
-
-    Its Eq. 4 adds one draw of noise to the sum of a batch's gradients, whose sensitivity is
-    2 * bound * batch with a norm for each sample; the formula counts `batch` separate queries
-    instead. Eq. 4 adds N(0, sigma^2 C^2), so sigma is a multiple of C there; Sec. 4.1 calls sigma^2
-    the variance.
-
-    Args:
-        bound: C, norm of a sample's gradient.
-        noise_stddev: sigma of the formula.
-        num_classes: n.
-        batch: B.
-        rounds: T.
-        delta: failure probability.
-    """
-    return theorem_1(bound, noise_stddev, num_classes, batch * rounds, delta)
 
 
 def dgd_labels(epsilon_per_query: float, queries: int, delta: float) -> float:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent, ShuffledResponseDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
+    Mechanism,
     Quorum,
     Relation,
     Shards,
@@ -35,7 +36,7 @@ LARGEST_EPSILON = 20.0  # a uniform draw has 53 bits, and a lie must keep its pr
 
 
 @dataclass(frozen=True)
-class TopKRandomizedResponse:
+class TopKRandomizedResponse(Mechanism):
     """The teacher's class, randomised among a set I of classes that the student finds probable.
 
     I is public: the student's k most probable classes or, with `threshold` (DP-DFD's selective
@@ -43,7 +44,7 @@ class TopKRandomizedResponse:
     k = |I|. A class r in I is returned with probability e^eps0 / (e^eps0 + k - 1), and each other
     member with 1 / (e^eps0 + k - 1). For r outside I a uniform member is returned. This is Alg. 2.
     Eq. 5 as printed (`lies="classes"`) has all K classes in the place of I for r in I. A response
-    outside I then tells that r is in I, so nothing is proven unless I is all classes.
+    outside I then reveals that r is in I, so nothing is proven unless I is all classes.
 
     Guarantee: one response is eps0-locally private (r outside I is a k-ary response to a uniform
     member, so replacing r within I is the worst case). N responses compose: one changed training
@@ -59,7 +60,7 @@ class TopKRandomizedResponse:
 
     Args:
         num_classes: K, >= 2.
-        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, of which nothing is
+        epsilon_per_answer: eps0, in [0, 20]; inf for the teacher's own class, where nothing is
             proven (uniform in I, if its class is outside).
         k: size of I, 2 <= k <= K; None is K.
         threshold: probability in [0, 1) above which a class belongs to I, instead of k.
@@ -182,10 +183,6 @@ class TopKRandomizedResponse:
         answered = values.sum(axis=1, dtype=np.float64) == teachers
         return np.asarray(counts.all(axis=1) & inside & answered)
 
-    def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query."""
-        return requests * queries
-
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return a response's event, seen by itself or, for one changed teacher, in a secure sum.
 
@@ -220,6 +217,21 @@ class TopKRandomizedResponse:
         size = self.k or self.num_classes
         off = 2 * (size + 2) * UNIFORM_STEP / float(self.lie_probability(size))
         return FinitePrecisionDpEvent(2 * off)
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        every = self.k is self.threshold is None
+        return (
+            "a label for each image, by chance the teacher's or a random one of "
+            f"{'all classes' if every else 'those that the student finds likely'} "
+            f"(randomised response, answers.epsilon_per_answer={self.epsilon_per_answer:g})"
+        )
+
+    def clarity(self, clients: int, teachers: int) -> float:
+        """Return the squared ratio of signal to noise of a query's responses."""
+        lies, odds = (self.k or self.num_classes) - 1, math.exp(self.epsilon_per_answer)
+        truth = (odds - 1) / (odds + lies) if math.isfinite(odds) else 1.0
+        return clients * (lies + 1) * truth**2
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart."""

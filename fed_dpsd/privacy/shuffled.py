@@ -1,6 +1,6 @@
 """Privacy losses of a randomised response that is counted together with others.
 
-The argument is that of Feldman, McMillan and Talwar, arXiv 2012.12803; their numbers are looser.
+The argument follows Feldman, McMillan, Talwar (arXiv 2012.12803), whose numbers are looser.
 See docs/privacy.md, Theorem 10.
 """
 
@@ -30,9 +30,9 @@ def window(trials: int, probability: float) -> tuple[int, int]:
 def losses(
     epsilon_per_answer: float, k: int, responses: int
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield losses and probabilities of M responses, of which one means class 0 or class 1.
+    """Yield losses and probabilities of M responses; one of them means class 0 or class 1.
 
-    The adversary is told which of the other M - 1 answered their true class, and which class. Each
+    The adversary knows which of the other M - 1 answered their true class, and which class. Each
     of the M - 1 is among the rest with probability k b. The rest and the changing one are n
     responses whose counts h are multinomial, weighted by (k / n) (b n + (a - b) h_c), c the class
     that the changing one means. More uniform responses hide more, so numbers n are rounded down a

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,23 @@ class Plain:
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
     reason: ClassVar[str | None] = None
+    private: ClassVar[bool] = False  # whether its own noise protects records
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems of the training in an experiment, each with key, value and remedy.
+
+        Overriding trainings add to what this one returns.
+
+        Args:
+            config: the experiment's Config.
+            method: its Method; None where it has problems of its own.
+            partition: its Partition; None likewise.
+        """
+        return []
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, `trainings` times, and what this alone protects."""
+        return "without noise: nothing protects records but the noise of the answers, if any"
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,14 @@ class CustomTraining(Plain, ABC):
 
     Only the answers' own noise protects records. `reason` says what its own noise falls short of.
     """
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems of the training in an experiment."""
+        return no_files(self.name, config)
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, and what this alone protects."""
+        return f"{self.name.replace('_', ' ')}, {super().describe(trainings)}"
 
     @abstractmethod
     def train(
@@ -54,12 +79,13 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event is that of a whole training. It is charged once, before the first step. Whatever the
+    Its event covers a whole training. It is charged once, before the first step. Whatever the
     teachers answer is post-processing. Class counts are a release of their own (`ClassCounts`).
     """
 
     name: ClassVar[str]
     calibrated_by: ClassVar[str]
+    private: ClassVar[bool] = True
     noise_at: ClassVar[NoiseAt] = "client"
     steps: int
     copies: int
@@ -75,6 +101,22 @@ class TrainingMechanism(ABC):
     @abstractmethod
     def counts_classes(self) -> bool:
         """Return whether noisy class counts may be released too."""
+
+    def check(self, config: Any, method: Any, partition: Any) -> list[str]:
+        """Return the problems of the training in an experiment, as `Plain.check` does."""
+        problems, data = no_files(self.name, config), config.data
+        known = (data.patient_column, data.records_per_patient) != (None, None)
+        if self.unit == "patient" and config.federation.simulation and not known:
+            problems.append(
+                "training.unit=patient: the records name no patients; give data.patient_column, or "
+                "data.records_per_patient=N to make patients of N records up"
+            )
+        return problems
+
+    def describe(self, trainings: int = 1) -> str:
+        """Say how teachers are trained, `trainings` times."""
+        repeated = f"{trainings:,} private trainings" if trainings > 1 else "a private training"
+        return f"{repeated} of {self.steps:,} steps ({self.name})"
 
     def releases(self, requests: int, queries: int) -> int:
         """Return the number of trainings, however many answers follow."""
@@ -109,6 +151,16 @@ class TrainingMechanism(ABC):
         """
 
 
+def no_files(name: str, config: Any) -> list[str]:
+    """Return the problem of teachers from files under a training that trains its own."""
+    if config.teacher.path is None:
+        return []
+    return [
+        f"teacher.path={config.teacher.path}: training={name} trains its teachers itself; use "
+        "teacher.path=null"
+    ]
+
+
 def places_of(patients: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return the (P, R) numbers of the records that stand for each patient, R = `most`.
 
@@ -138,6 +190,10 @@ class ClassCounts(Clear):
     of_records: ClassVar[bool] = True
     training: TrainingMechanism
 
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return "noisy class counts"
+
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the counts."""
         return self.training.count_event(unit, relation)
@@ -148,7 +204,7 @@ Training = Plain | TrainingMechanism
 
 @dataclass(frozen=True)
 class BaselineWeights(Clear):
-    """The weights of one classifier of all a client's records, beside its teachers.
+    """The weights of one classifier of all a client's records, in addition to its teachers.
 
     Its training has drawn all the noise that there is. What the teachers answer is not covered by
     it, and is charged besides.
@@ -167,6 +223,10 @@ class BaselineWeights(Clear):
         if isinstance(self.training, TrainingMechanism):
             return self.training.reason
         return "the weights of a classifier of all records leave the clients"
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        return "the weights of a classifier of all records"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return the event of the whole training, which is not private where it draws no noise."""

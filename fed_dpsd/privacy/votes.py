@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from fed_dpsd.privacy.events import FinitePrecisionDpEvent
 from fed_dpsd.privacy.mechanism import (
     ONE_TEACHER,
+    Mechanism,
     NoiseAt,
     Quorum,
     Relation,
     Shards,
     Unit,
     Values,
+    additive_clarity,
     check_noise,
     check_noise_at,
     one_class_changed,
@@ -44,7 +46,7 @@ from fed_dpsd.privacy.noise import (
 
 
 @dataclass(frozen=True)
-class NoisyVotes:
+class NoisyVotes(Mechanism):
     """Counts of the teachers' classes plus noise on each of the K counts.
 
     Guarantee: one changed record replaces one teacher's vote, so one count falls by 1 and another
@@ -63,7 +65,7 @@ class NoisyVotes:
     Args:
         num_classes: K, >= 2.
         noise_multiplier: the noise's standard deviation (gaussian) or scale (laplace), in votes;
-            0 for no noise, of which nothing is proven.
+            0 for no noise: nothing is proven.
         noise_law: "gaussian" or "laplace".
         noise_at: "client" (each client adds its own noise) or "server" (once, on the sum; the
             server then sees each client's exact counts and must be trusted).
@@ -137,10 +139,6 @@ class NoisyVotes:
         counts = (values >= 0) & (values == np.round(values))
         return np.asarray(counts.all(axis=1) & (values.sum(axis=1) <= teachers))
 
-    def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query."""
-        return requests * queries
-
     def event(self, unit: Unit, relation: Relation) -> DpEvent:
         """Return one Gaussian mechanism, or one or two Laplace mechanisms."""
         if self.noise_multiplier == 0:
@@ -151,10 +149,25 @@ class NoisyVotes:
             noise = GaussianDpEvent(self.noise_multiplier / (moved * math.sqrt(counts)))
             precision = FinitePrecisionDpEvent(self.num_classes * GAUSSIAN_LOSS)
             return ComposedDpEvent([noise, precision])
-        # The sum is rounded up: beside a large shift the addition would be lost.
+        # The sum is rounded up: next to a large shift the addition would be lost.
         shift = (moved / self.noise_multiplier + self.num_classes * LAPLACE_LOSS) * (1 + 2.0**-50)
         return ComposedDpEvent([LaplaceDpEvent(1 / shift)] * counts)
+
+    def describe(self) -> str:
+        """Say what leaves a client."""
+        noise = noise_in_votes(self.noise_law, self.noise_multiplier)
+        return f"the teachers' votes for each class, with {noise}"
+
+    def clarity(self, clients: int, teachers: int) -> float:
+        """Return the squared ratio of signal to noise of a query's answers."""
+        return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:
         """Return the teachers' (n, 1, K) probabilities in two worlds, one record apart."""
         return one_class_changed(self.shards.teachers, self.num_classes)
+
+
+def noise_in_votes(noise_law: str, noise_multiplier: float) -> str:
+    """Return the words for a noise that is measured in votes."""
+    law, size = noise_law.capitalize(), noise_multiplier
+    return f"{law} noise of {size:g} votes" if size else "no noise of their own"

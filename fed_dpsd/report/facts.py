@@ -1,4 +1,4 @@
-"""The facts of one run that its page tells, as its folder holds them."""
+"""The facts of one run that its page shows, as its folder holds them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ class Unfinished:
 
     Args:
         name: the name of its run folder.
-        done: how many rounds are done.
-        rounds: how many rounds there are to be.
-        error: what ended it, in a line; "" where nothing says so, as after kill -9.
-        under_way: whether a process goes on with it now.
-        command: the command that goes on with it.
+        done: the number of completed rounds.
+        rounds: the number of planned rounds.
+        error: what ended it, in a line; "" if unknown, as after kill -9.
+        under_way: whether a process is running it now.
+        command: the command that resumes it.
     """
 
     name: str
@@ -30,13 +30,13 @@ class Unfinished:
     command: str
 
     @property
-    def told(self) -> str:
-        """Return how far it came and why it is no further, in sentences after a colon."""
-        came = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
+    def status(self) -> str:
+        """Return how many rounds are done and what ended the run, as sentences after a colon."""
+        done = f"has done {self.done:,} of {counted(self.rounds, 'round')}"
         if self.under_way:
-            return f"it is under way, and {came}."
+            return f"it is under way, and {done}."
         why = self.error.rstrip(".") or "its process was killed, or its machine stopped"
-        return f"it {came}. It ended: {why}."
+        return f"it {done}. It ended: {why}."
 
 
 @dataclass(frozen=True)
@@ -48,24 +48,24 @@ class Facts:
         summary: the content of summary.json.
         rounds: the lines of rounds.jsonl.
         versions: the content of versions.json.
-        settings: every setting that names no place, with its value.
+        settings: every setting that names no path, with its value.
         classes: the names of the classes, in order.
-        simulated: whether clients are simulated ones; otherwise they are hospitals.
-        meaningful: whether the proof of an added or removed record says anything of it.
-        verdict: sentences on what is proven, of a record first.
+        simulated: whether clients are simulated; otherwise they are hospitals.
+        meaningful: whether the epsilon of (record, add_remove) protects a record in practice.
+        verdict: sentences on what is proven, about a record first.
         trained: how the teachers were trained, in words.
         answered: how they answered, in words.
         published: a sentence on the epsilon of the papers' formulas.
-        command: the command that repeats the run, "" where none is known.
-        spent: for each round, the epsilon of (record, add_remove) that it and those before have
-            cost each client, by its number.
-        costs: the same of each client at the end, by its number.
+        command: the command that repeats the run, "" if unknown.
+        spent: for each round, the epsilon of (record, add_remove) that the rounds so far have cost
+            each client, by its number.
+        costs: the same at the end, by the client's number.
         samples: pictures of synthetic images, by round.
-        asks: the lines of asks.jsonl, which Flower servers write.
+        requests: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
-        ledgers: for each hospital whose own ledger could be read, as in a rehearsal, its charges
-            in words; the same for simulated clients whose ledger is shared with other runs.
-        unfinished: how far a run came that has not completed; None for a completed one.
+        ledgers: by client, the charges of a ledger that may hold other runs, in words: of a
+            rehearsal's hospitals, or of simulated clients whose ledger is shared.
+        unfinished: the state of a run that has not completed; None for a completed one.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Facts:
 
     @property
     def clients(self) -> str:
-        """Return what a client is called here."""
+        """Return what the page calls a client."""
         return "client" if self.simulated else "hospital"
 
     @property
@@ -108,7 +108,7 @@ class Facts:
 
     @property
     def seeded(self) -> bool:
-        """Return whether something is proven that holds with secret noise alone: it was seeded."""
+        """Return whether some finite epsilon holds with secret noise only, and it was seeded."""
         rows = [*self.card["proven"], *([self.card["label"]] if self.card["label"] else [])]
         return any(
             "seeded noise" in row["notes"] and math.isfinite(float(row["epsilon"])) for row in rows
@@ -116,10 +116,20 @@ class Facts:
 
     @property
     def answers_images(self) -> bool:
-        """Return whether clients are asked images, rather than for weights, or for nothing."""
+        """Return whether clients answer images, rather than send weights or nothing."""
         return self.card["answers"] not in ("weights", "nothing")
 
     @property
     def releases_nothing(self) -> bool:
         """Return whether nothing leaves a client."""
         return all("nothing is released" in row["notes"] for row in self.card["proven"])
+
+    @property
+    def right_and_all(self) -> tuple[int, int] | None:
+        """Return how many test images the student is right on, and how many there are."""
+        counts, accuracy = self.summary["confusion"], self.summary["accuracy"]["student"]
+        if not counts or accuracy is None:
+            return None
+        right = sum(counts[k][k] for k in range(len(counts)))
+        # Images with no finite probability are in no cell.
+        return right, round(right / accuracy) if accuracy else sum(map(sum, counts))

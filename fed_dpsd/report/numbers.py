@@ -33,6 +33,13 @@ def with_interval(right: int, total: int) -> str:
     return f"{percent(right / total)} ({100 * low:.1f} to {100 * high:.1f})"
 
 
+def spread(mean: float, deviation: float, unknown: str = "-") -> str:
+    """Return "63.3 ± 1.5", the mean alone if there is no deviation, `unknown` if it is NaN."""
+    if math.isnan(mean):
+        return unknown
+    return f"{mean:.1f}" if math.isnan(deviation) else f"{mean:.1f} ± {deviation:.1f}"
+
+
 def rounded_up(value: float, digits: int = 3) -> str:
     """Return an upper bound with so many digits; "inf" for infinity."""
     if math.isinf(value):
@@ -40,6 +47,13 @@ def rounded_up(value: float, digits: int = 3) -> str:
     places = max(0, digits - 1 - math.floor(math.log10(max(value, 1e-4))))
     text = f"{math.ceil(value * 10**places - 1e-9) / 10**places:,.{places}f}"
     return text.rstrip("0").rstrip(".") if places else text
+
+
+def written(value: float) -> str:
+    """Return a number in few characters: "0.25", "1,000", "2e6", "inf"."""
+    if math.isinf(value):
+        return "inf"
+    return f"{value:,.10g}" if abs(value) < 1e6 else f"{value:.3g}".replace("e+0", "e")
 
 
 def size(count: float) -> str:

@@ -1,28 +1,65 @@
-"""The files of `fed-dpsd report`: tables, figures for available numbers, and an HTML page."""
+"""The files of `fed-dpsd report`: tables, figures, and pages from templates/."""
 
-from collections.abc import Iterator, Sequence
+import base64
+import functools
+import io
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from fed_dpsd.report import alpha, confusion, curve, dots, paired, progress, run_page, sweep_page
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from PIL import Image
+
+from fed_dpsd.report import charts, figures, guarantee, numbers, plots, sweep_charts, tables
+from fed_dpsd.report.charts import Bars, Chart
 from fed_dpsd.report.facts import Facts, Unfinished
-from fed_dpsd.report.figure import save
-from fed_dpsd.report.settings import beside, read
-from fed_dpsd.report.table import FIRST_LINE, replace_own, write_page, write_summary
+from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
+from fed_dpsd.report.numbers import counted, with_interval
+from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
+from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 
-UNFINISHED = "results.html"  # the name that the page of the completed run has, too
+TEMPLATES = Path(__file__).with_name("templates")
+UNFINISHED = "results.html"  # the page of the completed run has the same name
+RECORD, REPLACED = CLAIMS[:2]
+MOST_CLIENTS = 50  # rows of a table
+MOST_CLASSES = 20  # of a matrix
+MOST_PAIRS = 10  # most frequent confusions
+MOST_LETTERS = 40  # of all class names as columns of a matrix on paper
+MOST_SHADE = 0.55  # numbers on a darker cell are hard to read
+MOST_LINES = 8  # settings in one chart
+PICTURES = 6
+ACROSS, DOWN = 8, 3  # images that a picture shows of the run's own
+LARGEST_IMAGE = 48  # pixels; larger ones are scaled down
+SCORE_NAMES = {
+    f"{prefix}{column}": f"{name}, {metric}"
+    for prefix, metric in (("", "accuracy"), ("auroc_", "AUROC"))
+    for column, name in (
+        ("student", "student"),
+        ("weighted_ensemble", "ensemble, weighted by class counts"),
+        ("ensemble", "ensemble of all teachers"),
+        ("client_best", "best client alone"),
+        ("client_mean", "mean of clients alone"),
+    )
+}
+REQUESTS = {"counts": "class counts", "weights": "weights", "baseline": "weights"}
 
 
 def write_unfinished(run: Facts, folder: Path) -> Path:
-    """Write the page of a run that has not completed, where that of the completed one will be.
+    """Write the page of a run that has not completed, where the completed run's page will be.
 
     Raises:
         UserError: the report did not write the existing file, or it cannot be written.
     """
-    return replace_own(folder / UNFINISHED, run_page.page(run), FIRST_LINE)
+    return write_own(folder / UNFINISHED, run_page(run))
 
 
 def write(
-    tables: Sequence[Path],
+    paths: Sequence[Path],
     folder: Path,
     against: str | None = None,
     run: Facts | None = None,
@@ -31,35 +68,293 @@ def write(
     """Write the files, named after the first table, and yield each path.
 
     Args:
-        tables: tables of `fed-dpsd sweep`; files beside them are read where they exist.
+        paths: tables of `fed-dpsd sweep`; files next to them are read if they exist.
         folder: folder to write to.
-        against: name of a setting from which the others' paired differences are shown.
-        run: the one run that the table is of, whose page it then is; None for a sweep.
+        against: name of a setting with which the others are compared, seed by seed.
+        run: the run of the table, if it is of a single run; None for a sweep.
         unfinished: runs of the sweep that have not completed, which its page names.
 
     Raises:
         UserError: a file cannot be read or written, the report did not write the existing file, or
             no setting is named `against`.
     """
-    settings, stem = read(tables), tables[0].stem
-    differences = paired.rows(settings, against) if against else []
-    rounds = beside(tables, "rounds", progress.COLUMNS)
-    pairs = beside(tables, "confusion", confusion.COLUMNS)
-    figures = {
-        stem: curve.draw(settings),
-        f"{stem}_settings": dots.draw(settings),
-        f"{stem}_progress": progress.draw(settings, rounds),
-        f"{stem}_alpha": alpha.draw(settings),
-        f"{stem}_confusion": confusion.draw(settings, pairs),
+    settings, stem = read(paths), paths[0].stem
+    differences = tables.differences(settings, against) if against else []
+    rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = rows_by_key(paths, "confusion", plots.PAIR_COLUMNS)
+    drawn = {
+        stem: figures.draw(sweep_charts.over_epsilon(settings), across=1),
+        f"{stem}_settings": figures.draw_bars(
+            sweep_charts.bars([s for s in settings if GRID in s.values]), wide=True
+        ),
+        f"{stem}_progress": figures.draw(sweep_charts.over_rounds(settings, rounds), across=2),
+        f"{stem}_alpha": figures.draw(sweep_charts.over_alpha(settings), across=1),
+        f"{stem}_confusion": plots.draw_confusions(settings, pairs),
     }
-    yield write_page(settings, folder / f"{stem}.md", differences)
-    yield write_summary(settings, folder / f"{stem}_summary.csv")
-    for name, figure in figures.items():
+    yield write_own(folder / f"{stem}.md", tables.markdown(settings, differences))
+    yield write_own(folder / f"{stem}_summary.csv", tables.summary(settings), SUMMARY_START)
+    for name, figure in drawn.items():
         if figure:
-            yield save(figure, folder / f"{name}.png")
+            yield figures.save(figure, folder / f"{name}.png")
+            yield figures.save(figure, folder / f"{name}.pdf")
     page = (
-        run_page.page(run)
-        if run
-        else sweep_page.page(stem, settings, rounds, pairs, differences, unfinished)
+        run_page(run) if run else sweep_page(stem, settings, rounds, pairs, differences, unfinished)
     )
-    yield replace_own(folder / f"{stem}.html", page, FIRST_LINE)
+    yield write_own(folder / f"{stem}.html", page)
+
+
+# --- templates ---
+
+
+def _prose(value: object) -> object:
+    """Return plain text as HTML: `code` in backticks, and numbers that stay on one line."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    text = re.sub(r"\b(\de-\d+)\b", r'<span class="whole">\1</span>', str(escape(value)))
+    text = re.sub(r"(\d) %", "\\1\u00a0%", text)
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", text))
+
+
+def _svg(chart: Chart | Bars) -> tuple[str, Markup]:
+    figure = figures.draw_bars([chart]) if isinstance(chart, Bars) else figures.draw([chart])
+    assert figure
+    box, content = figures.to_svg(figure, chart.name)
+    return box, Markup(content)
+
+
+def _interval(counts: tuple[int, int]) -> str:
+    low, high = numbers.wilson(*counts)
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        finalize=_prose,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    shared = ("percent", "percent_at_most", "rounded_up", "size", "duration", "counted")
+    environment.filters |= {name: getattr(numbers, name) for name in shared}
+    environment.filters |= {
+        "capitalised": lambda text: f"{text[:1].upper()}{text[1:]}",
+        "commas": "{:,}".format,
+        "found_at_most": guarantee.found_at_most,
+        "interval": _interval,
+        "json": json.dumps,
+        "legend": lambda setting: (setting.all_of("trust"), setting.all_of("delta")),
+        "right_at_most": guarantee.right_at_most,
+        "svg": _svg,
+    }
+    environment.tests["finite"] = math.isfinite
+    environment.globals |= {
+        "first_line": Markup(FIRST_LINE),
+        "most_epsilon": MEANINGFUL,
+        "review": guarantee.review,
+        "short": guarantee.short,
+        "spread": numbers.spread,
+    }
+    return environment
+
+
+def _render(template: str, **content: Any) -> str:
+    return _environment().get_template(template).render(content)
+
+
+# --- the page of a run ---
+
+
+def run_page(facts: Facts) -> str:
+    """Return the page of a run or of a deployment."""
+    clients = facts.settings.get("clients_per_round") or facts.summary["num_clients"]
+    images = facts.rounds[-1]["answered_queries"] if facts.rounds and facts.answers_images else 0
+    calibration = facts.summary["calibration"]
+    return _render(
+        "run.html.j2",
+        facts=facts,
+        attackers=guarantee.ATTACKERS,
+        trusts=guarantee.TRUST,
+        sentences=guarantee.NOTES,
+        false_alarms=guarantee.FALSE_ALARMS,
+        claims=guarantee.claims(facts.card),
+        notes=guarantee.notes(facts.card),
+        over_rounds=charts.of_rounds(facts),
+        response_times=charts.response_times(facts),
+        calibration=charts.calibration(calibration) if calibration else [],
+        overconfident=calibration and charts.overconfidence(calibration) > 0,
+        pictures=_pictures(facts),
+        refused=Counter(int(client) for line in facts.rounds for client in line["refused"]),
+        answered=images * clients,
+        settings=sorted(facts.settings.items(), key=lambda item: item[0].rpartition(".")[0]),
+        most_clients=MOST_CLIENTS,
+        **_classes(facts),
+        **_hospitals(facts),
+    )
+
+
+def _pictures(facts: Facts) -> list[tuple[int, str, float | None]]:
+    """Return the number, the PNG in base64 and the agreement of some rounds, first to last."""
+    rounds = sorted(facts.samples)
+    some = sorted(
+        {rounds[round(i * (len(rounds) - 1) / (PICTURES - 1))] for i in range(PICTURES)}
+        if rounds
+        else ()
+    )
+    agreement = {line["round"]: line.get("agreement") for line in facts.rounds}
+    return [
+        (number, base64.b64encode(first_of(facts.samples[number])).decode(), agreement.get(number))
+        for number in some
+    ]
+
+
+def first_of(path: Path) -> bytes:
+    """Return a PNG of the first rows of a run's picture of images, small enough for a page."""
+    with Image.open(path) as whole:
+        tile = (whole.width - 2) / ACROSS  # each image has a margin of two pixels
+        rows = min(DOWN, max(1, round((whole.height - 2) / tile)))
+        part = whole.convert("RGB").crop((0, 0, whole.width, round(rows * tile) + 2))
+    if tile > LARGEST_IMAGE + 2:
+        scale = LARGEST_IMAGE / tile
+        part = part.resize((round(part.width * scale), round(part.height * scale)))
+    if part.getextrema()[0] == part.getextrema()[1] == part.getextrema()[2]:
+        part = part.convert("L")
+    content = io.BytesIO()
+    part.save(content, "PNG", optimize=True)
+    return content.getvalue()
+
+
+def _classes(facts: Facts) -> dict[str, Any]:
+    """Return the rows of the classes, their matrix, and their most frequent confusions."""
+    counts, classes = facts.summary["confusion"] or [], facts.classes
+    each_class, matrix, wrong = [], [], []
+    for k, row in enumerate(counts):
+        images, named = sum(row), sum(other[k] for other in counts)
+        pairs = sorted(((n, c) for c, n in enumerate(row) if c != k and n), key=lambda p: -p[0])
+        worst = f"{classes[pairs[0][1]]} ({pairs[0][0]:,})" if pairs else "-"
+        right = [with_interval(row[k], images), with_interval(row[k], named)]
+        each_class.append([classes[k], f"{images:,}", *right, worst])
+        matrix.append((classes[k], [(n, MOST_SHADE * n / (images or 1)) for n in row]))
+        wrong += [(n, classes[k], classes[c]) for n, c in pairs]
+    wrong.sort(key=lambda pair: -pair[0])
+    return {
+        "each_class": each_class,
+        "matrix": matrix if len(counts) <= MOST_CLASSES else [],
+        "names_fit": sum(map(len, classes)) <= MOST_LETTERS,
+        "confused": [[truth, taken, f"{n:,}"] for n, truth, taken in wrong[:MOST_PAIRS]],
+    }
+
+
+def _hospitals(facts: Facts) -> dict[str, Any]:
+    """Return what each hospital answered and stated, the faults, and the repeated requests."""
+    rows = []
+    for number in range(facts.summary["num_clients"]):
+        statement = facts.charges.get("clients", {}).get(str(number), {})
+        answered = sum(number in r["answered"] for r in facts.requests)
+        refused = sum(str(number) in r["refused"] for r in facts.requests)
+        stated = ", ".join(f"{name} {n:,}" for name, n in statement.get("charged", {}).items())
+        remarks = []
+        if lost := sum(statement.get("forgotten", {}).values()):
+            lost_text = counted(lost, "release")
+            remarks.append(f"its ledger lost {lost_text}: an older state was restored")
+        if changed := statement.get("changed"):
+            remarks.append(f"its records changed {counted(changed, 'time')}")
+        rows.append((answered, answered + refused, stated, "; ".join(remarks)))
+    seen: dict[tuple[str, str], list[str]] = {}
+    for request in facts.requests:
+        for number, reason in request["refused"].items():
+            seen.setdefault((number, reason), []).append(_when(request))
+    return {
+        "hospitals_of": rows,
+        "faults": [
+            [f"hospital {n}", reason, len(when), when[0], when[-1] if len(when) > 1 else "-"]
+            for (n, reason), when in sorted(seen.items(), key=lambda item: int(item[0][0]))
+        ],
+        "repeated": len(facts.requests) - len({(r["kind"], r["query_id"]) for r in facts.requests}),
+    }
+
+
+def _when(request: Mapping[str, Any]) -> str:
+    kind = request["kind"]
+    where = REQUESTS.get(kind, kind)
+    if kind in ("answers", "train"):
+        where = f"round {request['query_id']}"
+    return f"{where}, {request['at'].replace('T', ' ').removesuffix('Z')}"
+
+
+# --- the page of a sweep ---
+
+
+def sweep_page(
+    name: str,
+    settings: Sequence[Setting],
+    rounds: Mapping[str, Sequence[Row]],
+    pairs: Mapping[str, Sequence[Row]],
+    differences: Sequence[Sequence[str]] = (),
+    unfinished: Sequence[Unfinished] = (),
+) -> str:
+    """Return the page of a sweep.
+
+    Args:
+        name: the table's name.
+        settings: what to compare.
+        rounds: rows of each run's rounds, by the run's key.
+        pairs: rows of each run's confusions, by the run's key.
+        differences: header and rows of paired differences; () for none.
+        unfinished: runs of the sweep that have not completed, and are in none of the numbers.
+    """
+    compared = list(zip(settings, names(settings), strict=True))
+    ranked = [each for each in compared if not math.isnan(each[0].score("student")[0])]
+    ranked.sort(key=lambda each: -each[0].score("student")[0])
+    return _render(
+        "sweep.html.j2",
+        name=name,
+        compared=compared,
+        data=dict.fromkeys(setting.values["data"] for setting in settings),
+        experiment=next((s.values["experiment"] for s in settings if "experiment" in s.values), ""),
+        runs=sum(len(setting.runs) for setting in settings),
+        best=next(iter(ranked), None),
+        best_proven=next((each for each in ranked if _is_meaningful(each[0])), None),
+        unfinished=unfinished,
+        seeded=any("seeded noise" in s.caveats and s.epsilon(RECORD) < math.inf for s in settings),
+        ensembles=any(not math.isnan(s.score("ensemble")[0]) for s in settings),
+        record=RECORD,
+        replaced=REPLACED,
+        claims=CLAIMS,
+        apart=apart(settings),
+        score_names=SCORE_NAMES,
+        costs_of=tables.costs_of,
+        differences=differences,
+        differences_note=tables.DIFFERENCES,
+        main=sweep_charts.over_epsilon(settings) or sweep_charts.bars(settings),
+        over_rounds=sweep_charts.over_rounds(settings, rounds, MOST_LINES),
+        over_alpha=sweep_charts.over_alpha(settings, MOST_LINES),
+        by_class=_by_class(settings, pairs),
+        preface=tables.preface(settings),
+        origin_of=tables.origin(settings),
+    )
+
+
+def _is_meaningful(setting: Setting) -> bool:
+    deltas = [float(run["delta"]) for run in setting.runs]
+    return setting.epsilon(RECORD) <= MEANINGFUL and max(deltas) <= MEANINGFUL_DELTA
+
+
+def _by_class(
+    settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return title, header and rows of each class's accuracy for each data set, over all seeds."""
+    known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
+    found = []
+    for title, group in sweep_charts.by_data(known).items():
+        rows = []
+        for setting, name in zip(group, names(group), strict=True):
+            counts = plots.confusions(setting, pairs)
+            right = zip(counts.diagonal(), counts.sum(1), strict=True)
+            rows.append([name, *(f"{100 * n / total:.0f}" if total else "-" for n, total in right)])
+        header = ["setting", *map(str, range(int(group[0].values["num_classes"])))]
+        found.append((title, header, rows))
+    return found

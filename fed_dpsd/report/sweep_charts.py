@@ -1,115 +1,128 @@
-"""The charts of a sweep's page: accuracy against epsilon, setting by setting, over the rounds."""
+"""The charts that compare the settings of a sweep."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fed_dpsd.report import confusion, curve, progress
-from fed_dpsd.report.chart import Axis, Series, chart
-from fed_dpsd.report.figure import PANEL, by_data
+from fed_dpsd.report.charts import ACCURACY, ENSEMBLE, Axis, Bars, Chart, Series
 from fed_dpsd.report.literature import printed_for, published
-from fed_dpsd.report.markup import Html, element, paragraphs, table
 from fed_dpsd.report.settings import ALPHA, GRID, Row, Setting, names
 
-MOST_ROWS = 60  # settings in a chart of rows
-MOST_LINES = 8  # settings in a chart of lines
-LARGEST_EPSILON = 100.0  # larger ones say as little as this one
-EPSILON = Axis(
-    "proven epsilon of a run (record, add_remove)",
-    logarithmic=True,
-    most=LARGEST_EPSILON,
-    bound=True,
-)
+PANEL = ("data", "num_classes", ALPHA)  # columns that names omit: a title or an axis shows them
+MOST_SETTINGS = 60  # in one chart of bars
+LARGEST_EPSILON = 100.0  # larger ones mean as little as this one
+CLAIM = "record_add_remove"
+ROUND_COLUMNS = ("round", "seconds", "forward_answers", "backward_answers", "student_accuracy")
+PUBLISHED = "published at the stated epsilon: not proven"
 
 
-def main(settings: Sequence[Setting]) -> Iterator[Html]:
-    """Yield the chart that compares the settings: over epsilon, or else a row for each."""
-    if curves := list(_over_epsilon(settings)):
-        yield element("div", curves, class_="charts")
-    else:
-        yield from _in_rows(settings)
+def by_data(settings: Sequence[Setting], alphas: bool = False) -> dict[str, list[Setting]]:
+    """Group settings by data set and, with `alphas`, by Dirichlet alpha if there are several."""
+    several = alphas and len({setting.values.get(ALPHA) for setting in settings}) > 1
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        alpha = setting.values.get(ALPHA, "")
+        title = setting.values["data"] + (f", alpha {alpha}" if several and alpha else "")
+        groups.setdefault(title, []).append(setting)
+    return groups
 
 
-def _accuracy(series: Sequence[Series]) -> Axis:
-    """Return the axis of accuracies, which begins above zero where all of them are high."""
-    least = min((y for each in series for _, y in each.points), default=0.0)
+def _accuracy_axis(series: Sequence[Series]) -> Axis:
+    """Return the axis of accuracies; it starts above zero if all are high."""
+    least = min((y for s in series for _, y in s.points), default=0.0)
     low = 10 * math.floor((least - 5) / 10) if least > 50 else 0
-    title = "accuracy on the test images, %"
-    return Axis(f"{title} (from {low} %)" if low else title, low, 100)
+    return Axis(f"{ACCURACY} (from {low} %)" if low else ACCURACY, low, 100)
 
 
-def _over_epsilon(settings: Sequence[Setting]) -> Iterator[Html]:
-    """Yield a chart for each data set and alpha, if settings have several finite epsilons."""
-    known = curve.comparable(settings)
-    for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
-        series = [
-            Series(
-                name,
-                [(s.epsilon(curve.CLAIM), s.score("student")[0]) for s in own],
-                [s.score("student")[1] for s in own],
-            )
-            for name, own in curve.by_kind(group).items()
-        ]
-        series = [_sorted(each) for each in series]
-        axis = _accuracy(series)
-        papers = published(group[0].values["data"])
-        if papers:
-            own = [(point.epsilon, point.accuracy) for point in papers]
-            points = sorted(point for point in own if point[1] >= (axis.low or 0))
-            name = "published by papers at the epsilon they state: not proven"
-            series.append(Series(name, points, joined=False, plain=True))
-        chance = 100 / int(group[0].values["num_classes"])
-        if not axis.low:
-            series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], level=True))
-        yield chart(
-            f"epsilon-{number}",
-            f"Accuracy of students against the proven epsilon: {title}",
-            "Means over seeds, with one standard deviation. At the right: epsilon is larger, or "
-            "infinite, so that nothing meaningful is proven. "
-            + "; ".join(
-                f"{each.name}: {each.points[0][1]:.1f} to {each.points[-1][1]:.1f} %"
-                for each in series
-                if not (each.level or each.plain)
-            ),
-            EPSILON,
-            axis,
-            series,
+def _scored(name: str, points: Sequence[tuple[float, Setting]], kind: str = "line") -> Series:
+    """Return the series of students' scores by ascending x, without unknown ones."""
+    scores = sorted((x, *setting.score("student")) for x, setting in points)
+    known = [(x, mean, deviation) for x, mean, deviation in scores if not math.isnan(mean)]
+    return Series(name, [(x, mean) for x, mean, _ in known], [dev for *_, dev in known], kind)
+
+
+def comparable(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings of methods with a proven epsilon, if there are several epsilons."""
+    finite = [s for s in settings if 0 < s.epsilon(CLAIM) < math.inf]
+    if len({s.epsilon(CLAIM) for s in finite}) < 2:
+        return []
+    methods = {setting.values.get("method") for setting in finite}
+    return [s for s in settings if s.values.get("method") in methods and s.epsilon(CLAIM) > 0]
+
+
+def over_epsilon(settings: Sequence[Setting]) -> list[Chart]:
+    """Return accuracy against the proven epsilon, a chart for each data set and alpha.
+
+    There are none with fewer than two finite epsilons. Methods without any proven epsilon and
+    settings with epsilon 0 are left out.
+    """
+    charts = []
+    for number, (title, group) in enumerate(by_data(comparable(settings), alphas=True).items()):
+        students, series = [], []
+        for name, own in _by_mechanism(group).items():
+            students.append(_scored(name, [(s.epsilon(CLAIM), s) for s in own]))
+            ensembles = [(s.epsilon(CLAIM), s.score("ensemble")[0]) for s in own]
+            known = sorted(point for point in ensembles if not math.isnan(point[1]))
+            series.append(Series(ENSEMBLE, known, kind="faint", like=name))
+        y = _accuracy_axis(students)
+        papers = [p for p in published(group[0].values["data"]) if p.accuracy >= (y.low or 0)]
+        papers.sort(key=lambda paper: (paper.epsilon, paper.accuracy))
+        points = [(paper.epsilon, paper.accuracy) for paper in papers]
+        labels = [paper.method for paper in papers]
+        series.append(Series(PUBLISHED, points, kind="points", labels=labels))
+        if not y.low:
+            chance = 100 / int(group[0].values["num_classes"])
+            series.append(Series(f"chance: {chance:.0f} %", [(0, chance)], kind="level"))
+        ends = "; ".join(
+            f"{s.name}: {s.points[0][1]:.1f} to {s.points[-1][1]:.1f} %"
+            for s in students
+            if s.points
         )
+        text = (
+            "Means over seeds, with one standard deviation. At the right, epsilon is larger or "
+            f"infinite, and nothing meaningful is proven. {ends}"
+        )
+        x = Axis(
+            "proven epsilon of a run (record, add_remove)",
+            **{"logarithmic": True, "most": LARGEST_EPSILON, "bound": True},
+        )
+        heading = f"Accuracy of students against the proven epsilon: {title}"
+        every = [*students, *series]
+        charts.append(Chart(f"epsilon-{number}", heading, text, x, y, every))
+    return charts
 
 
-def _sorted(series: Series) -> Series:
-    """Return the series by ascending x, without points that have no accuracy."""
-    pairs = zip(series.points, series.reach, strict=True)
-    kept = sorted((point, reach) for point, reach in pairs if not math.isnan(point[1]))
-    return Series(series.name, [point for point, _ in kept], [reach for _, reach in kept])
+def _by_mechanism(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """Group settings by method, mechanism and number of teachers."""
+    several = len({setting.values.get("method", "") for setting in settings}) > 1
+    groups: dict[str, list[Setting]] = {}
+    for setting in settings:
+        values = setting.values
+        mechanism, teachers = values["mechanism"], int(values["teachers_per_client"])
+        mechanism = "without privacy" if mechanism == "probabilities" else mechanism
+        method = f"{values.get('method', '')}, " if several else ""
+        name = f"{method}{mechanism}, {teachers} teacher{'s' * (teachers > 1)} per client"
+        groups.setdefault(name, []).append(setting)
+    return groups
 
 
-def _in_rows(settings: Sequence[Setting]) -> Iterator[Html]:
-    """Yield a bar for each setting, and a paper's number beside it where one is printed."""
+def bars(settings: Sequence[Setting]) -> list[Bars]:
+    """Return a bar for each setting with a known score, by data set; none for one or for many."""
     known = [s for s in settings if not math.isnan(s.score("student")[0])]
-    if not 1 < len(known) <= MOST_ROWS:
-        return
-    several = len(by_data(known)) > 1
-    for title, group in by_data(known).items():
-        rows = []
-        for setting, name in zip(group, names(group, PANEL if several else ()), strict=True):
-            mean, deviation = setting.score("student")
-            printed = _printed(setting)
-            text = f"{mean:.1f}" + ("" if math.isnan(deviation) else f" ± {deviation:.1f}") + " %"
-            bar = element("span", "", class_="fill", style=f"width:{mean:.1f}%")
-            mark = "" if printed is None else element("span", "", style=f"left:{printed:.1f}%")
-            rows.append(
-                element(
-                    "li",
-                    element("span", name, class_="name"),
-                    element("span", bar, mark, class_="track", aria_hidden="true"),
-                    element("span", text, class_="value"),
-                    element("span", f"a paper prints {printed:g} %", class_="printed")
-                    if printed is not None
-                    else "",
-                )
-            )
-        caption = element("figcaption", f"Accuracy of students on the test images: {title}")
-        yield element("figure", caption, element("ul", rows, class_="rows"))
+    if not 1 < len(known) <= MOST_SETTINGS:
+        return []
+    groups = by_data(known)
+    charts = []
+    for number, (title, group) in enumerate(groups.items()):
+        labels = names(group, PANEL if len(groups) > 1 else ())
+        rows = [
+            (label, *setting.score("student"), _printed(setting))
+            for label, setting in zip(labels, group, strict=True)
+        ]
+        heading = f"Accuracy of students on the test images: {title}"
+        charts.append(Bars(f"settings-{number}", heading, rows))
+    return charts
 
 
 def _printed(setting: Setting) -> float | None:
@@ -117,79 +130,92 @@ def _printed(setting: Setting) -> float | None:
     return printed_for(values.get("experiment", ""), values["data"]).get(values.get(GRID, ""))
 
 
-def over_rounds(settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]]) -> Iterator[Html]:
-    """Yield charts of accuracy against teacher answers and seconds, of the best settings."""
-    lines = {id(s): progress.mean_over_seeds(s, rounds) for s in settings}
+def mean_over_seeds(
+    setting: Setting, rounds: Mapping[str, Sequence[Row]]
+) -> list[tuple[float, float, float, float]]:
+    """Return each round's mean answers, seconds and accuracy, and the accuracy's deviation.
+
+    The deviation is NaN for a single seed.
+    """
+    by_round: dict[float, list[Row]] = {}
+    for run in setting.runs:
+        for row in rounds.get(run["key"], ()):
+            if row["student_accuracy"]:
+                by_round.setdefault(float(row["round"]), []).append(row)
+    points = []
+    for _, rows in sorted(by_round.items()):
+        answers = [float(r["forward_answers"]) + float(r["backward_answers"]) for r in rows]
+        scores = [100 * float(row["student_accuracy"]) for row in rows]
+        seconds = [float(row["seconds"]) for row in rows]
+        deviation = statistics.stdev(scores) if len(scores) > 1 else math.nan
+        points.append((*map(statistics.fmean, (answers, seconds, scores)), deviation))
+    return points
+
+
+def over_rounds(
+    settings: Sequence[Setting], rounds: Mapping[str, Sequence[Row]], most: int | None = None
+) -> list[Chart]:
+    """Return accuracy against answers and against seconds, for each data set and alpha.
+
+    Args:
+        settings: the settings; those with fewer than two known rounds have no line.
+        rounds: rows with ROUND_COLUMNS of each run, by the run's key.
+        most: the number of settings in a chart, the best first; None for all.
+    """
+    lines = {id(setting): mean_over_seeds(setting, rounds) for setting in settings}
     known = [setting for setting in settings if len(lines[id(setting)]) > 1]
+    labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    charts = []
     for number, (title, group) in enumerate(by_data(known, alphas=True).items()):
-        best = sorted(group, key=lambda s: -s.score("student")[0])[:MOST_LINES]
-        if len(best) < len(group):
-            yield paragraphs(f"{title}: the {MOST_LINES} best of {len(group)} settings.")
-        labels = dict(zip(map(id, group), names(group, PANEL), strict=True))
-        drawn = []
-        for column, name, axis in (
+        best, note = _best(title, [(s.score("student")[0], s) for s in group], most, "settings")
+        for column, name, x in (
             (0, "answers", Axis("teacher answers so far", logarithmic=True)),
             (1, "seconds", Axis("seconds of rounds so far", 0)),
         ):
-            series = [
-                Series(
-                    labels[id(s)],
-                    [(p[column], p[2]) for p in lines[id(s)] if p[column] or column],
-                )
-                for s in best
-            ]
+            series = []
+            for setting in best:
+                points = [p for p in lines[id(setting)] if p[column] or not x.logarithmic]
+                drawn = [(p[column], p[2]) for p in points]
+                series.append(Series(labels[id(setting)], drawn, [p[3] for p in points], "band"))
             if any(each.points for each in series):
-                heading = f"Accuracy over {axis.title}: {title}"
-                said = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-                drawn.append(
-                    chart(f"{name}-{number}", heading, said, axis, _accuracy(series), series)
-                )
-        yield element("div", drawn, class_="charts")
+                heading = f"Accuracy over {x.title}: {title}"
+                charts.append(_against(f"{name}-{number}", heading, x, series, note))
+                note = ""
+    return charts
 
 
-def over_alpha(settings: Sequence[Setting]) -> Iterator[Html]:
-    """Yield a chart of accuracy against the Dirichlet alpha, if there are several."""
+def over_alpha(settings: Sequence[Setting], most: int | None = None) -> list[Chart]:
+    """Return accuracy against the Dirichlet alpha for each data set, if there are several."""
     known = [setting for setting in settings if setting.values.get(ALPHA)]
     if len({float(setting.values[ALPHA]) for setting in known}) < 2:
-        return
+        return []
     labels = dict(zip(map(id, known), names(known, PANEL), strict=True))
+    x = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
+    charts = []
     for number, (title, group) in enumerate(by_data(known).items()):
-        lines: dict[str, list[Setting]] = {}
+        lines: dict[str, list[tuple[float, Setting]]] = {}
         for setting in group:
-            lines.setdefault(labels[id(setting)], []).append(setting)
-        best = sorted(lines.items(), key=lambda pair: -max(s.score("student")[0] for s in pair[1]))
-        if len(best) > MOST_LINES:
-            yield paragraphs(f"{title}: the {MOST_LINES} best of {len(best)} lines.")
-        series = [
-            _sorted(
-                Series(
-                    name,
-                    [(float(s.values[ALPHA]), s.score("student")[0]) for s in own],
-                    [s.score("student")[1] for s in own],
-                )
-            )
-            for name, own in best[:MOST_LINES]
-        ]
-        axis = Axis("Dirichlet alpha (small: clients differ more)", logarithmic=True)
+            point = (float(setting.values[ALPHA]), setting)
+            lines.setdefault(labels[id(setting)], []).append(point)
+        every = [_scored(name, points) for name, points in lines.items()]
+        scores = [(max((y for _, y in s.points), default=math.nan), s) for s in every]
+        series, note = _best(title, scores, most, "lines")
         heading = f"Accuracy against alpha: {title}"
-        said = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
-        yield chart(f"alpha-{number}", heading, said, axis, _accuracy(series), series)
+        charts.append(_against(f"alpha-{number}", heading, x, series, note))
+    return charts
 
 
-def by_class(settings: Sequence[Setting], pairs: Mapping[str, Sequence[Row]]) -> Iterator[Html]:
-    """Yield a table of each class's accuracy for each data set; all seeds together."""
-    known = [s for s in settings if any(run["key"] in pairs for run in s.runs)]
-    for title, group in by_data(known).items():
-        rows = []
-        for setting, name in zip(group, names(group), strict=True):
-            counts = confusion.summed(setting, pairs)
-            totals = counts.sum(1)
-            cells = [
-                f"{100 * counts[k, k] / totals[k]:.0f}" if totals[k] else "-"
-                for k in range(len(counts))
-            ]
-            rows.append([name, *cells])
-        header = ["setting", *map(str, range(int(group[0].values["num_classes"])))]
-        yield table(
-            f"Accuracy of each class, %, all seeds together: {title}", header, rows, wide=True
-        )
+def _best(
+    title: str, scored: Sequence[tuple[float, Any]], most: int | None, noun: str
+) -> tuple[list[Any], str]:
+    """Return the items with the highest scores, and a note if there are more."""
+    if most is None or len(scored) <= most:
+        return [item for _, item in scored], ""
+    ranked = sorted(scored, key=lambda pair: math.inf if math.isnan(pair[0]) else -pair[0])
+    note = f"{title}: the {most} best of {len(scored)} {noun}."
+    return [item for _, item in ranked[:most]], note
+
+
+def _against(name: str, title: str, x: Axis, series: Sequence[Series], note: str) -> Chart:
+    text = "; ".join(f"{s.name}: {s.points[-1][1]:.1f} %" for s in series if s.points)
+    return Chart(name, title, text, x, _accuracy_axis(series), series, note=note)

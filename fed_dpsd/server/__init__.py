@@ -7,9 +7,10 @@ trusted (federation.py). In a simulation it may see exact scores of teachers (di
 no epsilon covers unless training was private. The coordinator's own test images are not covered
 either.
 
-A round starts in run.py, which calls a method; the method asks through federation.py. asks.py keeps
-each request before it is sent, and the tally (fed_dpsd/accounts) keeps its cost before anybody
-learns from the answers. secure_sum.py opens a sum of masked answers without seeing any single one.
+A round starts in run.py, which calls a method; the method sends requests through federation.py.
+sent_requests.py keeps each request before it is sent, and the charge log (fed_dpsd/accounts) keeps
+its cost before anybody learns from the responses. secure_sum.py opens a sum of masked responses
+without seeing any single one.
 
 server/ and client/ never import each other, at any distance: tests/test_architecture.py.
 """

@@ -6,22 +6,26 @@ PRIVACY.md from the content of privacy_card.json alone, so the two cannot differ
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from fed_dpsd import __version__
-from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, TUNING_NOTE, PrivacyCard
-from fed_dpsd.accounts.charge_log import ChargeLog
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.card import BY, MORE_NOTE, RUN_NOTE, SEEDED_NOTE, TUNING_NOTE, PrivacyCard
+from fed_dpsd.accounts.verdict import (
     SEEDED_VERDICT,
     how_answered,
     how_trained,
+    is_meaningful,
     published_line,
     verdict,
 )
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.completed import CompletedRun
 from fed_dpsd.server.summary import result_line
 from fed_dpsd.storage import encoded, json_of
@@ -34,6 +38,16 @@ POST_PROCESSING = (
 UNITS = {"record": "a record", "patient": "a patient", "client": "a whole client"}
 NOTHING_PROVEN = "nothing is proven"
 CHANGES = {"add_remove": "added or removed", "replace_one": "replaced"}
+TASK = "image-classification"
+SIZES = {1e3: "n<1K", 1e4: "1K<n<10K", 1e5: "10K<n<100K", 1e6: "100K<n<1M", 1e7: "1M<n<10M"}
+LARGEST = "10M<n<100M"
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
@@ -58,7 +72,7 @@ def privacy_card_of(run: CompletedRun) -> dict[str, Any]:
         "asked": _asked(run),
         "answered": {
             "training": how_trained(experiment),
-            "answers": how_answered(experiment, card),
+            "answers": how_answered(experiment),
         },
         "privacy": dict(summary["privacy"]),
         "published": published_line(card),
@@ -167,72 +181,107 @@ def cards_in(folder: Path, card: Mapping[str, Any]) -> dict[Path, bytes]:
 
 def as_markdown(card: Mapping[str, Any]) -> str:
     """Return PRIVACY.md, from the content of privacy_card.json."""
-    return "\n".join(_lines(card)) + "\n"
-
-
-def _lines(card: Mapping[str, Any]) -> Iterator[str]:
-    run, privacy, versions = card["run"], card["privacy"], card["versions"]
-    yield "# Privacy card\n"
-    if card.get("artefact"):
-        yield f"Of {card['artefact']}, made of a run of method {run['method']} on {run['data']}.\n"
-    if card["not_reviewed"]:
-        plugins = " and ".join(card["not_reviewed"])
-        yield (
-            f"**Not reviewed**: {plugins} took part, and nothing is proven of what plug-ins do.\n"
-        )
-    yield from _bullets(card["verdict"])
-    yield f"{card['post_processing']}\n"
-    yield "## Asked and answered\n"
-    answered = card["answered"]
-    yield from _bullets(
-        (
-            f"asked: {card['asked']}",
-            f"training of the teachers: {answered['training']}",
-            f"answers: {answered['answers']}",
-        )
-    )
-    yield "## Proven\n"
-    yield "| unit | relation | epsilon proven | delta | trust | by | planned | spent | accountant |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-    for row in privacy["proven"]:
-        yield _row(row)
-    if privacy["label"]:
-        yield _row(privacy["label"])
-    yield ""
-    if privacy["reason"]:
-        yield f"Where nothing finite is proven: {privacy['reason']}.\n"
-    yield from _bullets(card["source"])
-    yield "## Published, which guarantees nothing\n"
-    yield f"{card['published']}.\n"
-    yield "## Not covered\n"
-    yield from _bullets(card["not_covered"])
-    if card["notes"]:
-        yield "Notes on the proven numbers:\n"
-        yield from _bullets(card["notes"])
-    yield "## Versions\n"
-    known = {name: version for name, version in (versions["run"] or {}).items() if version}
-    libraries = [f"{name} {version}" for name, version in known.items()]
-    yield from _bullets(
-        (f"the run: {', '.join(libraries) or 'not known'}", f"this card: {versions['artefact']}")
+    privacy = card["privacy"]
+    label = [privacy["label"]] if privacy["label"] else []
+    known = {name: version for name, version in (card["versions"]["run"] or {}).items() if version}
+    return _TEMPLATES.get_template("PRIVACY.md.j2").render(
+        card=card,
+        rows=[_cells(row) for row in (*privacy["proven"], *label)],
+        libraries=[f"{name} {version}" for name, version in known.items()],
     )
 
 
-def _row(row: Mapping[str, Any]) -> str:
-    """Return a row of the table of proven epsilons."""
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row of the table of proven epsilons, with each number as it is printed."""
     claim = Epsilon.from_json(row)
-    cells = (
-        *(claim.unit, claim.relation, claim.number(5), f"{claim.delta:g}", claim.trust),
-        *(BY.get(row.get("basis", "training")), _number(row, "planned"), _number(row, "spent")),
-        claim.accountant,
+    planned, spent = (
+        Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""
+        for key in ("planned", "spent")
     )
-    return f"| {' | '.join(cells)} |"
+    return (
+        *(claim.unit, claim.relation, claim.number(5), f"{claim.delta:g}", claim.trust),
+        *(BY[row.get("basis", "training")], planned, spent, claim.accountant),
+    )
 
 
-def _number(row: Mapping[str, Any], key: str) -> str:
-    """Return another number of a row of summary.json as it is printed; "" where it has none."""
-    return Epsilon.from_json({**row, "epsilon": row[key]}).number(5) if key in row else ""
+# --- cards as the Hugging Face hub reads them ---
 
 
-def _bullets(lines: Any) -> Iterator[str]:
-    yield from (f"- {line}" for line in lines)
-    yield ""
+def model_card(
+    run: CompletedRun, file: str, classes: Sequence[str], card: Mapping[str, Any]
+) -> str:
+    """Return README.md of an exported student.
+
+    Args:
+        run: the run that trained it.
+        file: the name of its file.
+        classes: the names of its classes, in order.
+        card: its privacy card.
+    """
+    config, summary = run.experiment.config, run.summary
+    metadata: dict[str, Any] = {
+        "library_name": "fed-dpsd",
+        "pipeline_tag": TASK,
+        "tags": _tags(summary),
+    }
+    hub = config.data.hub if config.data.path is None else None
+    if hub:
+        metadata["datasets"] = [hub]
+    scores = {"accuracy": ("accuracy", "accuracy"), "auroc": ("roc_auc", "AUROC")}
+    metrics = [
+        {"type": kind, "value": summary[key]["student"], "name": shown}
+        for key, (kind, shown) in scores.items()
+        if summary[key]["student"] is not None
+    ]
+    if metrics:
+        tested = {"name": summary["data"], "type": hub or summary["data"]}
+        result = {"task": {"type": TASK}, "dataset": tested, "metrics": metrics}
+        name = f"{summary['method']}-{summary['data']}"
+        metadata["model-index"] = [{"name": name, "results": [result]}]
+    facts = {"classes": classes, "sizes": config.data.shape, "clients": config.num_clients}
+    return _hub_card("model.md.j2", metadata, card, summary=summary, file=file, **facts)
+
+
+def dataset_card(
+    run: CompletedRun, file: str, number: int, origin: str, labelled: bool, card: Mapping[str, Any]
+) -> str:
+    """Return README.md of synthetic images.
+
+    Args:
+        run: the run that they are from.
+        file: the name of the parquet file.
+        number: how many images the file holds.
+        origin: how they were drawn, a sentence.
+        labelled: whether the student has labelled them.
+        card: their privacy card.
+    """
+    summary = run.summary
+    metadata = {
+        "pretty_name": f"Synthetic images of {summary['method']} on {summary['data']}",
+        "task_categories": [TASK],
+        "size_categories": [next((s for n, s in SIZES.items() if number < n), LARGEST)],
+        "tags": ["synthetic", *_tags(summary)],
+        "configs": [
+            {"config_name": "default", "data_files": [{"split": "train", "path": file}]},
+        ],
+    }
+    facts = {"number": number, "origin": origin, "labelled": labelled}
+    return _hub_card("dataset.md.j2", metadata, card, summary=summary, file=file, **facts)
+
+
+def _hub_card(
+    template: str, metadata: Mapping[str, Any], card: Mapping[str, Any], **values: Any
+) -> str:
+    block = yaml.safe_dump(dict(metadata), sort_keys=False, allow_unicode=True)
+    return _TEMPLATES.get_template(template).render(
+        metadata=block, card=card, nothing_proven=NOTHING_PROVEN, **values
+    )
+
+
+def _tags(summary: Mapping[str, Any]) -> list[str]:
+    """Return the subjects; differential privacy is one where a record has a guarantee."""
+    card = PrivacyCard(summary["privacy"])
+    claim = card.epsilon("record", "add_remove")
+    guaranteed = is_meaningful(claim) and SEEDED_NOTE not in claim.notes and not card.review
+    tags = ["fed-dpsd", TASK, "federated-learning", "knowledge-distillation"]
+    return [*tags, "differential-privacy"] if guaranteed else tags

@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON, written atomically; two states kept, the bank append-only."""
+"""Checkpoints: safetensors and JSON, written atomically; two states are kept, and all queries."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ KEPT = 2
 def save(folder: Path, state: State) -> None:
     """Write `state` below `folder`. A crash at any moment leaves a complete older checkpoint.
 
-    The newest part of the bank is written first, then the tensors. The JSON file comes last; it
-    makes the checkpoint count. Then states older than the last two are removed.
+    The newest part of the replay buffer is written first, then the tensors. The JSON file comes
+    last; it makes the checkpoint count. Then states older than the last two are removed.
     """
     digests = []
     if state.buffer:
@@ -60,7 +60,7 @@ def load(folder: Path) -> State | None:
         return None
     newest = rounds[-1]
     remedy = (
-        f"delete {_index_file(folder, newest).name} beside it to go on from round {rounds[-2]}"
+        f"delete {_index_file(folder, newest).name} to continue from round {rounds[-2]}"
         if len(rounds) > 1
         else f"delete the folder {folder} to start the run again (its ledger stays)"
     )

@@ -18,7 +18,7 @@ def cautions(experiment: Experiment) -> list[str]:
     config = experiment.config
     charged = bool(config.ledger) and any(Path(config.ledger).glob("*"))  # by earlier runs
     ending = "" if charged else shortfall(config.privacy, plan_of(experiment))
-    return [*experiment.cautions, *([ending] if ending else [])]
+    return [*experiment.warnings, *([ending] if ending else [])]
 
 
 def weak_delta(experiment: Experiment) -> list[str]:

@@ -1,4 +1,4 @@
-"""Exported students: a file with the weights, the network and the privacy card; cards beside it."""
+"""Exported students: a file with the weights, the network and the privacy card; and cards."""
 
 import hashlib
 import json
@@ -15,9 +15,8 @@ from fed_dpsd.experiment import test_split
 from fed_dpsd.models import procedural
 from fed_dpsd.models.inference import predict
 from fed_dpsd.server import onnx_file
-from fed_dpsd.server.cards import cards_in
+from fed_dpsd.server.cards import cards_in, model_card
 from fed_dpsd.server.completed import CompletedRun, open_completed
-from fed_dpsd.server.hub_cards import model_card
 from fed_dpsd.server.student import FACTS, Student, student_of
 from fed_dpsd.storage import encoded, json_of, write_together
 from fed_dpsd.streams import Streams
@@ -76,11 +75,7 @@ def export(run_folder: Path, folder: Path, form: Format) -> Exported:
 
 
 def _files_of(folder: Path, digest: str) -> dict[str, Any]:
-    """Return what a folder's card says of its files, which are of the same student; {} if new.
-
-    Raises:
-        UserError: it holds cards, or files of their names, of anything else.
-    """
+    """Return what a folder's card says of its files, which are of the same student; {} if new."""
     there = [name for name in CARDS if (folder / name).exists()]
     if not there:
         return {}
@@ -107,20 +102,16 @@ def _config(student: Student) -> dict[str, Any]:
 
 
 def _compared(content: bytes, student: Student, run: CompletedRun) -> str:
-    """Compare an ONNX file's probabilities with torch's; return the result in words.
-
-    Raises:
-        UserError: they differ by more than AGREEMENT.
-    """
+    """Compare an ONNX file's probabilities with torch's; return the result in words."""
     images, named = _test_images(run)
     own = predict(student.model, images, torch.device("cpu"))
     largest = float(np.abs(onnx_file.OnnxModel(content).predict(images) - own).max())
-    told = f"ONNX and torch differ by at most {largest:.1e} on {named}"
+    compared = f"ONNX and torch differ by at most {largest:.1e} on {named}"
     if not largest <= AGREEMENT:
         raise UserError(
-            f"{told}, more than {AGREEMENT:g}; nothing was written: use --format safetensors"
+            f"{compared}, more than {AGREEMENT:g}; nothing was written: use --format safetensors"
         )
-    return told
+    return compared
 
 
 def _test_images(run: CompletedRun) -> tuple[NDArray[np.uint8], str]:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.accounts.card import plan_of
-from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.accounts.secret import noise_of
 from fed_dpsd.cohort import cohort
 from fed_dpsd.errors import ProtocolError, UserError
@@ -27,11 +26,13 @@ from fed_dpsd.protocol import (
     Aggregate,
     Refusal,
     Releases,
+    Replies,
     Request,
     Response,
     SumStep,
     misfit,
 )
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.secure_sum import secure_sum
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.storage import npz_of, write_atomically, writing
@@ -42,15 +43,11 @@ logger = logging.getLogger("fed_dpsd")
 
 
 class InUse(UserError):
-    """Another process goes on with the run, whose files are its to write."""
+    """Another process is running this run."""
 
 
 def _locked(run_folder: Path) -> IO[bytes]:
-    """Keep other processes from going on with the run, for as long as this one lives.
-
-    Raises:
-        InUse: another process goes on with it now.
-    """
+    """Lock the run for as long as this process lives."""
     with writing(run_folder / "lock"):
         run_folder.mkdir(parents=True, exist_ok=True)
         lock = (run_folder / "lock").open("wb")
@@ -59,13 +56,13 @@ def _locked(run_folder: Path) -> IO[bytes]:
     except OSError:
         lock.close()
         raise InUse(
-            f"another process goes on with the run in {run_folder}: stop it, or wait for it"
+            f"another process is running {run_folder}; stop it or wait for it to finish"
         ) from None
     return lock
 
 
 def in_use(run_folder: Path) -> bool:
-    """Return whether another process goes on with the run."""
+    """Return whether another process is running this run."""
     try:
         with (run_folder / "lock").open("rb") as lock:
             fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -77,10 +74,10 @@ def in_use(run_folder: Path) -> bool:
 
 
 class HostedFederation(ABC):
-    """The base of every engine: it settles asks, checks and sums answers, and counts bytes.
+    """The base of every engine: it keeps requests, checks and sums responses, and counts bytes.
 
     Attributes:
-        counted: the last round whose asks were counted before. A resumed run may repeat some of
+        counted: the last round whose requests were counted. A resumed run may repeat some of
             them, such as fetching weights; they are not counted again.
         bytes_to_clients: payload sent so far, over all clients.
         bytes_to_server: payload received so far.
@@ -123,10 +120,6 @@ class HostedFederation(ABC):
         fill the memory. Teachers that are not trained yet are trained now.
         """
 
-    def get_or_store(self, request: Request) -> Request:
-        """Return the request to send and to learn from: this one, or the one sent in its place."""
-        return self._requests_sent.get_or_store(request)
-
     @property
     def charges(self) -> dict[int, Releases]:
         """Return what the run has cost each client so far, by its own statement."""
@@ -136,43 +129,40 @@ class HostedFederation(ABC):
         """Forget the requests that cannot be sent again, once this many rounds are saved."""
         self._requests_sent.prune(rounds)
 
-    def each(self, request: Request) -> dict[int, Response | Refusal]:
+    def each(self, request: Request) -> Replies:
         """Return the checked answer of each client that is asked, in the order of the clients.
 
-        The cost of the answers is written down before anybody learns from them.
+        A resumed run sends the request that it sent before under the same id and kind, which its
+        clients were charged for. The cost of the answers is written down before anybody learns from
+        them.
 
         Raises:
-            ProtocolError: the run has sent another request of this id and kind, which was charged.
+            ProtocolError: this process has sent another request of this id and kind.
         """
-        if self.get_or_store(request).digest() != request.digest():
-            raise ProtocolError(
-                f"request {request.query_id} ({request.kind}) is not the one that this run has "
-                "sent before; "
-                "send and learn from what `get_or_store` returns"
-            )
-        answers: dict[int, Response | Refusal] = {}
+        request = self._requests_sent.get_or_store(request)
+        replies = Replies(request, {})
         for client, response in sorted(self._covered(request).items()):
             new = request.query_id > self.counted
             self.bytes_to_clients += request.nbytes * new
             if isinstance(response, Response):
                 self.bytes_to_server += response.nbytes * new
-                answers[client] = self._receive(request, client, response)
+                replies[client] = self._receive(request, client, response)
             else:
-                answers[client] = response
-        return answers
+                replies[client] = response
+        return replies
 
     def _covered(self, request: Request) -> dict[int, Response | Refusal]:
-        """Return the answer of each client that is asked, once its cost is in the run's tally."""
-        answers = self._deliver(self._with_tally(request))
+        """Return each client's response, once its cost is in the run's charge log."""
+        answers = self._deliver(self._with_charges(request))
         if again := self._charge_log.take(answers):
-            repeated = self._deliver(self._with_tally(request))
+            repeated = self._deliver(self._with_charges(request))
             acknowledged = {client: repeated[client] for client in again}
             self._charge_log.take(acknowledged)
             answers |= acknowledged
         return answers
 
-    def _with_tally(self, request: Request) -> Request:
-        """Return the request with the tally of the run's charges."""
+    def _with_charges(self, request: Request) -> Request:
+        """Return the request with the run's charges."""
         return replace(
             request, acknowledged=dict(self._charge_log.acknowledged), heard=self._charge_log.heard
         )
@@ -239,31 +229,31 @@ class HostedFederation(ABC):
         Raises:
             UserError: the noise is distributed, and too few clients are left for a secure sum.
         """
-        answers = self.each(request)
+        replies = self.each(request)
         if self.experiment.answers.noise_at == "distributed":
-            return self._secure_total(request, answers)
-        arrived = [response for response in answers.values() if isinstance(response, Response)]
+            return self._secure_total(replies)
         if self.experiment.answers.noise_at == "server":
-            return self._noisy_total(request, arrived, _refused(answers))
-        total = np.zeros(request.predictions.shape)
-        for response in arrived:
+            return self._noisy_total(replies)
+        answers = replies.answers.values()
+        total = np.zeros(replies.request.predictions.shape)
+        for response in answers:
             total += response.values
-        return Aggregate(total, sum(response.teachers for response in arrived), _refused(answers))
+        teachers = sum(response.teachers for response in answers)
+        return Aggregate(replies.request, total, teachers, replies.refused)
 
-    def _noisy_total(
-        self, request: Request, answers: Sequence[Response], refused: dict[int, str]
-    ) -> Aggregate:
+    def _noisy_total(self, replies: Replies) -> Aggregate:
         """Return the sum with the server's noise, drawn once for a request of a run and kept.
 
         A run that is killed and resumed may find other clients there. A second sum, with other
         noise, would be a second release of answers that were charged once.
         """
+        request, refused, answers = replies.request, replies.refused, [*replies.answers.values()]
         path = self._notes / f"{request.digest()}.npz"
         if path.exists():
             with np.load(path, allow_pickle=False) as kept:
-                return Aggregate(kept["sum"], int(kept["count"]), refused)
+                return Aggregate(request, kept["sum"], int(kept["count"]), refused)
         if not answers:
-            return Aggregate(np.zeros(request.predictions.shape), 0, refused)
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, refused)
         # Other answers get other noise; otherwise two sums would show their exact difference.
         digest = hashlib.sha256(request.digest().encode())
         digest.update(b"".join(response.values.tobytes() for response in answers))
@@ -272,15 +262,13 @@ class HostedFederation(ABC):
         noisy = self.experiment.answers.add_noise(values, request.predictions, rng)
         count = sum(response.teachers for response in answers)
         write_atomically(path, npz_of({"sum": noisy, "count": count}))
-        return Aggregate(noisy, count, refused)
+        return Aggregate(request, noisy, count, refused)
 
-    def _secure_total(
-        self, request: Request, answers: Mapping[int, Response | Refusal]
-    ) -> Aggregate:
+    def _secure_total(self, replies: Replies) -> Aggregate:
         """Return the sum of masked answers; the server sees nothing else of them."""
-        masked = {c: response for c, response in answers.items() if isinstance(response, Response)}
+        request, masked = replies.request, replies.answers
         if not masked:
-            return Aggregate(np.zeros(request.predictions.shape), 0, _refused(answers))
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, replies.refused)
 
         def deliver(steps: Mapping[int, SumStep]) -> Mapping[int, Mapping[str, bytes]]:
             replies = self._step(steps)
@@ -291,8 +279,4 @@ class HostedFederation(ABC):
 
         total, named = secure_sum(self.experiment, request, masked, self._notes, deliver)
         teachers = len(named) * self.experiment.config.teachers_per_client
-        return Aggregate(total, teachers, _refused(answers))
-
-
-def _refused(answers: Mapping[int, Response | Refusal]) -> dict[int, str]:
-    return {c: response.reason for c, response in answers.items() if isinstance(response, Refusal)}
+        return Aggregate(request, total, teachers, replies.refused)

@@ -46,7 +46,7 @@ class OnnxModel:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # errors are told here, not by the library
+        options.log_severity_level = 4  # errors are reported here, not by the library
         source = content if isinstance(content, bytes) else content.read_bytes()
         try:
             self._session = onnxruntime.InferenceSession(

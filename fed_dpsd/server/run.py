@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fed_dpsd.accounts.card import plan_of, plugins_note
-from fed_dpsd.accounts.ranges import by_ranges
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
-from fed_dpsd.methods.method import Plan, PublicContext, ReplayBuffer, Round, State, below
+from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Releases
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.charge_log import by_ranges
 from fed_dpsd.server.diagnostics import diagnose
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, agreement, calibration, confusion
@@ -45,17 +46,17 @@ Progress = Callable[[Mapping[str, Any]], None]
 def run(
     experiment: Experiment, federation: HostedFederation, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Run, or go on with, the experiment of `folder`; return its summary.
+    """Run, or resume, the experiment of `folder`; return its summary.
 
     Args:
         experiment: what to run.
         federation: the clients.
-        folder: the run folder; if it holds a checkpoint, the run goes on from there.
+        folder: the run folder; if it holds a checkpoint, the run continues from there.
         progress: called with each line of rounds.jsonl as it is written.
 
     Raises:
-        UserError: something the user can mend. summary.json then says "failed", as after any error,
-            and everything that was on disk is still there.
+        UserError: an error that the user can fix. As after any error, summary.json then says
+            "failed", and everything that was on disk is still there.
     """
     started = time.perf_counter()
     torch.set_num_threads(experiment.config.threads_server)
@@ -64,13 +65,13 @@ def run(
     remove(folder / "summary.json")  # its card knows only the run's charges up to then
     tracking = Tracking(experiment, folder)
 
-    def tell(line: Mapping[str, Any]) -> None:
+    def report(line: Mapping[str, Any]) -> None:
         tracking.log(line)
         progress(line)
 
     try:
         tracking.open()
-        _run(experiment, federation, folder, tell, summary)
+        _run(experiment, federation, folder, report, summary)
         summary["status"] = "completed"
     except BaseException as error:
         summary["error"] = one_line(error)
@@ -144,11 +145,7 @@ def _run(
 
 
 def _check_state(state: State) -> None:
-    """Check what would be saved, or was, whatever method it is of.
-
-    Raises:
-        Diverged: a tensor holds NaN or infinity.
-    """
+    """Check what would be saved, or was, whatever method it is of."""
     for name, tensor in state.tensors.items():
         if not tensor.isfinite().all():
             raise Diverged(f"{name} holds NaN or infinity after round {state.round}", {})

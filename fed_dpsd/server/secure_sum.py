@@ -33,7 +33,7 @@ def secure_sum(
         request: the request that the answers are to.
         answers: the masked answers that arrived, by client.
         notes: folder where a sum's names and masked answers are kept. Clients confirm one set of
-            names only, so a run that is killed goes on with that set, whichever clients are there.
+            names only, so a resumed run uses the same set, whichever clients are connected.
         deliver: brings a step to each of some clients, and returns the replies of those that took
             it.
 
@@ -68,10 +68,9 @@ def secure_sum(
         total = combine(masked, opened, parties, threshold)
     except (SumError, KeyError, ValueError) as error:
         raise UserError(
-            f"the sum of request {request.query_id} cannot be opened: {error}; nothing of it "
-            "was seen: "
-            "resume the run when the clients are back or, where one's shares were tampered with, "
-            "begin another without it"
+            f"the sum of request {request.query_id} cannot be opened: {error}; nothing of it was "
+            "seen: resume the run when the clients are back or, if shares were tampered with, "
+            "start another run without that client"
         ) from None
     return total * mechanism.lattice, named
 

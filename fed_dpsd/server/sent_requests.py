@@ -1,7 +1,7 @@
 """The requests of a run, kept as they were sent.
 
 A client is charged for the bytes of a request. A resumed run may compute other bytes, since another
-number of threads or another processor rounds differently. So it sends the stored ask again.
+number of threads or another processor rounds differently. So it sends the stored request again.
 """
 
 import zipfile
@@ -21,6 +21,7 @@ class SentRequests:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._given: dict[str, str] = {}  # digests of what this process was given, by file
 
     def get_or_store(self, request: Request) -> Request:
         """Return the request that was kept under this id and kind, or keep this one and return it.
@@ -28,9 +29,16 @@ class SentRequests:
         The request is durable on return, and may leave only then.
 
         Raises:
+            ProtocolError: this process has given another request of this id and kind.
             UserError: the file cannot be read.
         """
         path = self._folder / f"{request.query_id:05d}_{request.kind}.npz"
+        digest = request.digest()
+        if self._given.setdefault(path.name, digest) != digest:
+            raise ProtocolError(
+                f"request {request.query_id} ({request.kind}) is not the one that this run has "
+                "sent before"
+            )
         if not path.exists():
             arrays = {name: getattr(request, name) for name in ("images", "predictions", "weights")}
             write_atomically(path, npz_of(arrays))
@@ -40,9 +48,8 @@ class SentRequests:
                 return replace(request, **kept)
         except (OSError, ValueError, TypeError, zipfile.BadZipFile, ProtocolError) as error:
             raise UserError(
-                f"the request {path} cannot be read ({error}); restore it, or delete it: "
-                "clients then "
-                "charge what is asked in its place, and the run's card says so"
+                f"the request {path} cannot be read ({error}); restore it, or delete it: clients "
+                "then charge what is requested in its place, and the run's card says so"
             ) from None
 
     def prune(self, rounds: int) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import NOTHING_NOTE, SEEDED_NOTE, plan_of, privacy_card
-from fed_dpsd.accounts.charge_log import ChargeLog
+from fed_dpsd.accounts.database import ledgers_in, read
 from fed_dpsd.accounts.entry import of_run
-from fed_dpsd.accounts.reading import ledgers_in, read
 from fed_dpsd.accounts.secret import ledger_folder
-from fed_dpsd.accounts.words import is_meaningful
+from fed_dpsd.accounts.verdict import is_meaningful
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment, data_counts, largest_partition, unused
 from fed_dpsd.privacy.epsilon import NOT_REVIEWED, Epsilon
 from fed_dpsd.privacy.label_dp import IMAGES_NOTE
 from fed_dpsd.privacy.mechanism import weakest
+from fed_dpsd.server.charge_log import ChargeLog
 from fed_dpsd.server.metrics import METRICS
 from fed_dpsd.storage import client_name, run_name, write_json
 
@@ -147,7 +147,7 @@ def _set_apart(summary: dict[str, Any]) -> None:
 
 
 def scores_of(summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """Return all scores of a run by role, those that no epsilon covers too: for its owner alone."""
+    """Return all scores of a run by role, for its owner alone: no epsilon covers some of them."""
     apart = summary.get("diagnostics", {}).get(metric, {})
     return {role: apart.get(role, score) for role, score in summary[metric].items()}
 
@@ -156,7 +156,7 @@ def result_line(experiment: Experiment, summary: Mapping[str, Any]) -> str:
     """Return the result in one line: accuracies, the published epsilon and the proven one.
 
     The ensemble's is there where the proven epsilon covers it. Two classes are seldom balanced, so
-    their accuracies stand beside the AUROC.
+    their accuracies are shown with the AUROC.
     """
     two_classes = experiment.config.data.num_classes == 2
     parts = []

@@ -26,9 +26,8 @@ from fed_dpsd.methods.method import Method, PublicContext, below
 from fed_dpsd.models import procedural, torch_threads
 from fed_dpsd.models.inference import to_bytes
 from fed_dpsd.progress import reporting
-from fed_dpsd.server.cards import cards_in, privacy_card_of
+from fed_dpsd.server.cards import cards_in, dataset_card, privacy_card_of
 from fed_dpsd.server.completed import CompletedRun, open_completed
-from fed_dpsd.server.hub_cards import dataset_card
 from fed_dpsd.server.student import Student, student_of
 from fed_dpsd.storage import encoded, write_together
 from fed_dpsd.streams import Streams
@@ -54,7 +53,7 @@ def synthesize(
     source: Source | None = None,
     seed: int = 0,
 ) -> Synthetic:
-    """Write a parquet file of synthetic images in the hub's layout, and its cards beside it.
+    """Write a parquet file of synthetic images in the hub's layout, and its cards.
 
     Args:
         run_folder: the folder of a completed run.
@@ -93,18 +92,14 @@ def synthesize(
 
 
 def _check_place(path: Path) -> None:
-    """Check that a file can be written without replacing anything.
-
-    Raises:
-        UserError: its name is another type's, or it or one of its cards exists.
-    """
+    """Check that a file can be written without replacing anything."""
     if path.suffix != ".parquet":
         raise UserError(f"--out {path}: give a name that ends in .parquet")
     for each in (path, *(path.parent / name for name in CARDS)):
         if each.exists():
             raise UserError(
-                f"{each} exists already; choose another folder, as the images' cards lie beside "
-                "them"
+                f"{each} exists already; choose another folder, as the images' cards are "
+                "written there too"
             )
 
 
@@ -211,11 +206,7 @@ def _of_next_rounds(
 
 
 def _of_the_bank(run: CompletedRun, number: int, streams: Streams) -> NDArray[np.uint8]:
-    """Return some of the images that a run asked, in random order.
-
-    Raises:
-        UserError: it asked fewer, or none.
-    """
+    """Return some of the images that a run asked, in random order."""
     asked = [part.images for part in run.state.buffer]
     if not asked:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Trackers: a run's numbers in TensorBoard, Weights & Biases or MLflow, beside its own files.
+"""Trackers: a run's numbers in TensorBoard, Weights & Biases or MLflow, besides its own files.
 
 They get what rounds.jsonl and summary.json hold, and the settings without paths. An epsilon's name
 says its unit, relation and trust, and where plug-ins took part, that nobody has reviewed them.
@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import leaves
 from fed_dpsd.privacy.epsilon import Epsilon
 
 PROJECT = "fed-dpsd"
@@ -94,23 +94,25 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db beside RUN.
+    """A run of the experiment fed-dpsd at MLFLOW_TRACKING_URI, by default mlflow.db next to RUN.
 
-    A resumed run goes on in the MLflow run of its name. MLflow keeps infinity as 1.8e308.
+    A resumed run continues the MLflow run of its name. MLflow keeps infinity as 1.8e308.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # tells MLflow of every use
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # otherwise MLflow reports every use
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        server, beside = os.environ.get("MLFLOW_TRACKING_URI"), folder.parent
-        self._client = MlflowClient(tracking_uri=server or f"sqlite:///{beside}/mlflow.db")
+        server, parent = os.environ.get("MLFLOW_TRACKING_URI"), folder.parent
+        self._client = MlflowClient(tracking_uri=server or f"sqlite:///{parent}/mlflow.db")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         if experiment := self._client.get_experiment_by_name(name):
             number = experiment.experiment_id
-        else:  # a server knows where it keeps files, of which we send none
-            number = self._client.create_experiment(name, None if server else f"{beside}/mlruns")
+        else:  # a server knows where it keeps files; we send none
+            number = self._client.create_experiment(name, None if server else f"{parent}/mlruns")
         known = self._client.search_runs([number], f"attributes.run_name = '{folder.name}'")
         run = known[0] if known else self._client.create_run(number, run_name=folder.name)
         self._run = run.info.run_id

@@ -1,4 +1,4 @@
-"""The words around a run, for people: what it will do, how far it came, and what to do next."""
+"""Messages about a run: what it will do, how far it is, and what to do next."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from fed_dpsd.server.run_folder import is_run_folder
 from fed_dpsd.server.summary import privacy_text, read_summary
 
 NO_GUARANTEE = (
-    "seeded noise: who knows the seed can take the noise off, so this run's own files carry no "
+    "seeded noise: anyone who knows the seed can remove it, so this run's own files carry no "
     "guarantee; noise=secure draws it from a secret"
 )
 
@@ -23,7 +23,7 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
 
     Args:
         experiment: the experiment of the run.
-        folder: its run folder. If the run has begun before, the lines say how far it came.
+        folder: its run folder. If the run was started before, the lines say how far it is.
     """
     config = experiment.config
     yield f"run folder: {folder}"
@@ -40,9 +40,9 @@ def opening(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield f"data: {'; '.join(counts)}"
     before = read_summary(folder)
     if before.get("error"):
-        yield f"last time: {before['error']}"
+        yield f"last error: {before['error']}"
     if number := checkpoint.latest(folder / "checkpoint"):
-        yield f"going on after round {number} of {config.rounds}"
+        yield f"resuming after round {number} of {config.rounds}"
     card = privacy_card(experiment, plan_of(experiment))
     yield f"privacy: {privacy_text(card, 'planned')}"
 
@@ -52,7 +52,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Iterator[str]:
-    """Yield what a completed run's numbers leave out, and the commands to go on with.
+    """Yield what a completed run's numbers leave out, and the next commands.
 
     Args:
         folder: the run folder.
@@ -64,25 +64,25 @@ def next_steps(folder: Path, summary: Mapping[str, Any], ledgers: Path) -> Itera
         yield NO_GUARANTEE
     # method=local has no student, and that of method=ensemble is all teachers together
     if summary["student_sha256"] is not None and summary["method"] != "ensemble":
-        yield f"the student in a file: fed-dpsd export {place}"
-    yield f"a page of it, tables and figures: fed-dpsd report {place}"
+        yield f"export the student: fed-dpsd export {place}"
+    yield f"report with tables and figures: fed-dpsd report {place}"
     if not all(NOTHING_NOTE in row["notes"] for row in proven):
         yield f"what each client has spent: fed-dpsd privacy ledger {shown_path(ledgers)}"
 
 
 def how_to_go_on(folder: Path, error: BaseException) -> str:
-    """Say how far a run came that an error or a signal has ended, and how to go on."""
+    """Say how far a run is that an error or a signal ended, and how to continue it."""
     if not is_run_folder(folder):
-        return "the run had not begun; start it again"
+        return "the run had not started; start it again"
     number = checkpoint.latest(folder / "checkpoint")
     where = f"after round {number}" if number else "before the end of its first round"
     command = f"fed-dpsd resume {shown_path(folder)}"
     if isinstance(error, Exception):
         return (
-            f"failed {where}; when the cause is mended: {command} (its settings stay; with others "
-            "it is a new run)"
+            f"failed {where}; when the cause is fixed: {command} (with the same settings; others "
+            "make a new run)"
         )
-    return f"{one_line(error)} {where}; go on: {command}"
+    return f"{one_line(error)} {where}; continue: {command}"
 
 
 def shown_path(path: Path) -> str:

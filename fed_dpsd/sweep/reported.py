@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fed_dpsd.accounts.card import PrivacyCard, account, plan_of
-from fed_dpsd.accounts.ranges import clients_in
-from fed_dpsd.accounts.reading import ledgers_in, read
-from fed_dpsd.accounts.words import (
+from fed_dpsd.accounts.database import ledgers_in, read
+from fed_dpsd.accounts.verdict import (
     how_answered,
     how_trained,
     is_meaningful,
@@ -19,12 +18,13 @@ from fed_dpsd.accounts.words import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
+from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import leaves
-from fed_dpsd.methods.method import Plan
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint
+from fed_dpsd.server.charge_log import clients_in
 from fed_dpsd.server.federation import in_use
 from fed_dpsd.server.run_folder import is_run_folder, open_run_folder, read_log
 from fed_dpsd.server.summary import (
@@ -110,7 +110,7 @@ def _cell(folder: Path) -> Cell:
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {unfinished.told} For a page of this run alone: "
+            f"{folder}: the run has not completed: {unfinished.status} For its own page: "
             f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
@@ -193,7 +193,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
         meaningful=is_meaningful(card.epsilon("record", "add_remove")),
         verdict=tuple(verdict(experiment, card)),
         trained=how_trained(experiment),
-        answered=how_answered(experiment, card),
+        answered=how_answered(experiment),
         published=published_line(card),
         command=command_of(experiment),
         spent=[_spent(plan, line.get("charged", {}), delta) for line in rounds],

@@ -1,5 +1,6 @@
 """The card of a run against its clients' ledgers, whatever happens to either."""
 
+import itertools
 import logging
 import shutil
 import subprocess
@@ -12,7 +13,6 @@ import pytest
 
 import client_app
 from fed_dpsd.accounts.card import TOO_LITTLE_NOISE, plan_of, privacy_card
-from fed_dpsd.accounts.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.accounts.entry import of_entries, of_run
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.claims import proofs
@@ -29,9 +29,11 @@ from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 from fed_dpsd.protocol import Refusal, Response, Statement
 from fed_dpsd.server import checkpoint
 from fed_dpsd.server import run as runs
+from fed_dpsd.server.charge_log import TIMES_PLANNED, ChargeLog
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
+from tests.every import every
 from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing
 from tests.proofs import spent
 
@@ -124,7 +126,7 @@ def off_by_a_bit(monkeypatch):
 # --- the two that were wrong ---
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["ours", "control"])
+@every("kept", [True, False])
 def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, monkeypatch, kept):
     """Teachers are trained again, and charged again. The control's card is the plan."""
     if not kept:
@@ -145,7 +147,7 @@ def test_a_record_that_arrives_during_a_run_is_on_the_card(deployed, tmp_path, m
         assert "clients 1 changed records during the run" in row["notes"]
 
 
-@pytest.mark.parametrize("mechanism", ["label", "dp_sgd", "both"])
+@every("mechanism", ["label", "dp_sgd", "both"])
 def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
     deployed, tmp_path, caplog, mechanism
 ):
@@ -164,8 +166,8 @@ def test_records_that_change_are_refused_where_the_hospital_says_nothing_else(
     assert f"the records changed since this client joined run {folder.name}" in caplog.text
 
 
-@pytest.mark.parametrize("settled", [True, False], ids=["ours", "control"])
-@pytest.mark.parametrize("mechanism", ["label", "gradient", "sums"])
+@every("settled", [True, False])
+@every("mechanism", ["label", "gradient", "sums"])
 def test_an_ask_resumed_with_other_predictions_is_not_charged_twice(
     deployed, tmp_path, monkeypatch, settled, mechanism
 ):
@@ -221,19 +223,21 @@ def test_the_bank_holds_what_was_asked(deployed, tmp_path, monkeypatch):
     ]
 
 
-def test_an_ask_that_was_not_settled_is_an_error(small, tmp_path):
-    federation = LocalFederation(small(), tmp_path)
-    assert federation.get_or_store(request()) is not None
-    other = request(count=15)
-    with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
-        federation.total(other)
-    assert len(federation.get_or_store(other).images) == 16
+def test_another_request_under_the_same_id_is_an_error_but_for_a_resumed_run(small, tmp_path):
+    federation, other = LocalFederation(small(), tmp_path), request(count=15)
+    assert len(federation.total(request()).request.images) == 16
+    for send in (federation.total, federation.each):
+        with pytest.raises(ProtocolError, match=r"request 1 \(answers\) is not the one"):
+            send(other)
+    federation._lock.close()
+    resumed = LocalFederation(small(), tmp_path)
+    assert len(resumed.total(other).request.images) == 16
     (tmp_path / "asks" / "00001_answers.npz").write_bytes(b"PK")
     with pytest.raises(UserError, match="00001_answers.npz cannot be read"):
-        federation.total(request())
+        resumed.total(other)
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["ours", "control"])
+@every("seen", [True, False])
 def test_a_training_that_a_restored_hospital_forgot_stays_on_the_card(
     deployed, tmp_path, monkeypatch, seen
 ):
@@ -294,7 +298,7 @@ def test_a_run_has_one_coordinator_at_a_time(small, tmp_path):
     (tmp_path / "other").mkdir()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=r"another process goes on with the run in .*other"):
+        with pytest.raises(UserError, match=r"another process is running .*other"):
             LocalFederation(experiment, tmp_path / "other")
         other.stdin.close()
     LocalFederation(experiment, tmp_path / "other")
@@ -385,7 +389,7 @@ def test_the_tally_never_forgets(tmp_path, caplog):
     assert again.charged == {"label": 192}
 
 
-@pytest.mark.parametrize(
+@every(
     ("told", "inf"),
     [
         ({"label": 192}, False),
@@ -410,7 +414,7 @@ def test_what_a_client_says_is_on_the_card_or_makes_it_infinite(small, tmp_path,
         assert all(row["epsilon"] == pytest.approx(10 * told["label"]) for row in card["proven"])
 
 
-@pytest.mark.parametrize(
+@every(
     "charged", [{"label": -1}, {"label": True}, {"label": 1.5}, {"label": {}}, [1], {"x" * 65: 1}]
 )
 def test_a_malformed_statement_is_a_protocol_error(charged):
@@ -429,7 +433,7 @@ def test_what_no_card_could_count_is_not_acknowledged(tmp_path):
     assert ChargeLog(tmp_path, {"label": 192}).acknowledged == {"label": 300}
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"acknowledged": {"x": -1}, "clients": {}}'])
+@every("content", ["", "{}", "[1]", '{"acknowledged": {"x": -1}, "clients": {}}'])
 def test_a_damaged_tally_ends_the_run_and_its_card_is_infinite(small, tmp_path, content):
     experiment = small("training=plain", "answers=label")
     folder = new_run_folder(experiment)
@@ -601,7 +605,17 @@ def strike(monkeypatch, grid, case, which):
         grid.kill = which, case.killed
 
 
-@pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: str(CASES[seed]))
+# Each mechanism, fault and policy is among them; the others are slow.
+EVERY_DAY = {5, 6, 8, 11, 15, 16, 18, 21}
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(n, id=str(case), marks=() if n in EVERY_DAY else pytest.mark.slow)
+        for n, case in enumerate(CASES)
+    ],
+)
 def test_the_card_covers_every_ledger_at_every_moment(
     deployed, tmp_path, monkeypatch, caplog, seed
 ):
@@ -660,9 +674,25 @@ def test_the_card_covers_every_ledger_at_every_moment(
     print(f"| {case} | {summary['status']} | {final[key]:.6g} | {most[key]:.6g} |")
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["own ledger", "shared ledger"])
-@pytest.mark.parametrize("when", ["before send", "after send", "checkpoint"])
-@pytest.mark.parametrize("mechanism", ["dp_sgd", "both", "label", "gradient"])
+SIMULATED = list(
+    itertools.product(
+        ("dp_sgd", "both", "label", "gradient"),
+        ("before send", "after send", "checkpoint"),
+        (False, True),
+    )
+)
+DAILY = {
+    ("dp_sgd", "after send", True),
+    ("both", "before send", False),
+    ("label", "checkpoint", True),
+    ("gradient", "after send", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "when", "shared"),
+    [pytest.param(*case, marks=() if case in DAILY else pytest.mark.slow) for case in SIMULATED],
+)
 def test_the_card_covers_every_simulated_ledger(
     small, tmp_path, monkeypatch, mechanism, when, shared
 ):
@@ -706,7 +736,7 @@ def test_a_site_file_says_what_changed_records_are(tmp_path):
         hospitals.open_file(site_file(tmp_path, when_records_change="ask"))
 
 
-@pytest.mark.parametrize(("sigma", "reason"), [("0.001", TOO_LITTLE_NOISE), ("0.01", None)])
+@every(("sigma", "reason"), [("0.001", TOO_LITTLE_NOISE), ("0.01", None)])
 def test_an_epsilon_beyond_what_is_computed_has_a_reason(small, sigma, reason):
     """256,000 gradients at sigma 0.001 have mu above 10^6; a tenth of that is a number."""
     asked = "training=plain", "answers=gradient", f"answers.noise_multiplier={sigma}"

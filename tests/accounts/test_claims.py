@@ -2,18 +2,18 @@
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.ranges import by_ranges, clients_in
 from fed_dpsd.claims import smallest_claim
+from fed_dpsd.server.charge_log import by_ranges, clients_in
+from tests.every import every
 
 RECORD = ("record", "add_remove")
 
 
-@pytest.mark.parametrize(
+@every(
     "overrides",
     [
         ("answers=gradient",),
@@ -21,7 +21,6 @@ RECORD = ("record", "add_remove")
         ("answers=label", "answers.epsilon_per_answer=0.1"),
         ("training=dp_sgd", "model=scattering", "training.steps=5"),
     ],
-    ids=str,
 )
 def test_all_that_is_planned_costs_what_the_card_plans_and_less_costs_less(small, overrides):
     experiment = small(*overrides)

@@ -21,10 +21,9 @@ from dp_accounting import GaussianDpEvent
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import journal
+from fed_dpsd.accounts.database import journal, ledger_path
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
-from fed_dpsd.accounts.reading import ledger_path
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
 
 FORK = multiprocessing.get_context("fork")

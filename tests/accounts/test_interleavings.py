@@ -1,4 +1,4 @@
-"""1,000 interleavings of crashes, retries, two processes and full disks: nothing leaves uncharged.
+"""Interleavings of crashes, retries, two processes and full disks: nothing leaves uncharged.
 
 The real Site and FileLedger run on real files, over connections that fail at a statement, and over
 a machine that knows what a loss of power leaves of the files. That SQLite keeps what a commit has
@@ -26,19 +26,20 @@ import pytest
 from dp_accounting import SelfComposedDpEvent
 from hypothesis import strategies as st
 
-from fed_dpsd.accounts import database, ledger, reading
+from fed_dpsd.accounts import database, ledger
 from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import journal, opened
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.client.site import Site, answer
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import set_up
-from fed_dpsd.methods.method import Plan
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.protocol import Request, Response
+from tests.every import every
 
 pytestmark = pytest.mark.no_cover  # shorter tests run the same lines, and count them
 
@@ -353,20 +354,29 @@ def play(config, steps, **parts):
 ANY = hypothesis.settings(max_examples=1000, derandomize=True, deadline=None, database=None)
 
 
+@pytest.mark.slow
 @ANY
 @hypothesis.given(STEPS)
 def test_1000_interleavings_let_out_no_more_than_the_ledger_holds(config, steps):
     play(config, steps)
 
 
+@hypothesis.settings(ANY, max_examples=100)
+@hypothesis.given(STEPS)
+def test_100_interleavings_let_out_no_more_than_the_ledger_holds(config, steps):
+    """As above, for every day."""
+    play(config, steps)
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fault", Step.FAULTS[1:-1])
-def test_a_fault_at_every_call_and_then_a_loss_of_power(config, fault):
+def test_a_fault_at_every_call_and_then_a_loss_of_power(config, fault, whole):
+    """At every call, each part of what was written is lost; for every day, one of the parts."""
+    parts = (0, 6, 15)
     for at in range(1, CALLS + 1):
-        struck = [
-            play(config, [Step(fault, 0, 0, 1, at, part), Step("outage", 1, 0, 0, 0, part)])
-            for part in (0, 6, 15)
-        ]
-        assert all(struck)
+        for part in parts if whole else parts[at % 3 :][:1]:
+            steps = [Step(fault, 0, 0, 1, at, part), Step("outage", 1, 0, 0, 0, part)]
+            assert play(config, steps)
     assert not play(config, [Step(fault, 0, 0, 1, CALLS + 1, 0)])
 
 
@@ -432,7 +442,7 @@ class Uncapped(Account):
         super().__init__(own, dataclasses.replace(settings, budget=None), *arguments)
 
 
-@pytest.mark.parametrize(
+@every(
     "broken",
     [
         {"ledger_class": ForgetsTheFolder},
@@ -444,7 +454,6 @@ class Uncapped(Account):
         {"account_class": KeyedByQueryId},
         {"account_class": Uncapped},
     ],
-    ids=lambda broken: next(iter(broken.values())).__name__,
 )
 def test_a_broken_ledger_or_site_is_caught(config, broken):
     @hypothesis.settings(ANY, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
@@ -492,6 +501,6 @@ def test_processes_at_once_share_one_cap_and_one_answer_an_ask(config, tmp_path)
     assert all(values in (None, answers[number]) for number, values in got if number in answers)
     assert 0 in answers  # charged by the dead, answered by another
     assert (None in dict(got).values()) == (len(answers) < len(ASKS))
-    entries = reading.read(tmp_path / "client_000.sqlite")
+    entries = database.read(tmp_path / "client_000.sqlite")
     assert sum(entry.releases for entry in entries) <= CAP
     assert sum(entry.releases for entry in entries) == sum(len(ASKS[n].images) for n in answers)

@@ -30,10 +30,9 @@ from dp_accounting import (
 
 from fed_dpsd.accounts import database
 from fed_dpsd.accounts import ledger as ledgers
-from fed_dpsd.accounts.database import opened
+from fed_dpsd.accounts.database import header, ledgers_in, opened, read
 from fed_dpsd.accounts.entry import Entry
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError, MemoryLedger
-from fed_dpsd.accounts.reading import header, ledgers_in, read
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.events import (
@@ -42,6 +41,7 @@ from fed_dpsd.privacy.events import (
     ShuffledResponseDpEvent,
 )
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from tests.every import every
 from tests.proofs import spent
 
 EVENTS = [
@@ -79,14 +79,19 @@ def digests(ledger):
         return [e.digest for e in ledger.entries()]
 
 
+def begun(folder):
+    """A ledger in a folder, and its file."""
+    return FileLedger(folder, 3, "digits"), folder / "client_003.sqlite"
+
+
 @pytest.fixture
 def file(tmp_path):
-    return FileLedger(tmp_path, 3, "digits")
+    return begun(tmp_path)[0]
 
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "client_003.sqlite"
+    return begun(tmp_path)[1]
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -97,16 +102,13 @@ def ledger(request, file):
 # --- entries --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@every("event", EVENTS)
 def test_an_entry_comes_back_from_its_line(event):
     made = entry(event=event, other=NonPrivateDpEvent())
     line = made.to_json()
     assert Entry.from_json(line) == made
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", made.at)
     assert "\n" not in line
-
-
-def test_an_entry_says_when_it_was_made_in_utc():
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry().at)
 
 
 def test_a_line_holds_each_distinct_event_once_and_what_it_is_the_cost_of():
@@ -123,7 +125,7 @@ def test_a_line_holds_each_distinct_event_once_and_what_it_is_the_cost_of():
     }
 
 
-@pytest.mark.parametrize("event", [NoOpDpEvent(), ComposedDpEvent([NoOpDpEvent()])])
+@every("event", [NoOpDpEvent(), ComposedDpEvent([NoOpDpEvent()])])
 def test_an_event_of_an_unknown_type_is_never_written(ledger, event):
     with (
         pytest.raises(TypeError, match="not an event that a ledger may hold"),
@@ -191,17 +193,17 @@ def test_charges_are_kept_in_order(ledger):
         assert list(ledger.entries()) == entries
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@every("dtype", [np.uint8, np.float32, np.float64])
 def test_answers_are_stored_by_digest_as_they_were(ledger, dtype):
-    values = np.eye(3, dtype=dtype)
-    charge(ledger, "a")
+    values, name = np.eye(3, dtype=dtype), dtype.__name__
+    charge(ledger, name)
     with ledger.transaction():
-        assert ledger.stored("a") is None
-        ledger.store("a", values)
+        assert ledger.stored(name) is None
+        ledger.store(name, values)
         values[:] = 7
-        ledger.stored("a")[:] = 7
-        assert (ledger.stored("a") == np.eye(3)).all()
-        assert ledger.stored("a").dtype == dtype
+        ledger.stored(name)[:] = 7
+        assert (ledger.stored(name) == np.eye(3)).all()
+        assert ledger.stored(name).dtype == dtype
         assert ledger.stored("b") is None
 
 
@@ -300,34 +302,25 @@ def test_a_ledger_that_was_opened_and_never_written_to_belongs_to_nobody(tmp_pat
     assert ledgers_in(tmp_path) == {"client_003": path}
 
 
-def lose(path, how):
-    if how == "deleted":
-        path.unlink()
-    else:
-        path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, file, path, how):
+@every("how", ["deleted", "emptied"])
+def test_a_ledger_that_is_lost_is_no_new_account(tmp_path, how):
+    """The control: without the marker it would be one."""
+    file, path = begun(tmp_path)
     charge(file, "a")
-    lose(path, how)
+    path.unlink()
+    if how == "emptied":
+        path.touch()
     for use in (
         lambda: digests(file),
-        lambda: digests(FileLedger(tmp_path, 3, "digits")),
+        lambda: digests(begun(tmp_path)[0]),
         lambda: read(path),
         lambda: header(path),
     ):
         with pytest.raises(LedgerError, match=r"is gone or empty, .*restore it from a backup"):
             use()
     assert ledgers_in(tmp_path) == {"client_003": path}  # so that a card cannot leave it out
-
-
-@pytest.mark.parametrize("how", ["deleted", "emptied"])
-def test_control_without_the_marker_a_lost_ledger_would_be_a_new_account(tmp_path, file, path, how):
-    charge(file, "a")
-    lose(path, how)
     path.with_suffix(".created").unlink()
-    assert digests(file) == digests(FileLedger(tmp_path, 3, "digits")) == []
+    assert digests(file) == digests(begun(tmp_path)[0]) == []
 
 
 def test_the_marker_follows_the_first_write_and_is_written_again(tmp_path, file, path):
@@ -349,7 +342,7 @@ def test_a_read_of_a_write_that_was_cut_short_names_the_remedy(file, path):
         files = {each: each.read_bytes() for each in (path, database.journal(path))}
     for each, content in files.items():
         each.write_bytes(content)
-    with pytest.raises(LedgerError, match="cut short; the client's next start mends it"):
+    with pytest.raises(LedgerError, match="cut short; the client's next start repairs it"):
         read(path)
     assert digests(file) == [entry.digest for entry in read(path)] == ["a"]
 
@@ -469,13 +462,14 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(tmp_path, file, path, damage):
+@every("damage", DAMAGE.values())
+def test_a_damaged_ledger_answers_nothing_and_says_what_to_do(tmp_path, damage):
+    file, path = begun(tmp_path)
     charge(file, "a", "b", "c")
     with file.transaction():
         file.store("a", np.ones(2))
         file.note("x", b"1")
-    assert digests(FileLedger(tmp_path, 3, "digits")) == ["a", "b", "c"]
+    assert digests(begun(tmp_path)[0]) == ["a", "b", "c"]
     change(path, *damage)
     message = r"client_003.sqlite is (corrupt.*restore it from a backup|the account of.*not of)"
     opened = FileLedger(tmp_path, 3, "digits")
@@ -520,10 +514,9 @@ def test_nothing_is_charged_twice(ledger):
     assert digests(ledger) == ["a"]
 
 
-@pytest.mark.parametrize(
-    "other", ["x'00'", "NULL", "'text'", "(SELECT content || x'00' FROM notes)"]
-)
-def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, file, path, other):
+@every("other", ["x'00'", "NULL", "'text'", "(SELECT content || x'00' FROM notes)"])
+def test_a_damaged_answer_is_an_error_and_never_drawn_again(tmp_path, other):
+    file, path = begun(tmp_path)
     charge(file, "a", "b")
     with file.transaction():
         file.store("a", np.zeros(2))
@@ -611,14 +604,10 @@ class Broken:
         monkeypatch.setattr(ledgers, "connect", Connection)
 
 
-@pytest.fixture
-def disk(monkeypatch):
-    return Broken(monkeypatch)
-
-
-@pytest.mark.parametrize("fails", ["BEGIN", "CREATE", "INSERT", "UPDATE", "COMMIT"])
-@pytest.mark.parametrize("charged", [0, 1])
-def test_a_charge_that_cannot_be_written_is_taken_back(file, disk, fails, charged):
+@every("fails", ["BEGIN", "CREATE", "INSERT", "UPDATE", "COMMIT"])
+@every("charged", [0, 1])
+def test_a_charge_that_cannot_be_written_is_taken_back(tmp_path, monkeypatch, fails, charged):
+    (file, _), disk = begun(tmp_path), Broken(monkeypatch)
     charge(file, *"a"[:charged])
     with file.transaction():
         disk.fails = ("never",) if (fails, charged) == ("CREATE", 1) else (fails,)
@@ -631,8 +620,9 @@ def test_a_charge_that_cannot_be_written_is_taken_back(file, disk, fails, charge
     assert digests(file) == [*"a"[:charged], "c"]
 
 
-@pytest.mark.parametrize("fails", ["BEGIN", "INSERT", "UPDATE", "COMMIT"])
-def test_an_answer_that_cannot_be_written_is_not_stored(file, disk, fails):
+@every("fails", ["BEGIN", "INSERT", "UPDATE", "COMMIT"])
+def test_an_answer_that_cannot_be_written_is_not_stored(tmp_path, monkeypatch, fails):
+    (file, _), disk = begun(tmp_path), Broken(monkeypatch)
     charge(file, "a")
     with file.transaction():
         disk.fails = (fails,)
@@ -713,10 +703,11 @@ def _fill(file, limit, looks, told):
     charge(file, "c")
 
 
-@pytest.mark.parametrize("looks", [False, True])
-@pytest.mark.parametrize("limit", [0, 100, 4096, 12_288, 20_000, 36_864, 60_000, 300_000])
-def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, file, limit, looks):
+@every("looks", [False, True])
+@every("limit", [0, 100, 4096, 12_288, 20_000, 36_864, 60_000, 300_000])
+def test_a_full_disk_takes_nothing_back_and_lets_nothing_through(tmp_path, limit, looks):
     """A limit cuts off what a transaction had written already too, so its journal is needed."""
+    file, _ = begun(tmp_path)
     charge(file, "a")
     context = multiprocessing.get_context("fork")
     told = context.Value("i")
@@ -756,14 +747,14 @@ def test_what_a_full_disk_refuses_is_not_charged_and_later_charges_are(
 def test_on_a_disk_that_is_read_only_nothing_is_charged(file, path, monkeypatch):
     charge(file, "a")
     monkeypatch.setattr(database, "opened", lambda path, mode: opened(path, "ro"))
-    with pytest.raises(LedgerError, match="readonly database.*mend its permissions"):
+    with pytest.raises(LedgerError, match="readonly database.*fix its permissions"):
         charge(file, "b")
     assert len(read(path)) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_a_user_can_mend(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"client_000.sqlite cannot be .*mend its permissions"):
+    with pytest.raises(UserError, match=r"client_000.sqlite cannot be .*fix its permissions"):
         FileLedger(tmp_path / "file" / "ledger", 0, "digits")
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import ledger_files, plan_of
-from fed_dpsd.accounts.reading import read
+from fed_dpsd.accounts.database import read
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.accounting import epsilon, prove
@@ -113,20 +113,39 @@ def claimed(card):
     }
 
 
-HOW = settings(
-    max_examples=20,
-    derandomize=True,
-    phases=[Phase.generate],
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+def random(number):
+    """Hypothesis' settings for so many experiments, the same ones each time."""
+    fixtures = HealthCheck.function_scoped_fixture
+    return settings(
+        max_examples=number,
+        derandomize=True,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=[fixtures],
+    )
 
 
-@HOW
-@given(drawn=experiments())
-def test_ledgers_hold_what_was_planned(small, tmp_path_factory, drawn):
+MANY = pytest.mark.parametrize("number", [5, pytest.param(20, marks=pytest.mark.slow)])
+BUDGETS = st.sampled_from([0.5, 5.0, 50.0])
+
+
+@MANY
+def test_ledgers_hold_what_was_planned(small, tmp_path_factory, number):
     """Also after the process ended between rounds, and the run was resumed."""
-    overrides, ends = drawn
+    random(number)(given(experiments())(lambda drawn: holds(small, tmp_path_factory, *drawn)))()
+
+
+@MANY
+def test_clients_that_stop_early_hold_no_more_than_was_planned(small, tmp_path_factory, number):
+    """A budget ends a run where it must, and the card stays the whole plan's."""
+
+    def check(drawn, budget):
+        holds_no_more(small, tmp_path_factory, *drawn, budget)
+
+    random(number)(given(drawn=experiments(), budget=BUDGETS)(check))()
+
+
+def holds(small, tmp_path_factory, overrides, ends):
     experiment = small(*overrides, f"out={tmp_path_factory.mktemp('runs')}")
     folder, plan = new_run_folder(experiment), plan_of(experiment)
     card = claimed(live(experiment, folder, ends)["privacy"])
@@ -136,13 +155,7 @@ def test_ledgers_hold_what_was_planned(small, tmp_path_factory, drawn):
             assert card[key] == pytest.approx(planned, rel=1e-9)
 
 
-@HOW
-@given(drawn=experiments(), budget=st.sampled_from([0.5, 5.0, 50.0]))
-def test_clients_that_stop_early_hold_no_more_than_was_planned(
-    small, tmp_path_factory, drawn, budget
-):
-    """A budget ends a run where it must, and the card stays the whole plan's."""
-    overrides, ends = drawn
+def holds_no_more(small, tmp_path_factory, overrides, ends, budget):
     limit = f"privacy.budget={budget}"
     experiment = small(*overrides, limit, f"out={tmp_path_factory.mktemp('runs')}")
     folder, plan = new_run_folder(experiment), plan_of(experiment)

@@ -13,23 +13,24 @@ from hypothesis import strategies as st
 
 from fed_dpsd.accounts.account import Account, BudgetSpent
 from fed_dpsd.accounts.card import account, ledger_files, plan_of, privacy_card
+from fed_dpsd.accounts.database import read
 from fed_dpsd.accounts.ledger import MemoryLedger
-from fed_dpsd.accounts.reading import read
 from fed_dpsd.client.site import Site
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError
 from fed_dpsd.methods.fed_dpsd import FedDPSD
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy.accounting import Stage, epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Probabilities
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Request
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
 from tests import proofs
+from tests.every import every
 from tests.proofs import bases, spent
 
 TRAININGS = ("training=plain",), ("training=dp_sgd", "training.steps=2", "model=scattering")
@@ -53,9 +54,7 @@ def by(card, basis, unit="record", relation="add_remove"):
     return proofs.by(row(card, unit, relation), basis)
 
 
-@pytest.mark.parametrize(
-    ("training", "answers"), COMBINATIONS, ids=[f"{t[0]} {a}" for t, a in COMBINATIONS]
-)
+@every(("training", "answers"), COMBINATIONS)
 def test_the_plan_is_what_ledgers_hold_for_every_combination(small, training, answers):
     """By both proofs, for each unit and relation; the claim is the smaller number."""
     experiment = small(*training, f"answers={answers}", "rounds=2", "queries_per_round=16")
@@ -88,7 +87,7 @@ def dp_composed(events):
 
 
 @settings(
-    max_examples=15,
+    max_examples=6,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -158,7 +157,7 @@ def test_answers_prove_something_for_patients_only_without_class_counts(small):
     assert alone["reason"] is None
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ensemble", "dpsd method.discriminator=teacher"])
+@every("method", ["fedavg", "ensemble", "dpsd method.discriminator=teacher"])
 def test_weights_prove_nothing_for_patients(small, method):
     name, *more = method.split()
     more = [*more, "method.generator_steps=1", "num_clients=1"] if more else []
@@ -170,7 +169,7 @@ def test_weights_prove_nothing_for_patients(small, method):
     assert math.isfinite(row(card)["epsilon"])
 
 
-@pytest.mark.parametrize("leak", ["counts", "weights"])
+@every("leak", ["counts", "weights"])
 def test_what_leaks_past_the_plan_is_on_the_card(small, monkeypatch, leak):
     """A method that sends class counts or weights, and has not planned them, claims no less."""
     experiment = small(*PRIVATE, "method.class_counts=false")
@@ -313,7 +312,7 @@ def test_an_answer_needs_its_training_on_the_ledger():
         own.pay(answers, "answer", "answers", None, "another training")
 
 
-@pytest.mark.parametrize(
+@every(
     ("answers", "noiseless"),
     [
         ("label", "answers.epsilon_per_answer=inf"),

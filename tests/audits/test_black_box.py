@@ -23,6 +23,7 @@ from fed_dpsd.privacy.noisy_max import NoisyMax
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 DELTA = 1e-3
 MU = 0.719
@@ -72,10 +73,10 @@ class NoNoise(NormalizedGradient):
         return value.sum(0)
 
 
-# --- the setting of privacy.md, rule 8 ---
+# --- gradients ---
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@every("seed", [0, 1, 2])
 def test_a_gaussian_is_audited_closely(seed):
     """A right implementation exceeds an upper end with probability at most 0.01."""
     proven = proof(GRADIENT, 4).value
@@ -85,10 +86,9 @@ def test_a_gaussian_is_audited_closely(seed):
     assert 0.95 * MU <= result.mu_lower_bound <= MU
 
 
-@pytest.mark.parametrize(
+@every(
     "broken",
     [dataclasses.replace(GRADIENT, noise_multiplier=5.563 / 2), HalfTheNoise(10, 5.563)],
-    ids=["half_multiplier", "half_draw"],
 )
 def test_half_the_noise_is_caught(broken):
     """The control: a bound of about 3.6 is expected, so that 2.10 lies far below."""
@@ -114,7 +114,7 @@ def test_a_signal_that_drowns_gives_no_bound():
     assert (result.lower_bound, result.mu_lower_bound) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
+@every(
     "fields",
     [
         {"noise_at": "server"},
@@ -124,7 +124,6 @@ def test_a_signal_that_drowns_gives_no_bound():
         {"bound": 0.3, "stability": 1e-9},
         {"shards": Shards(5)},
     ],
-    ids=str,
 )
 def test_every_variant_of_the_gradient_leaks_the_same(fields):
     """A right implementation exceeds an upper end with probability at most 0.001."""
@@ -223,64 +222,66 @@ def test_the_published_formula_is_refuted():
     assert not_shown == "not shown: that a particular trained teacher leaks this much"
 
 
-# --- votes ---
+# --- votes and responses ---
 
 
-@pytest.mark.parametrize(
-    ("mechanism", "queries", "least"),
+def less_noise(mechanism, fraction=0.5):
+    multiplier = fraction * mechanism.noise_multiplier
+    return [dataclasses.replace(mechanism, noise_multiplier=multiplier)]
+
+
+def more_epsilon(mechanism):
+    return [dataclasses.replace(mechanism, epsilon_per_answer=epsilon) for epsilon in (1.3, 20.0)]
+
+
+@every(
+    ("claim", "queries", "least", "broken"),
     [
-        (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
-        (NoisyVotes(10, 3.0, "laplace"), 4, 0.5),
-        (NoisyVotes(10, 3.0, "laplace", noise_at="server", shards=Shards(3)), 4, 0.5),
-        (NoisyVotes(10, 2.2, "gaussian"), 1, 0.5),
-        (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
-        (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
+        *(
+            (votes, queries, least, less_noise(votes))
+            for votes, queries, least in (
+                (NoisyVotes(10, 1.0, "laplace"), 1, 0.85),
+                (NoisyVotes(10, 3.0, "laplace"), 4, 0.5),
+                (NoisyVotes(10, 3.0, "laplace", noise_at="server", shards=Shards(3)), 4, 0.5),
+                (NoisyVotes(10, 2.2, "gaussian"), 1, 0.5),
+                (NoisyVotes(10, 3.9, "gaussian"), 4, 0.5),
+                (NoisyVotes(2, 3.9, "gaussian", noise_at="server"), 4, 0.5),
+                (NoisyMax(2, 2.0, "gumbel", Shards(3)), 4, 0.5),
+            )
+        ),
+        # The class of most votes tells less than its proof, by the counts, allows.
+        *(
+            (label, 4, 0.2, less_noise(label, 0.1))
+            for label in (NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3)))
+        ),
+        *(
+            (response, 4, 0.6, more_epsilon(response))
+            for response in (
+                TopKRandomizedResponse(10, 0.65),
+                TopKRandomizedResponse(10, 0.65, k=3),
+                TopKRandomizedResponse(10, 0.65, threshold=0.1),
+            )
+        ),
+        (TopKRandomizedResponse(10, 0.65, k=3, shards=Shards(3)), 4, 0.3, []),
     ],
-    ids=lambda value: (
-        f"{value.noise_law}-{value.noise_at}" if isinstance(value, NoisyVotes) else ""
-    ),
 )
-def test_votes_are_audited_closely_and_half_their_noise_is_caught(mechanism, queries, least):
+def test_votes_and_responses_are_audited_closely_and_broken_ones_are_caught(
+    claim, queries, least, broken
+):
     """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
-    proven = proof(mechanism, queries).value
-    result = audit(mechanism, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
+    proven = proof(claim, queries).value
+    result = audit(claim, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
     assert least * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
-    assert audit(broken, queries, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [NoisyMax(2, 3.0), NoisyMax(2, 3.9, "gaussian", Shards(3))],
-    ids=lambda m: m.noise_law,
-)
-def test_the_class_of_most_votes_is_audited_and_a_tenth_of_the_noise_is_caught(mechanism):
-    """It tells less than its proof, by the counts, allows: half of the noise is not always caught.
-
-    A right implementation exceeds its proof, about 2, with probability at most 0.001.
-    """
-    proven = proof(mechanism, 4).value
-    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert 0.2 * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 10)
-    assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
-
-
-def test_gumbel_noise_is_audited_closely_and_half_of_it_is_caught():
-    """A right implementation exceeds its proof, about 2, with probability at most 0.001."""
-    mechanism = NoisyMax(2, 2.0, "gumbel", Shards(3))
-    proven = proof(mechanism, 4).value
-    result = audit(mechanism, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert 0.5 * proven < result.lower_bound < proven
-    broken = dataclasses.replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2)
-    assert audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False).lower_bound > proven
+    for client in broken:
+        found = audit(client, queries, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
+        assert found.lower_bound > proven
 
 
 # --- responses ---
 
 
-@pytest.mark.parametrize("k", [2, 3, 10])
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@every("k", [2, 3, 10])
+@every("epsilon", [0.1, 1.0, 10.0])
 def test_a_response_is_enumerated(k, epsilon):
     mechanism = TopKRandomizedResponse(10, epsilon, k)
     result = enumerated(mechanism, 1)
@@ -322,7 +323,7 @@ class NeverOutside(TopKRandomizedResponse):
         return law
 
 
-@pytest.mark.parametrize(
+@every(
     ("broken", "bound"), [(TwiceTheEpsilon(10, 1.0, 3), 2.0), (NeverOutside(10, 1.0, 3), math.inf)]
 )
 def test_a_broken_response_exceeds_its_proof(broken, bound):
@@ -330,24 +331,6 @@ def test_a_broken_response_exceeds_its_proof(broken, bound):
     assert result.lower_bound == pytest.approx(bound)
     (sentence,) = verdict(result, proof(broken, 1, 1e-12), math.inf, 0.0)
     assert sentence.startswith("contradicts the proven epsilon 1 ")
-
-
-@pytest.mark.parametrize(
-    "fields", [{}, {"k": 3}, {"threshold": 0.1}, {"k": 3, "shards": Shards(3)}], ids=str
-)
-def test_responses_are_sampled_and_twice_their_epsilon_is_caught(fields):
-    """A right implementation exceeds its proof, 1.9 to 2.2, with probability at most 0.001."""
-    claim = TopKRandomizedResponse(10, 0.65, **fields)
-    proven = proof(claim, 4).value
-    result = audit(claim, 4, 20_000, DELTA, 0.001, 0, report_mu=False)
-    assert (0.3 if fields.get("shards") else 0.6) * proven < result.lower_bound < proven
-    assert (result.method, result.audited) == ("sampling", "randomised responses")
-    for broken in (
-        dataclasses.replace(claim, epsilon_per_answer=1.3),
-        dataclasses.replace(claim, epsilon_per_answer=20.0),
-    ):
-        found = audit(broken, 4, 20_000, DELTA, 0.001, 0, report_mu=False, claim=claim)
-        assert found.lower_bound > proven or fields.get("shards")
 
 
 def test_a_threshold_is_enumerated_at_every_size():
@@ -402,7 +385,7 @@ def test_an_audit_is_json():
     assert set(written) == {f.name for f in dataclasses.fields(Audit)}
 
 
-@pytest.mark.parametrize(
+@every(
     ("claim", "refuted"),
     [
         ((1.9, 1e-3, 4), True),
@@ -437,8 +420,8 @@ def test_a_verdict_tells_a_weaker_promise_from_a_broken_one():
 # --- bounds and edges ---
 
 
-@pytest.mark.parametrize("hits", [0, 1, 7, 50, 99, 100])
-@pytest.mark.parametrize("share", [0.05, 1e-3, 5e-7])
+@every("hits", [0, 1, 7, 50, 99, 100])
+@every("share", [0.05, 1e-3, 5e-7])
 def test_clopper_pearson(hits, share):
     exact = binomtest(hits, 100).proportion_ci(1 - 2 * share, method="exact")
     assert rates.low(hits, 100, share) == pytest.approx(exact.low, rel=1e-6, abs=1e-12)
@@ -451,7 +434,7 @@ def test_mechanisms_without_noise_of_their_own_have_no_audit():
             audit(mechanism, 1, 1, 0.0, 0.5, 0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("field", "value"),
     [
         ("queries", 0),

@@ -13,6 +13,7 @@ from fed_dpsd.audits import inversion
 from fed_dpsd.audits.inversion import ATTACKS, PER_CLASS, Judge, inception_score, invert
 from fed_dpsd.data.datasets import _digits
 from fed_dpsd.streams import Streams
+from tests.every import every
 
 SHAPE, CLASSES = (1, 8, 8), 10
 DIGITS = _digits().train
@@ -56,7 +57,7 @@ def judge():
     return Judge(classifier, DIGITS.images[chosen], DIGITS.images[others], Streams(0))
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@every("attack", ATTACKS)
 def test_a_classifier_that_knows_its_records_by_heart_is_broken(attack, judge):
     """Its pictures lie nearer to its ten records than to ten others of the same classes.
 
@@ -73,7 +74,7 @@ def test_a_classifier_that_knows_its_records_by_heart_is_broken(attack, judge):
     assert score.nearest_member > 0.8
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@every("attack", ATTACKS)
 def test_a_classifier_that_has_learned_nothing_gives_nothing_away(attack, judge):
     """Guessing recognises a tenth: of ten classes' pictures, more than half do so once in 700."""
     rng = torch.Generator().manual_seed(0)

@@ -9,6 +9,7 @@ from scipy.special import ndtr, ndtri
 
 from fed_dpsd.audits.lira import lira, logits
 from fed_dpsd.audits.roc import auc, point
+from tests.every import every
 
 RECORDS, SHADOWS, TARGETS = 2_000, 64, 4
 
@@ -21,7 +22,7 @@ def simulated(shift, spread, seed=0):
     return hardness + shift * included + rng.normal(size=included.shape), included
 
 
-@pytest.mark.parametrize("spread", [0, 10])
+@every("spread", [0, 10])
 def test_lira_comes_close_to_the_best_attack_however_records_differ(spread):
     """The best attack has AUC Phi(shift / sqrt 2) and TPR Phi(shift - z) at a rate with quantile z.
 

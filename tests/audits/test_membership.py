@@ -20,8 +20,9 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.sweep import sweep as sweeps
+from tests.every import every
 
-RUNS = 9
+RUNS = 6
 COMMON = ("partition=coins", "rounds=1", "queries_per_round=64", "method.final_student_steps=20")
 COMMON += ("method.student_steps=5", "num_clients=2", "model.generator_width=4")
 
@@ -57,12 +58,13 @@ def private(tmp_path_factory):
     return swept(folder, "training=dp_sgd", "answers=probabilities", *few)
 
 
+@functools.cache
 def attacked(folder):
     return {(o.victim, o.attack): o for o in membership.attack(folder, lambda line: None)}
 
 
 def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is_not(plain):
-    """Three targets of 1,437 records: the control's AUC has a standard error of 0.009.
+    """Two targets of 1,437 records: the control's AUC has a standard error of 0.011.
 
     So the control fails once in 10,000 times.
     """
@@ -74,7 +76,7 @@ def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is
     assert (broken["epsilon_proven"], broken["cap@1%"], broken["above_cap"]) == ("inf", 1, False)
     for attack in ("lira", "loss"):
         control = found["untrained teachers", attack]
-        assert control.to_row()["auc"] == pytest.approx(0.5, abs=0.035)
+        assert control.to_row()["auc"] == pytest.approx(0.5, abs=0.044)
         assert not control.contradicts
     # A wrong claim of the broken teachers is refuted: the check is not blind.
     lie = dataclasses.replace(found["teachers", "lira"], claims=((0.5, 1e-5),))
@@ -84,7 +86,7 @@ def test_teachers_that_know_their_records_by_heart_are_broken_and_the_control_is
 def test_guesses_refute_a_claim_whose_caps_no_rate_exceeds(plain):
     """Responses that are right as often as epsilon 1 allows, all equally sure, have no threshold.
 
-    Of 4,311 guesses 73.1 % are right, with a standard error of 0.7 %.
+    Of 2,874 guesses 73.1 % are right, with a standard error of 0.8 %.
     """
     outcome = attacked(plain)["teachers", "lira"]
     right = np.random.default_rng(0).random(outcome.included.shape) < expit(1)
@@ -186,7 +188,7 @@ def test_runs_without_coins_and_too_few_of_them_are_refused(tmp_path, plain):
         list(membership.attack(folder, lambda line: None))
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "says"),
     [
         (lambda n: Coins(seed=0, coins=5, fraction=0.5), "the same partition.coins"),
@@ -208,7 +210,7 @@ def test_runs_whose_coins_or_holders_are_not_as_theorems_have_them_are_refused(
         next(membership.attack(plain, lambda line: None))  # before anything is attacked
 
 
-@pytest.mark.parametrize(
+@every(
     ("known", "other", "says"),
     [
         ("fraction: 0.5", "fraction: 1.0", "partition.fraction=1 leaves no record out"),
@@ -231,16 +233,15 @@ def test_settings_in_which_a_coin_is_not_one_record_are_refused(
 
 def test_a_table_without_its_run_folders_is_refused(plain, tmp_path):
     shutil.copy(plain / "results.csv", tmp_path)
-    with pytest.raises(UserError, match="is not there; an attack needs those of a sweep beside"):
+    with pytest.raises(UserError, match="is not there; an attack needs those of a sweep next to"):
         next(membership.attack(tmp_path, lambda line: None))
 
 
 def test_the_command_writes_a_table_a_page_and_a_figure(plain, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["fed-dpsd", "privacy", "attack", "membership", str(plain), "--out", str(tmp_path)],
-    )
+    outcomes = list(attacked(plain).values())
+    monkeypatch.setattr(membership, "attack", lambda path, say: iter(outcomes))
+    command = ["fed-dpsd", "privacy", "attack", "membership", str(plain), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as done:
         cli.main()
     assert not done.value.code
@@ -253,7 +254,8 @@ def test_the_command_writes_a_table_a_page_and_a_figure(plain, tmp_path, monkeyp
 
 
 def test_the_command_says_which_proof_is_wrong(plain, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(shadows.ShadowRun, "claims", lambda run, victim: [(0.1, 1e-5)])
+    lies = [dataclasses.replace(o, claims=((0.1, 1e-5),)) for o in attacked(plain).values()]
+    monkeypatch.setattr(membership, "attack", lambda path, say: iter(lies))
     command = ["fed-dpsd", "privacy", "attack", "membership", str(plain), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as done:

@@ -22,6 +22,7 @@ from fed_dpsd.audits.one_run import (
     strongest,
 )
 from fed_dpsd.privacy.gdp import gaussian_epsilon
+from tests.every import every
 
 
 def gaussian_guesses(mu, runs, canaries, seed=0):
@@ -39,8 +40,8 @@ def least_refuted(claim, made, failure):
     )
 
 
-@pytest.mark.parametrize("failure", [0.05, 1e-3, 1e-6])
-@pytest.mark.parametrize(("made", "epsilon"), [(40, 0.5), (100, 1.0), (1_000, 0.1), (1_000, 1.0)])
+@every("failure", [0.05, 1e-3, 1e-6])
+@every(("made", "epsilon"), [(40, 0.5), (100, 1.0), (1_000, 0.1), (1_000, 1.0)])
 def test_a_pure_claim_stands_against_randomised_response_and_falls_soon_after(
     made, epsilon, failure
 ):
@@ -76,7 +77,7 @@ def steinke(epsilon, delta, canaries, made, right):
     return tail + 2 * canaries * delta * slope
 
 
-@pytest.mark.parametrize(("canaries", "made", "right"), [(1_000, 300, 240), (4_000, 400, 330)])
+@every(("canaries", "made", "right"), [(1_000, 300, 240), (4_000, 400, 330)])
 def test_an_approximate_claim_is_refuted_no_later_than_by_steinke_nasr_jagielski(
     canaries, made, right
 ):
@@ -94,7 +95,7 @@ def test_all_canaries_given_away_at_once_do_not_fool_the_bound():
         assert refutes(approximate(0.0, 0.01), 1_000, 1_000, 1_000, failure) == (failure > 0.01)
 
 
-@pytest.mark.parametrize("mu", [0.3, 0.72, 2.0])
+@every("mu", [0.3, 0.72, 2.0])
 def test_bounds_stay_below_what_is_true_and_come_near(mu):
     """Fails with probability at most 3 * 0.003: each bound may be too large in one of a thousand.
 

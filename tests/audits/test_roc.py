@@ -9,9 +9,10 @@ from scipy.stats import beta, binom
 
 from fed_dpsd.audits.roc import FAILURE, Point, auc, cap, point
 from fed_dpsd.privacy.gdp import gaussian_epsilon
+from tests.every import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("fpr", "claims", "allowed"),
     [
         (0.01, [], 1),
@@ -30,14 +31,14 @@ def test_a_cap_is_the_smaller_of_both_bounds(fpr, claims, allowed):
     assert cap(fpr, claims) == pytest.approx(allowed)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
+@every("epsilon", [0.1, 1.0, 5.0])
 def test_a_randomised_response_reaches_its_cap(epsilon):
     lie = 1 / (1 + math.exp(epsilon))
     assert cap(lie, [(epsilon, 0.0)]) == pytest.approx(1 - lie)
 
 
-@pytest.mark.parametrize("mu", [0.5, 2.0])
-@pytest.mark.parametrize("fpr", [0.001, 0.01, 0.3])
+@every("mu", [0.5, 2.0])
+@every("fpr", [0.001, 0.01, 0.3])
 def test_a_gaussian_mechanism_stays_below_the_caps_of_its_profile_and_comes_close(mu, fpr):
     deltas = np.geomspace(1e-6, 0.5, 200)
     profile = [(gaussian_epsilon(mu, delta), delta) for delta in deltas]
@@ -46,7 +47,7 @@ def test_a_gaussian_mechanism_stays_below_the_caps_of_its_profile_and_comes_clos
     assert best <= cap(fpr, profile[len(deltas) // 2 :][:1])
 
 
-@pytest.mark.parametrize("rate", [0.001, 0.05, 0.5, 0.97])
+@every("rate", [0.001, 0.05, 0.5, 0.97])
 def test_an_interval_holds_the_rate_as_often_as_it_says(rate):
     counts = np.arange(201)
     points = [Point(0.01, 1, 200, count, 200) for count in counts]

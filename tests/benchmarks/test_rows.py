@@ -12,9 +12,9 @@ import pytest
 
 from fed_dpsd import api, experiment
 from fed_dpsd.benchmarks import row, rows
+from fed_dpsd.benchmarks.report import markdown, read
 from fed_dpsd.benchmarks.rows import Sample, bench, plan, without_folder
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.report.bench import markdown, read
 from tests.conftest import SMALL
 
 SECONDS = {"total", "start", "teachers", "rounds", "rest"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fed_dpsd.benchmarks import rows
-from fed_dpsd.report.bench import FORMAT, statistics
+from fed_dpsd.benchmarks.report import FORMAT, statistics
 
 REPETITION = {
     **{"seconds": {"total": 2.0, "rounds": 1.0}, "processor": {"seconds": 3.0}},
@@ -72,18 +72,16 @@ def test_a_file_is_printed_as_markdown(fed_dpsd, measured, tmp_path):
     assert not measured
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
+def test_bad_options_are_one_line(fed_dpsd, measured, subtests):
+    for arguments, expected in [
         (("--rows", "local,x"), "error: --rows local,x: 'x' is not one of local, flower"),
         (("--clients", "10,x"), "error: --clients 10,x must be whole numbers, as in 10,100"),
         (("--clients", "0"), "error: --clients 0 must be >= 1"),
         (("--table", "nowhere.json"), "error: nowhere.json cannot be read (No such file"),
-    ],
-)
-def test_bad_options_are_one_line(fed_dpsd, measured, arguments, expected):
-    code, out, err = fed_dpsd("bench", *arguments)
-    assert (code, out) == (1, [])
-    assert err.count("\n") == 1
-    assert err.startswith(expected)
-    assert not measured
+    ]:
+        with subtests.test(arguments=arguments, expected=expected):
+            code, out, err = fed_dpsd("bench", *arguments)
+            assert (code, out) == (1, [])
+            assert err.count("\n") == 1
+            assert err.startswith(expected)
+            assert not measured

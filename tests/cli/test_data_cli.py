@@ -50,11 +50,3 @@ def test_records_of_no_client_are_counted_once_with_their_reason(fed_dpsd):
         "10 classes have no client with partition.classes_per_client=1 and num_clients=3; raise "
         "the first to 8, or the second to 10"
     )
-
-
-def test_a_picture_that_cannot_be_written_is_told(fed_dpsd, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    code, _, told = fed_dpsd("data", "num_clients=3", "--out", "file/parts.png")
-    assert code == 1
-    assert "cannot be written" in told
-    assert "rrno" not in told

@@ -25,11 +25,6 @@ from tests.conftest import SMALL
 from tests.shapes import write_shapes
 
 TABLES = sorted((Path(__file__).parent / "first_hour").glob("*.yaml"))
-ROWS = [
-    pytest.param(row, id=f"{table.stem}: {row['command']}")
-    for table in TABLES
-    for row in yaml.safe_load(table.read_text())
-]
 NEVER = (
     "Traceback",
     r"\[?[Ee]rrno",
@@ -43,34 +38,24 @@ NEVER = (
 )
 
 
-def _run(fed_dpsd, tmp_path):
-    _, out, _ = fed_dpsd("run", *SMALL, "out=elsewhere")
-    return out[-1]
-
-
-def _failed(fed_dpsd, tmp_path):
+def _failed(tmp_path):
     experiment = from_overrides([*SMALL, "out=elsewhere"], tmp_path)
     folder = new_run_folder(experiment)
     write_failure(experiment, folder, "local", UserError("the disk is full"))
     return str(folder)
 
 
-def _model(fed_dpsd, tmp_path):
-    _, out, _ = fed_dpsd("export", _run(fed_dpsd, tmp_path), "--out", "model")
-    return out[-1]
-
-
-def _onnx(fed_dpsd, tmp_path):
+def _onnx(tmp_path):
     path = tmp_path / "student.onnx"
     path.write_bytes(b"for other tools")
     return path
 
 
-def _pictures(fed_dpsd, tmp_path):
+def _pictures(tmp_path):
     return write_shapes(tmp_path / "pictures", 40, broken=2)
 
 
-def _tables(fed_dpsd, tmp_path):
+def _tables(tmp_path):
     folder = write_shapes(tmp_path / "pictures", 40)
     paths = (path.relative_to(folder) for path in sorted(folder.glob("*/*.*")))
     rows = [f"{path},{path.parent}" for path in paths]
@@ -86,20 +71,13 @@ def _tables(fed_dpsd, tmp_path):
     return folder
 
 
-def _damaged(fed_dpsd, tmp_path):
-    folder = _failed(fed_dpsd, tmp_path)
+def _damaged(tmp_path):
+    folder = _failed(tmp_path)
     (Path(folder) / "summary.json").write_text('{"status": ')
     return folder
 
 
-def _lines(fed_dpsd, tmp_path):
-    folder = _run(fed_dpsd, tmp_path)
-    with (Path(folder) / "rounds.jsonl").open("a") as file:
-        file.write('{"round": \n')
-    return folder
-
-
-def _parquet(fed_dpsd, tmp_path):
+def _parquet(tmp_path):
     buffer = io.BytesIO()
     Image.new("L", (8, 8)).save(buffer, "PNG")
     rows = {"image": [{"bytes": buffer.getvalue(), "path": None}] * 20, "label": [*range(10)] * 2}
@@ -109,28 +87,45 @@ def _parquet(fed_dpsd, tmp_path):
 
 
 GIVEN = {
-    "run": _run,
     "failed": _failed,
-    "model": _model,
     "onnx": _onnx,
     "pictures": _pictures,
     "parquet": _parquet,
     "tables": _tables,
-    "lines": _lines,
     "damaged": _damaged,
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_a_newcomer_is_told(fed_dpsd, tmp_path, caplog, row):
-    assert set(row) <= {"command", "code", "says", "never", "given", "leaves"}
-    given = {name: GIVEN[name](fed_dpsd, tmp_path) for name in row.get("given", ())}
-    code, out, err = fed_dpsd(*shlex.split(row["command"].format(**given)))
-    said = "\n".join([*out, err, *caplog.messages])  # Python prints warnings on stderr
-    assert code == row["code"], said
-    for pattern in row["says"]:
-        assert re.search(pattern, said), f"{pattern!r} is not in: {said}"
-    for pattern in (*NEVER, *row.get("never", ())):
-        assert not re.search(pattern, said), f"{pattern!r} is in: {said}"
-    if not row.get("leaves"):
-        assert not list(tmp_path.glob("runs/*"))
+@pytest.fixture
+def given(run_of, model_of, tmp_path):
+    """A function that makes what a row is given, in a folder; returns its path."""
+
+    def lines():
+        folder = run_of(out="elsewhere")
+        with (Path(folder) / "rounds.jsonl").open("a") as file:
+            file.write('{"round": \n')
+        return folder
+
+    runs = {"run": lambda: run_of(out="elsewhere"), "model": model_of, "lines": lines}
+    return lambda name, folder: runs[name]() if name in runs else GIVEN[name](folder)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_what_a_newcomer_reads(fed_dpsd, given, tmp_path, monkeypatch, caplog, table, subtests):
+    for number, row in enumerate(yaml.safe_load(table.read_text())):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        caplog.clear()
+        with subtests.test(row["command"]):
+            assert set(row) <= {"command", "code", "says", "never", "given", "leaves"}
+            paths = {name: given(name, folder) for name in row.get("given", ())}
+            code, out, err = fed_dpsd(*shlex.split(row["command"].format(**paths)))
+            said = "\n".join([*out, err, *caplog.messages])  # Python prints warnings on stderr
+            assert code == row["code"], said
+            for pattern in row["says"]:
+                assert re.search(pattern, said), f"{pattern!r} is not in: {said}"
+            for pattern in (*NEVER, *row.get("never", ())):
+                assert not re.search(pattern, said), f"{pattern!r} is in: {said}"
+            if not row.get("leaves"):
+                assert not list(folder.glob("runs/*"))

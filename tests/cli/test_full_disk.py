@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import storage
-from fed_dpsd.accounts.reading import ledgers_in, read
+from fed_dpsd.accounts.database import ledgers_in, read
 from tests.conftest import SMALL
 
 TINY = " ".join([*SMALL, "rounds=1"])
@@ -29,16 +29,14 @@ COMMANDS = {  # each with the number of files that it writes, at least
 
 
 @pytest.fixture
-def given(fed_dpsd, tmp_path):
+def given(run_of, model_of, tmp_path):
     """The paths that stand in commands; they start from a folder with pictures."""
     for number in range(12):
         path = tmp_path / "pictures" / "ab"[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8), 20 * number, np.uint8)).save(path)
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "picture.png")
-    _, out, _ = fed_dpsd("run", *SMALL, "rounds=1", "run_folder=elsewhere/run")
-    _, exported, _ = fed_dpsd("export", out[-1], "--out", "model")
-    return {"run": out[-1], "model": exported[-1], "here": tmp_path}
+    return {"run": run_of("rounds=1", out="elsewhere"), "model": model_of(), "here": tmp_path}
 
 
 def _fill(monkeypatch, number):

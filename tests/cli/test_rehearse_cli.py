@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.rehearsal import faults, rehearsal
 from tests.conftest import SMALL
 
 
 @pytest.fixture
-def rehearse(fed_dpsd, monkeypatch, tmp_path):
+def rehearse(fed_dpsd, run_of, monkeypatch, tmp_path):
     """Calls the command; its coordinator "runs" by copying a finished run's folder in two parts."""
-    _, (finished,), _ = fed_dpsd("run", *SMALL)
+    finished = run_of(out="elsewhere")
 
     class Stub:
         status = faults.COMPLETED

@@ -41,7 +41,7 @@ def test_a_run_says_what_it_does_before_it_begins(fed_dpsd, monkeypatch, tmp_pat
     assert ", 1,921 (replace_one), trust nobody, delta 0, seeded noise" in third
     place = folder.removeprefix(f"{tmp_path}/")
     assert last == (
-        f"stopped by Ctrl-C before the end of its first round; go on: fed-dpsd resume {place}"
+        f"stopped by Ctrl-C before the end of its first round; continue: fed-dpsd resume {place}"
     )
 
 
@@ -52,8 +52,8 @@ def test_a_run_ends_with_its_result_and_the_next_steps(fed_dpsd, tmp_path):
     assert result.startswith("student ")
     assert "carry no guarantee" in seeded
     assert steps == [
-        f"the student in a file: fed-dpsd export {place}",
-        f"a page of it, tables and figures: fed-dpsd report {place}",
+        f"export the student: fed-dpsd export {place}",
+        f"report with tables and figures: fed-dpsd report {place}",
         f"what each client has spent: fed-dpsd privacy ledger {place}",
     ]
 
@@ -97,7 +97,7 @@ def test_a_run_that_another_process_has_is_left_to_it(fed_dpsd, tmp_path):
     folder = new_run_folder(experiment)
     held = LocalFederation(experiment, folder)
     assert finished(fork(resume, tmp_path / "log")) == 1
-    assert "error: another process goes on with the run in" in (tmp_path / "log").read_text()
+    assert "error: another process is running " in (tmp_path / "log").read_text()
     assert not (folder / "summary.json").exists()
     del held
 
@@ -116,13 +116,11 @@ def test_a_failed_run_says_how_far_it_came_and_its_resumption_why(fed_dpsd, monk
         code, (folder,), err = fed_dpsd("run", *SMALL)
     assert code == 1
     *_, onward, cause = err.splitlines()
-    assert onward.startswith(
-        "failed after round 1; when the cause is mended: fed-dpsd resume runs/"
-    )
+    assert onward.startswith("failed after round 1; when the cause is fixed: fed-dpsd resume runs/")
     assert cause == "error: the disk is full"
     code, _, err = fed_dpsd("resume", folder)
     assert code == 0
-    assert err.splitlines()[3:5] == ["last time: the disk is full", "going on after round 1 of 3"]
+    assert err.splitlines()[3:5] == ["last error: the disk is full", "resuming after round 1 of 3"]
     assert "round 2/3" in err
 
 
@@ -152,12 +150,12 @@ def test_a_signal_leaves_a_run_to_go_on_with(fed_dpsd, tmp_path, sent, code, wor
     assert finished(child) == code
     said = log.read_text()
     assert f"{word} after round 1" in said
-    assert "go on: fed-dpsd resume stopped\n" in said
+    assert "continue: fed-dpsd resume stopped\n" in said
     assert said.splitlines()[-1] == str(folder)
     assert json.loads((folder / "summary.json").read_text())["error"] == word
     resumed, _, err = fed_dpsd("resume", str(folder))
     assert resumed == 0
-    assert f"last time: {word}" in err
+    assert f"last error: {word}" in err
     assert "round 3/3" in err
 
 

@@ -1,14 +1,10 @@
 """`fed-dpsd export`, `predict` and `synthesize`: from a run to classes of images, and to images."""
 
 import csv
-import io
 import json
-import os
 import sys
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -19,11 +15,10 @@ from tests.shapes import CLASSES, write_shapes
 
 
 @pytest.fixture
-def model(fed_dpsd):
-    """An exported student's path."""
-    _, printed, _ = fed_dpsd("run", *SMALL, "rounds=1")
-    _, printed, _ = fed_dpsd("export", printed[-1], "--out", "model")
-    return printed[-1]
+def model(model_of, run_of):
+    """An exported student's path, next to the folder of its run."""
+    run_of("rounds=1")
+    return model_of()
 
 
 def test_images_of_any_size_get_a_class_and_its_probability(fed_dpsd, tmp_path, model):
@@ -78,20 +73,6 @@ def test_a_terminal_shows_the_first_images_and_a_file_has_them_all(
     assert (code, shown) == (1, ["no image can be read"])
 
 
-def test_a_name_that_is_no_text_is_written_as_it_is(fed_dpsd, tmp_path, model):
-    name = b"\xff.png"
-    (tmp_path / "new").mkdir()
-    place = os.fsdecode(bytes(tmp_path / "new") + b"/" + name)
-    try:
-        with open(place, "wb") as file:
-            Image.new("L", (8, 8)).save(file, "PNG")
-    except OSError:
-        pytest.skip("this file system takes no such name")
-    code, _, told = fed_dpsd("predict", model, "new", "--out", "all.csv")
-    assert (code, told) == (0, "")
-    assert name in (tmp_path / "all.csv").read_bytes()
-
-
 def test_bad_images_are_named_and_the_good_ones_predicted(fed_dpsd, tmp_path, model):
     folder = write_shapes(tmp_path / "new", 9, broken=2)
     (folder / ".hidden").write_text("no image")
@@ -143,34 +124,6 @@ def test_predictions_of_the_test_images_are_as_good_as_the_runs_student(fed_dpsd
     assert np.mean(classes == test.labels) == pytest.approx(
         summary["accuracy"]["student"], abs=1e-4
     )
-
-
-def test_a_files_classes_come_from_what_a_parquet_file_declares(fed_dpsd, tmp_path):
-    """As data sets of the Hugging Face hub do, in medmnist's case too."""
-    info = {"features": {"label": {"names": ["normal", "pneumonia"], "_type": "ClassLabel"}}}
-    for split in ("train", "test"):
-        buffer = io.BytesIO()
-        Image.new("L", (28, 28)).save(buffer, "PNG")
-        rows = {"image": [{"bytes": buffer.getvalue(), "path": None}] * 20, "label": [0, 1] * 10}
-        table = pyarrow.table(rows).replace_schema_metadata(
-            {"huggingface": json.dumps({"info": info})}
-        )
-        pyarrow.parquet.write_table(table, tmp_path / f"{split}.parquet")
-    settings = *SMALL, "rounds=1", "data=medmnist", "data.path=.", "num_clients=1"
-    _, printed, _ = fed_dpsd("run", *settings)
-    _, printed, _ = fed_dpsd("export", printed[-1])
-    Image.new("L", (50, 60)).save(tmp_path / "x.png")
-    _, printed, _ = fed_dpsd("predict", printed[-1], "x.png", "--all")
-    assert printed[0] == "file,class,probability,normal,pneumonia"
-    assert printed[1].split(",")[1] in ("normal", "pneumonia")
-
-
-def test_onnx_without_its_packages_says_what_to_install(fed_dpsd, tmp_path, model, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    (run,) = (tmp_path / "runs").iterdir()
-    code, _, told = fed_dpsd("export", str(run), "--out", "other", "--format", "onnx")
-    assert code == 1
-    assert "pip install 'fed-dpsd[onnx]'" in told
 
 
 def test_synthesize_prints_the_path_and_says_how_the_images_were_drawn(fed_dpsd, tmp_path, model):

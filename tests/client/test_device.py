@@ -10,9 +10,8 @@ from fed_dpsd.models.classifiers import CLASSIFIERS, FIXED
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
+def test_the_device_of_a_clients_teachers(small, subtests):
+    for overrides, expected in [
         (("device=cpu",), "cpu"),
         (("device=auto",), "auto"),
         (("device=cuda:1",), "cuda:1"),
@@ -25,10 +24,9 @@ from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
         (("device=cuda", "noise=secure", "federation=deployment"), "cuda"),
         (("device=cuda", "noise=secure", "federation=deployment", "teachers_per_client=2"), "cpu"),
         (("device=cuda", "teachers_per_client=2"), "cuda"),
-    ],
-)
-def test_the_device_of_a_clients_teachers(small, overrides, expected):
-    assert named_device(small(*overrides).config, 0) == expected
+    ]:
+        with subtests.test(overrides=overrides, expected=expected):
+            assert named_device(small(*overrides).config, 0) == expected
 
 
 def test_a_process_that_does_not_see_the_device_says_so(small):
@@ -37,28 +35,21 @@ def test_a_process_that_does_not_see_the_device_says_so(small):
         device_of(small("device=cuda").config, 0)
 
 
-def test_a_client_goes_by_its_own_architecture(small):
-    config = small("device=auto", "model.teachers=[cnn,scattering]").config
-    assert [named_device(config, client) for client in (0, 1)] == ["auto", "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "there"),
-    [
+def test_private_trainings_stay_on_the_processor(small, subtests):
+    for overrides, there in [
         (("training=plain",), True),
         (("training=dp_sgd",), False),
         (("training=output_gradient",), False),
         (("method=central", "training=lp_2st", "partition=iid"), False),
-    ],
-)
-def test_private_trainings_stay_on_the_processor(small, overrides, there):
-    assert learns_there(small(*overrides).training) is there
+    ]:
+        with subtests.test(overrides=overrides, there=there):
+            assert learns_there(small(*overrides).training) is there
 
 
-@pytest.mark.parametrize("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
-def test_the_architectures_with_fixed_features_are_listed(name):
-    with torch.device("meta"):
-        assert CLASSIFIERS[name]((1, 16, 16), 10, 4).fixed is (name in FIXED)
+def test_the_architectures_with_fixed_features_are_listed(subtests):
+    for name in sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}):
+        with subtests.test(name=name), torch.device("meta"):
+            assert CLASSIFIERS[name]((1, 16, 16), 10, 4).fixed is (name in FIXED)
 
 
 class Client:

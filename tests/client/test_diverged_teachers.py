@@ -1,13 +1,14 @@
 """Teachers whose training diverges: an error in a simulation; at a hospital no fact leaves."""
 
 import dataclasses
+import itertools
 import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fed_dpsd.client import divergence as module
+from fed_dpsd.client import learning as module
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import Diverged
 from fed_dpsd.methods.method import PublicContext
@@ -15,7 +16,7 @@ from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.protocol import Response
 from fed_dpsd.server.federation import HostedFederation
-from tests.client.test_site import make, records, request  # noqa: F401
+from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, federate, site_file
 from tests.ledgers import entries_of
 
@@ -40,80 +41,70 @@ def at_a_hospital(experiment):
     return dataclasses.replace(experiment, config=config)
 
 
-def trained(experiment, records):  # noqa: F811
+def trained(experiment, records):
     ids = np.arange(len(records))
     return Teachers(experiment.config, experiment.training, 0, records, ids).models
 
 
-@pytest.mark.parametrize(("training", "settings", "key", "by_loss"), TRAININGS)
-def test_a_simulation_names_the_teacher_and_the_key(
-    small,
-    records,  # noqa: F811
-    training,
-    settings,
-    key,
-    by_loss,
-):
+def test_a_simulation_names_the_teacher_and_the_key(small, records, subtests):
     """The control trains as usual; nothing of a diverged teacher is cached."""
-    settings = f"training={training}", *settings
-    (teacher,) = trained(small(*settings), records)
-    assert to_vector(teacher).isfinite().all()
-    experiment = small(*settings, f"{key}=1e30")
-    kept = Path(experiment.config.cache) / "teachers"
-    before = set(kept.glob("*"))
-    with pytest.raises(Diverged) as caught:
-        trained(experiment, records)
-    text = str(caught.value)
-    assert text.endswith(f"; lower {key} (now 1e+30)")
-    private = "weights or predictions of client 0's teacher are NaN or infinite"
-    assert ("the loss of client 0's teacher is NaN after step" if by_loss else private) in text
-    assert set(kept.glob("*")) == before
+    for training, settings, key, by_loss in TRAININGS:
+        with subtests.test(training=training):
+            settings = f"training={training}", *settings
+            (teacher,) = trained(small(*settings), records)
+            assert to_vector(teacher).isfinite().all()
+            experiment = small(*settings, f"{key}=1e30")
+            kept = Path(experiment.config.cache) / "teachers"
+            before = set(kept.glob("*"))
+            with pytest.raises(Diverged) as caught:
+                trained(experiment, records)
+            text = str(caught.value)
+            assert text.endswith(f"; lower {key} (now 1e+30)")
+            loss = "the loss of client 0's teacher is NaN after step"
+            private = "weights or predictions of client 0's teacher are NaN or infinite"
+            assert (loss if by_loss else private) in text
+            assert set(kept.glob("*")) == before
 
 
-@pytest.mark.parametrize(("training", "settings", "key", "by_loss"), TRAININGS)
-def test_losses_on_private_records_are_never_looked_at(
-    small,
-    records,  # noqa: F811
-    monkeypatch,
-    training,
-    settings,
-    key,
-    by_loss,
-):
+def test_losses_on_private_records_are_never_looked_at(small, records, monkeypatch, subtests):
     """Only those of a plain teacher in a simulation are, as its exact scores are."""
     looked = []
     monkeypatch.setattr(module, "check_losses", lambda losses, *_: looked.append(len(losses)))
-    experiment = small(f"training={training}", *settings, "teacher.seed=5")
-    trained(experiment, records)
-    assert looked == ([20] if by_loss else [])
-    trained(at_a_hospital(small(f"training={training}", *settings, "teacher.seed=6")), records)
-    assert len(looked) == by_loss
+    for training, settings, _, by_loss in TRAININGS:
+        with subtests.test(training=training):
+            looked.clear()
+            trained(small(f"training={training}", *settings, "teacher.seed=5"), records)
+            assert looked == ([20] if by_loss else [])
+            hospital = small(f"training={training}", *settings, "teacher.seed=6")
+            trained(at_a_hospital(hospital), records)
+            assert len(looked) == by_loss
 
 
-def test_one_teacher_of_several_is_named(small, records):  # noqa: F811
+def test_one_teacher_of_several_is_named(small, records):
     experiment = small(*PLAIN, "teachers_per_client=3", TOO_LONG["plain"])
     with pytest.raises(Diverged, match="client 0's teacher 0 is NaN after step 1;"):
         trained(experiment, records)
 
 
-@pytest.mark.parametrize("training", [PLAIN, DP])
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_a_retraining_names_its_keys(small, records, training, method):  # noqa: F811
-    name = training[0].removeprefix("training=")
-    settings = *training, f"method={method}", "teacher.same_start=true", "answers=probabilities"
-    settings += ("method.proximal_weight=0.5",) if method == "fedprox" else ()
-
-    def retrained(*overrides):
-        experiment = small(*settings, *overrides)
+def test_a_retraining_names_its_keys(small, records, subtests):
+    def retrained(*settings):
+        experiment = small(*settings)
         context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
         question = context.request("train", 2, to_vector(context.make_teacher(0)).numpy())
         return make(experiment, records)[0].retrain(question, 3)
 
-    assert np.isfinite(retrained()).all()
-    with pytest.raises(Diverged) as caught:
-        retrained(TOO_LONG[name])
-    pull = " or method.proximal_weight (now 0.5)" if method == "fedprox" else ""
-    assert str(caught.value).endswith(f"lower {TOO_LONG[name][:-5]} (now 1e+30){pull}")
+    own = "teacher.same_start=true", "answers=probabilities"
+    pull = "method.proximal_weight=0.5"
+    for training, method, pulled in (
+        (PLAIN, ("method=fedavg",), ""),
+        (DP, ("method=fedprox", pull), " or method.proximal_weight (now 0.5)"),
+    ):
+        with subtests.test(training=training):
+            too_long = TOO_LONG[training[0].removeprefix("training=")]
+            assert np.isfinite(retrained(*training, *method, *own)).all()
+            with pytest.raises(Diverged) as caught:
+                retrained(*training, *method, *own, too_long)
+            assert str(caught.value).endswith(f"lower {too_long[:-5]} (now 1e+30){pulled}")
 
 
 ANSWERS = [
@@ -137,7 +128,7 @@ ANSWERS = [
 ]
 
 
-def answered(experiment, records, caplog):  # noqa: F811
+def answered(experiment, records, caplog):
     """The answer of a hospital, what its mechanism was given, its charges, and its log."""
     bounded, mechanism = [], experiment.answers
     encode = type(mechanism).constrain_sensitivity
@@ -155,14 +146,17 @@ def answered(experiment, records, caplog):  # noqa: F811
     return response, bounded, entries_of(site.ledger), caplog.text
 
 
-@pytest.mark.parametrize("training", [PLAIN, (*DP, "training.count_fraction=null")])
-@pytest.mark.parametrize("answers", ANSWERS, ids=" ".join)
+PAIRS = list(itertools.product(ANSWERS, (PLAIN, (*DP, "training.count_fraction=null"))))
+# Each kind of answer is tested with one training, and with the other in the slow tests.
+FAST = [PAIRS[2 * number + number % 2] for number in range(len(ANSWERS))]
+
+
+@pytest.mark.parametrize(
+    ("answers", "training"),
+    [pytest.param(*p, marks=[] if p in FAST else [pytest.mark.slow]) for p in PAIRS],
+)
 def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the_same_charge(
-    small,
-    records,  # noqa: F811
-    caplog,
-    training,
-    answers,
+    small, records, caplog, training, answers
 ):
     """An error, or a value without a bound, would be a fact about records that no noise covers.
 
@@ -195,7 +189,7 @@ def test_a_hospital_answers_from_a_diverged_teacher_within_the_bound_and_for_the
     assert facts(charged) == facts(paid)
 
 
-def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):  # noqa: F811
+def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatch):
     """The control of the test above: a mechanism that lets NaN through."""
     lost = at_a_hospital(small(*PLAIN, "answers=gradient", TOO_LONG["plain"]))
     monkeypatch.setattr(
@@ -206,9 +200,7 @@ def test_a_nan_that_is_not_bounded_is_noticed(small, records, caplog, monkeypatc
 
 
 def test_weights_that_diverged_at_a_hospital_are_refused_by_the_coordinator(
-    small,
-    records,  # noqa: F811
-    tmp_path,
+    small, records, tmp_path
 ):
     """They have no noise of their own, so NaN says no more than they do."""
     settings = *PLAIN, "method=fedavg", "answers=probabilities", "teacher.same_start=true"

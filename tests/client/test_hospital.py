@@ -62,123 +62,129 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path):
         hospitals.open_file(file)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "changes", "reason"),
-    [
-        (
-            ("method=dense", "training=plain", "answers=probabilities"),
-            {},
-            r"allows method=fed_dpsd only \(methods: in its file\)",
-        ),
-        (
-            ("training=plain", "answers=votes"),
-            {},
-            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
-        ),
-        (
-            ("training=dp_sgd", "answers=votes"),
-            {},
-            r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
-        ),
-        (
-            ("training=plain", "answers=probabilities"),
-            {"answers": ["label", "gradient"]},
-            r"allows answers=label or gradient only \(answers: in its file\)",
-        ),
-        (
-            ("training=plain", "answers=label"),
-            {"training": ["dp_sgd"]},
-            r"allows training=dp_sgd only \(training: in its file\)",
-        ),
-        (
-            ("training=dp_sgd", "answers=label"),
-            {"training": ["plain"]},
-            r"allows training=plain only \(training: in its file\)",
-        ),
-        # Both are allowed, of other runs; what both leave in the clear no budget admits.
-        (("training=plain", "answers=probabilities"), {"budget": 1e300}, "budget is spent"),
-        (
-            ("training=plain", "answers=gradient", "answers.noise_at=server"),
-            {},
-            "does not trust the server",
-        ),
-        (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
-        (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
-        (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
-        (("rounds=10001",), {}, "rounds is at most 10000"),
-        (("teacher.epochs=1",), {"limits": {"teacher.epochs": 0}}, "teacher.epochs is at most 0"),
-        (("teachers_per_client=101",), {}, "teachers_per_client is at most 100"),
-        (("teacher.path=/etc/passwd", "teacher.arch=cnn"), {}, "trains its own teachers"),
-        (
-            (),
-            {"classes": DIGITS[::-1]},
-            "the hospital's classes are .*'1', '0'\\], the experiment's are .*'9'\\]",
-        ),
-        ((), {"classes": [*DIGITS, "none"]}, "only the hospital has 'none'"),
-        ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
-        (("num_clients=3",), {}, "num_clients is 2"),
-        (("queries_per_round=8",), {}, "16 images in one request"),
-        ((), {"budget": 0.0}, "budget is spent"),
-        ((), {"queries": 15}, "as many queries as it ever will"),
-    ],
-)
-def test_what_a_file_does_not_allow_is_refused_and_not_charged(
-    deployed, tmp_path, overrides, changes, reason
-):
-    files = [site_file(tmp_path / f"hospital{client}", client) for client in (0, 1)]
-    files[0] = site_file(tmp_path / "hospital0", 0, **changes)
-    experiment = deployed(*overrides)
-    hospital = hospitals.open_file(files[0])
-    given = answer(hospital, experiment.to_json(), request())
-    assert isinstance(given, Refusal)
-    assert re.search(reason, given.reason)
-    ledger = hospital.ledger
-    with ledger.transaction():
-        assert not ledger.entries()
+def test_what_a_file_does_not_allow_is_refused_and_not_charged(deployed, tmp_path, subtests):
+    for number, (overrides, changes, reason) in enumerate(
+        [
+            (
+                ("method=dense", "training=plain", "answers=probabilities"),
+                {},
+                r"allows method=fed_dpsd only \(methods: in its file\)",
+            ),
+            (
+                ("training=plain", "answers=votes"),
+                {},
+                r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+            ),
+            (
+                ("training=dp_sgd", "answers=votes"),
+                {},
+                r"allows answers=label or gradient or probabilities only \(answers: in its file\)",
+            ),
+            (
+                ("training=plain", "answers=probabilities"),
+                {"answers": ["label", "gradient"]},
+                r"allows answers=label or gradient only \(answers: in its file\)",
+            ),
+            (
+                ("training=plain", "answers=label"),
+                {"training": ["dp_sgd"]},
+                r"allows training=dp_sgd only \(training: in its file\)",
+            ),
+            (
+                ("training=dp_sgd", "answers=label"),
+                {"training": ["plain"]},
+                r"allows training=plain only \(training: in its file\)",
+            ),
+            # Both are allowed, of other runs; what both leave in the clear no budget admits.
+            (("training=plain", "answers=probabilities"), {"budget": 1e300}, "budget is spent"),
+            (
+                ("training=plain", "answers=gradient", "answers.noise_at=server"),
+                {},
+                "does not trust the server",
+            ),
+            (("model.teacher=mlp",), {}, "teachers are cnn or scattering only"),
+            (("model.teachers=[cnn,mlp]",), {}, "teachers are cnn or scattering only"),
+            (("teacher.epochs=301",), {}, "teacher.epochs is at most 300"),
+            (("rounds=10001",), {}, "rounds is at most 10000"),
+            (
+                ("teacher.epochs=1",),
+                {"limits": {"teacher.epochs": 0}},
+                "teacher.epochs is at most 0",
+            ),
+            (("teachers_per_client=101",), {}, "teachers_per_client is at most 100"),
+            (("teacher.path=/etc/passwd", "teacher.arch=cnn"), {}, "trains its own teachers"),
+            (
+                (),
+                {"classes": DIGITS[::-1]},
+                "the hospital's classes are .*'1', '0'\\], the experiment's are .*'9'\\]",
+            ),
+            ((), {"classes": [*DIGITS, "none"]}, "only the hospital has 'none'"),
+            ((), {"shape": [1, 12, 12]}, r"data.shape is \[1, 12, 12\]"),
+            (("num_clients=3",), {}, "num_clients is 2"),
+            (("queries_per_round=8",), {}, "16 images in one request"),
+            ((), {"budget": 0.0}, "budget is spent"),
+            ((), {"queries": 15}, "lifetime query limit"),
+        ]
+    ):
+        with subtests.test(overrides=overrides, changes=changes, reason=reason):
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            files = [site_file(folder / f"hospital{client}", client) for client in (0, 1)]
+            files[0] = site_file(folder / "hospital0", 0, **changes)
+            experiment = deployed(*overrides)
+            hospital = hospitals.open_file(files[0])
+            given = answer(hospital, experiment.to_json(), request())
+            assert isinstance(given, Refusal)
+            assert re.search(reason, given.reason)
+            ledger = hospital.ledger
+            with ledger.transaction():
+                assert not ledger.entries()
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("method", "_target_"), "os.system"),
-        (("method", "_target_"), ["fed_dpsd.methods.fed_dpsd.FedDPSD"]),
-        (("answers", "_target_"), None),
-        (("answers", "noise_multiplier"), "tiny"),
-        (("answers", "noise_multiplier"), float("nan")),
-        (("answers", "noise_multiplier"), 0.0),
-        (("answers",), None),
-        (("training", "_target_"), None),
-        (("training", "_target_"), "fed_dpsd.privacy.gaussian.NormalizedGradient"),
-        (("answers", "_target_"), "fed_dpsd.privacy.dp_sgd.DPSGD"),
-        (("training",), []),
-        (("privacy",), None),
-        (("teacher", "epochs"), float("nan")),
-        (("teacher", "epochs"), True),
-        (("teacher", "epochs"), "1"),
-        (("data",), None),
-        (("data", "classes"), None),
-        (("data", "classes"), "0123456789"),
-        (("data", "classes"), [*DIGITS[:9], 9]),
-        (("data", "classes"), [*DIGITS[:9], "9\n"]),
-        (("data", "num_classes"), 10**12),
-        (("data", "num_classes"), "10"),
-        (("model", "teachers"), 3),
-        (("model",), []),
-        (("rounds",), -1),
-    ],
-)
-def test_a_malformed_experiment_is_refused(deployed, tmp_path, path, value):
-    hospital = hospitals.open_file(site_file(tmp_path / "hospital"))
-    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
-    place = raw
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    with pytest.raises(NotAllowed):
-        hospital.experiment(json.dumps(raw), 16)
-    for text in ("", "[]", "{}", "null", "{" * 100_000):
-        with pytest.raises(NotAllowed, match="malformed"):
-            hospital.experiment(text, 16)
+def test_a_malformed_experiment_is_refused(deployed, tmp_path, subtests):
+    for number, (path, value) in enumerate(
+        [
+            (("method", "_target_"), "os.system"),
+            (("method", "_target_"), ["fed_dpsd.methods.fed_dpsd.FedDPSD"]),
+            (("answers", "_target_"), None),
+            (("answers", "noise_multiplier"), "tiny"),
+            (("answers", "noise_multiplier"), float("nan")),
+            (("answers", "noise_multiplier"), 0.0),
+            (("answers",), None),
+            (("training", "_target_"), None),
+            (("training", "_target_"), "fed_dpsd.privacy.gaussian.NormalizedGradient"),
+            (("answers", "_target_"), "fed_dpsd.privacy.dp_sgd.DPSGD"),
+            (("training",), []),
+            (("privacy",), None),
+            (("teacher", "epochs"), float("nan")),
+            (("teacher", "epochs"), True),
+            (("teacher", "epochs"), "1"),
+            (("data",), None),
+            (("data", "classes"), None),
+            (("data", "classes"), "0123456789"),
+            (("data", "classes"), [*DIGITS[:9], 9]),
+            (("data", "classes"), [*DIGITS[:9], "9\n"]),
+            (("data", "num_classes"), 10**12),
+            (("data", "num_classes"), "10"),
+            (("model", "teachers"), 3),
+            (("model",), []),
+            (("rounds",), -1),
+        ]
+    ):
+        with subtests.test(path=path, value=value):
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            hospital = hospitals.open_file(site_file(folder / "hospital"))
+            raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
+            place = raw
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            with pytest.raises(NotAllowed):
+                hospital.experiment(json.dumps(raw), 16)
+            for text in ("", "[]", "{}", "null", "{" * 100_000):
+                with pytest.raises(NotAllowed, match="malformed"):
+                    hospital.experiment(text, 16)
 
 
 def test_what_a_message_says_of_budget_data_and_places_is_not_read(deployed, tmp_path):
@@ -309,7 +315,8 @@ def with_files(folder, **changes):
     return path
 
 
-@pytest.mark.parametrize("group", ["method", "training", "answers"])
-def test_every_choice_that_a_file_may_allow_names_its_class(group):
+def test_every_choice_that_a_file_may_allow_names_its_class(subtests):
     """A choice that only inherits its class would keep all hospitals from opening."""
-    assert all(name.startswith("fed_dpsd.") for name in choices(group).values())
+    for group in ["method", "training", "answers"]:
+        with subtests.test(group=group):
+            assert all(name.startswith("fed_dpsd.") for name in choices(group).values())

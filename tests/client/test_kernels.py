@@ -15,11 +15,11 @@ from fed_dpsd.client.site import Site
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import load_data
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.models import classifiers, fixed_features
 from fed_dpsd.models.fixed_features import FixedFeatures
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.protocol import Request
 from tests.ledgers import entries_of
 

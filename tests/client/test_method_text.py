@@ -1,8 +1,7 @@
 """The text of a method's settings, which keys a client's noise."""
 
 import hashlib
-
-import pytest
+import json
 
 from fed_dpsd.client.method_text import method_text
 from tests.conftest import composed
@@ -18,11 +17,24 @@ def test_the_default_methods_text_is_what_its_noise_was_always_keyed_by():
     assert hashlib.sha256(method_text(settings()).encode()).hexdigest() == DEFAULT
 
 
-@pytest.mark.parametrize("method", ["fed_dpsd", "dpsd", "paper_dpsd", "feddf", "fedprox"])
-def test_every_setting_changes_the_text(method):
-    known = settings(f"method={method}")
-    texts = {method_text(known)} | {method_text({**known, key: "other"}) for key in known}
-    assert len(texts) == len(known) + 1
+def test_every_setting_changes_the_text(subtests):
+    for method in ["fed_dpsd", "dpsd", "paper_dpsd", "feddf", "fedprox"]:
+        with subtests.test(method=method):
+            known = settings(f"method={method}")
+            own = [key for key in known if key not in ("name", "needs")]
+            texts = {method_text(known)} | {method_text({**known, key: "other"}) for key in own}
+            assert len(texts) == len(own) + 1
+            assert method_text({**known, "needs": {"rounds": 1}}) == method_text(known)
+
+
+def test_methods_that_are_settings_of_others_keep_the_class_that_they_had():
+    had = {"central": "central.Central", "direct": "direct.Direct", "dgd_plus": "dgd_plus.DGDPlus"}
+    had |= {"dp_fedavg": "dp_fedavg.DPFedAVG", "dpdfd": "dpdfd.DPDFD", "dgd": "dgd.DGD"}
+    had |= {"paper_dpsd": "paper_dpsd.PaperDPSD", "ensemble": "ensemble.WholeEnsemble"}
+    texts = {name: method_text(settings(f"method={name}")) for name in had}
+    assert {name: json.loads(text)["_class_"] for name, text in texts.items()} == had
+    other = {**settings("method=dgd_plus"), "name": "mine"}
+    assert json.loads(method_text(other))["_class_"] == "dgd.DGD"
 
 
 def test_each_polarity_has_a_text_of_its_own():

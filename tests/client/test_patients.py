@@ -88,19 +88,16 @@ def test_a_training_by_record_has_the_text_and_digests_that_it_had(small, record
     assert make(by_record, named).digests == make(by_record, unnamed).digests
 
 
-@pytest.mark.parametrize("model", ["cnn", "scattering"])
-@pytest.mark.parametrize("copies", [1, 2])
-def test_teachers_see_each_patients_records_and_their_copies(
-    small, records, model, copies, monkeypatch
-):
+def test_teachers_see_each_patients_records_and_their_copies(small, records, monkeypatch):
     seen = []
     monkeypatch.setattr(DPSGD, "train", lambda self, _, inputs, labels, rng: seen.append(labels))
-    settings = f"model={model}", "model.teacher_width=4", f"training.copies={copies}", "seed=21"
-    assert make(small(*MADE_UP, *settings), records).models
-    (labels,) = seen
     expected = np.stack([records.labels[records.patients == number] for number in range(20)])
-    assert (labels.numpy() == expected.repeat(copies, axis=1)).all()
-    assert (labels[:, 0] != labels[:, -1]).any()  # a patient's labels may differ
+    for model, copies in (("cnn", 1), ("scattering", 2)):
+        settings = f"model={model}", "model.teacher_width=4", f"training.copies={copies}", "seed=21"
+        assert make(small(*MADE_UP, *settings), records).models
+        labels = seen.pop()
+        assert (labels.numpy() == expected.repeat(copies, axis=1)).all(), model
+        assert (labels[:, 0] != labels[:, -1]).any(), model  # a patient's labels may differ
 
 
 def test_class_counts_are_of_patients(small, records):
@@ -120,9 +117,8 @@ def test_records_without_patients_are_an_error_before_anything_is_trained(small,
         make(small(*MADE_UP), replace(records, patients=None))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
+def test_a_configuration_whose_patients_are_missing_is_refused(small, subtests):
+    for overrides, problem in [
         (
             BY_PATIENT,
             r"training.unit=patient: .*data.patient_column, or data.records_per_patient=N",
@@ -136,11 +132,9 @@ def test_records_without_patients_are_an_error_before_anything_is_trained(small,
             ("data.records_per_patient=2", "data.patient_column=who"),
             "records_per_patient=2 makes patients up, and patient_column=who names them",
         ),
-    ],
-)
-def test_a_configuration_whose_patients_are_missing_is_refused(small, overrides, problem):
-    with pytest.raises(ConfigError, match=problem):
-        small(*overrides)
+    ]:
+        with subtests.test(problem), pytest.raises(ConfigError, match=problem):
+            small(*overrides)
 
 
 def test_a_known_patient_lies_in_one_shard_of_all_clients(small, tmp_path):
@@ -225,40 +219,59 @@ def test_a_hospitals_ledger_names_the_unit_and_bounds_a_record(deployed, tmp_pat
 # --- what a hospital's file allows ---
 
 
-@pytest.mark.parametrize(
-    ("overrides", "known", "changes", "reason"),
-    [
-        (BY_PATIENT, False, {}, r"knows no patients; .*`patient_column: COLUMN` under `files:`"),
-        (
-            BY_PATIENT,
-            True,
-            {"units": ["record"]},
-            r"by record only; .*`units: \[record, patient\]`",
-        ),
-        (PRIVATE, True, {"units": ["patient"]}, r"by patient only; .*`units: \[patient, record\]`"),
-        (PRIVATE, True, {"units": []}, r"by none only; .*`units: \[record\]`"),
-        (
-            (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
-            *(True, {}, "training.records_per_patient is at most 16"),
-        ),
-        (
-            *(BY_PATIENT, True, {"limits": {"training.records_per_patient": 2}}),
-            "training.records_per_patient is at most 2",
-        ),
-    ],
-)
 def test_a_unit_that_a_file_does_not_allow_is_refused_and_not_charged(
-    deployed, tmp_path, monkeypatch, overrides, known, changes, reason
+    deployed, tmp_path, monkeypatch, subtests
 ):
-    monkeypatch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
-    folder = tmp_path / "hospital"
-    hospital = with_patients(folder, **changes) if known else hospitals.open_file(site_file(folder))
-    refusal = answer(hospital, deployed(*overrides).to_json(), request())
-    assert isinstance(refusal, Refusal)
-    assert re.search(reason, refusal.reason)
-    ledger = hospital.ledger
-    with ledger.transaction():
-        assert not ledger.entries()
+    for number, (overrides, known, changes, reason) in enumerate(
+        [
+            (
+                BY_PATIENT,
+                False,
+                {},
+                r"knows no patients; .*`patient_column: COLUMN` under `files:`",
+            ),
+            (
+                BY_PATIENT,
+                True,
+                {"units": ["record"]},
+                r"by record only; .*`units: \[record, patient\]`",
+            ),
+            (
+                PRIVATE,
+                True,
+                {"units": ["patient"]},
+                r"by patient only; .*`units: \[patient, record\]`",
+            ),
+            (PRIVATE, True, {"units": []}, r"by none only; .*`units: \[record\]`"),
+            (
+                (*PRIVATE, "training.unit=patient", "training.records_per_patient=17"),
+                *(True, {}, "training.records_per_patient is at most 16"),
+            ),
+            (
+                *(BY_PATIENT, True, {"limits": {"training.records_per_patient": 2}}),
+                "training.records_per_patient is at most 2",
+            ),
+        ]
+    ):
+        with (
+            subtests.test(overrides=overrides, known=known, changes=changes, reason=reason),
+            monkeypatch.context() as patch,
+        ):
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            patch.setattr(DPSGD, "train", lambda *_: pytest.fail("it was trained"))
+            folder = folder / "hospital"
+            hospital = (
+                with_patients(folder, **changes)
+                if known
+                else hospitals.open_file(site_file(folder))
+            )
+            refusal = answer(hospital, deployed(*overrides).to_json(), request())
+            assert isinstance(refusal, Refusal)
+            assert re.search(reason, refusal.reason)
+            ledger = hospital.ledger
+            with ledger.transaction():
+                assert not ledger.entries()
 
 
 def test_units_are_about_trainings_only(deployed, tmp_path):

@@ -17,12 +17,12 @@ from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.clients import open_site
 from fed_dpsd.errors import ProtocolError
-from fed_dpsd.experiment import load_data, partitions
-from fed_dpsd.methods.method import Plan
+from fed_dpsd.experiment import partitions
 from fed_dpsd.models.inference import Images
 from fed_dpsd.privacy.accounting import epsilon
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.protocol import Refusal, Request, Response, Statement
@@ -35,12 +35,6 @@ def request(query_id=1, seed=0, shape=(1, 8, 8)):
     rng = np.random.Generator(np.random.PCG64(seed))
     images = rng.integers(0, 256, (32, *shape), dtype=np.uint8)
     return Request(query_id, images, rng.dirichlet(np.ones(10), 32).astype(np.float32))
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def make(experiment, records, ledger=None):
@@ -97,45 +91,41 @@ def test_the_same_ask_returns_the_stored_answer_and_charges_once(small, records)
     assert len(site.ledger.entries()) == 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "seed"),
-    [
+def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(small, records, subtests):
+    """Else the difference of two answers would show what lies below one noise."""
+    for settings, seed in [
         (("answers.noise_multiplier=99.0",), 0),
         (("teacher.seed=7",), 0),
         (("method.balance=1.0",), 0),
         ((), 1),
-    ],
-    ids=["other noise", "retrained", "other gradients", "other content"],
-)
-def test_whatever_changes_an_answer_is_a_new_charge_with_other_noise(
-    small, records, settings, seed
-):
-    """Else the difference of two answers would show what lies below one noise."""
-    ledger = MemoryLedger()
-    first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
-    again = make(small("training=plain", "answers=gradient", *settings), records, ledger)[1](
-        request(seed=seed)
-    )
-    assert len(ledger.entries()) == 2
-    # The noise is 100 times what it hides, so that the answers are as alike as their noise.
-    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
-    assert np.abs(correlation) < 0.3
+    ]:
+        with subtests.test(settings=settings, seed=seed):
+            ledger = MemoryLedger()
+            first = make(small("training=plain", "answers=gradient"), records, ledger)[1](request())
+            again = make(small("training=plain", "answers=gradient", *settings), records, ledger)[
+                1
+            ](request(seed=seed))
+            assert len(ledger.entries()) == 2
+            # The noise is 100 times what it hides, so that the answers are as alike as their noise.
+            correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+            assert np.abs(correlation) < 0.3
 
 
-@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
 def test_another_device_rounds_otherwise_so_it_has_other_noise(
-    small, records, monkeypatch, training
+    small, records, monkeypatch, subtests
 ):
     """A private training is not charged again: it stays on the processor."""
-    experiment = small(f"training={training}", "answers=gradient")
-    ledger = MemoryLedger()
-    first = make(experiment, records, ledger)[1](request())
-    entries = len(ledger.entries())
-    monkeypatch.setattr(Teachers, "answers_on", "a GPU")
-    again = make(experiment, records, ledger)[1](request())
-    assert len(ledger.entries()) == entries + 1
-    correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
-    assert np.abs(correlation) < 0.3
+    for training in ["plain", "dp_sgd"]:
+        with subtests.test(training=training), monkeypatch.context() as patch:
+            experiment = small(f"training={training}", "answers=gradient")
+            ledger = MemoryLedger()
+            first = make(experiment, records, ledger)[1](request())
+            entries = len(ledger.entries())
+            patch.setattr(Teachers, "answers_on", "a GPU")
+            again = make(experiment, records, ledger)[1](request())
+            assert len(ledger.entries()) == entries + 1
+            correlation = np.corrcoef(first.values.ravel(), again.values.ravel())[0, 1]
+            assert np.abs(correlation) < 0.3
 
 
 def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
@@ -147,20 +137,21 @@ def test_the_same_ask_does_not_tell_whether_the_records_changed(small, records):
     assert len(ledger.entries()) == 1
 
 
-@pytest.mark.parametrize("classes", [1, 3, 9, 11])
 def test_an_ask_for_other_classes_is_refused_before_a_teacher_is_asked(
-    small, records, classes, monkeypatch
+    small, records, monkeypatch, subtests
 ):
     """A question that fails for some answers and not for others would be answered for nothing."""
-    site, answer = make(small("training=plain", "answers=label"), records)
-    monkeypatch.setattr(Site, "sensitive_probabilities", lambda *_: pytest.fail("it was asked"))
-    predictions = np.full((32, classes), 1 / classes, np.float32)
-    wrong = Request(1, request().images, predictions)
-    with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
-        answer(wrong)
-    with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
-        site.release(site.answers, np.full((1, 32, 10), 0.1), wrong)
-    assert not site.ledger.entries()
+    for classes in [1, 3, 9, 11]:
+        with subtests.test(classes=classes), monkeypatch.context() as patch:
+            site, answer = make(small("training=plain", "answers=label"), records)
+            patch.setattr(Site, "sensitive_probabilities", lambda *_: pytest.fail("it was asked"))
+            predictions = np.full((32, classes), 1 / classes, np.float32)
+            wrong = Request(1, request().images, predictions)
+            with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
+                answer(wrong)
+            with pytest.raises(ProtocolError, match=f"predictions have {classes} classes"):
+                site.release(site.answers, np.full((1, 32, 10), 0.1), wrong)
+            assert not site.ledger.entries()
 
 
 def test_a_crash_between_charge_and_answer_costs_nothing_more(small, records):
@@ -290,10 +281,11 @@ def test_private_teachers_may_be_diagnosed_outside_a_simulation(small, records):
 
 
 def test_a_private_teacher_of_no_record_answers_as_any_other(small, records):
-    """Else an empty shard would show: a record more or less would be told for certain."""
-    experiment = small(*PRIVATE, "teachers_per_client=3")
-    site, _ = make(experiment, records.take(np.arange(1)))
-    assert np.isfinite(site.sensitive_probabilities(request().images)).all()
+    """Else an empty shard would reveal for certain whether a record is there."""
+    for model in ("cnn", "scattering"):
+        experiment = small(*PRIVATE, "teachers_per_client=3", f"model={model}")
+        site, _ = make(experiment, records.take(np.arange(1)))
+        assert np.isfinite(site.sensitive_probabilities(request().images)).all(), model
 
 
 COUNTS = Request.without_images("counts", (1, 8, 8), 10)
@@ -326,44 +318,44 @@ def test_class_counts_are_charged_and_drawn_once(small, records, monkeypatch):
     assert len(ledger.entries()) == 2
 
 
-@pytest.mark.parametrize(
-    "settings", [("training.count_fraction=10.0",), ("teacher.seed=5",), "fewer"]
-)
 def test_counts_of_another_training_have_noise_of_their_own_and_are_paid_for(
-    small, records, settings
+    small, records, subtests
 ):
     """Noise of 1,000 records hides what they differ by, so that counts are as alike as noise."""
-    ledger, noise = MemoryLedger(), ("training.count_fraction=2.5e-4",)
-    site, answer = make(small(*PRIVATE, *noise), records, ledger)
-    first = answer(COUNTS).values[0]
-    assert site.training.count_noise > 1000
-    data, changed = (
-        (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
-    )
-    other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
-    again = answer(COUNTS).values[0]
-    exact = np.bincount(records.labels, minlength=10)
-    scales = site.training.count_noise, other.training.count_noise
-    gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
-    assert (gap > 1e-3).all()  # of equal noise at most one count would differ, by a thousandth
-    assert [entry.kind for entry in ledger.entries()] == ["training", "counts"] * 2
+    for settings in [("training.count_fraction=10.0",), ("teacher.seed=5",), "fewer"]:
+        with subtests.test(settings=settings):
+            ledger, noise = MemoryLedger(), ("training.count_fraction=2.5e-4",)
+            site, answer = make(small(*PRIVATE, *noise), records, ledger)
+            first = answer(COUNTS).values[0]
+            assert site.training.count_noise > 1000
+            data, changed = (
+                (records.take(np.arange(59)), ()) if settings == "fewer" else (records, settings)
+            )
+            other, answer = make(small(*PRIVATE, *noise, *changed), data, ledger)
+            again = answer(COUNTS).values[0]
+            exact = np.bincount(records.labels, minlength=10)
+            scales = site.training.count_noise, other.training.count_noise
+            gap = np.abs((first - exact) / scales[0] - (again - exact) / scales[1])
+            assert (
+                gap > 1e-3
+            ).all()  # of equal noise at most one count would differ, by a thousandth
+            assert [entry.kind for entry in ledger.entries()] == ["training", "counts"] * 2
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_class_counts_that_no_training_released_are_no_answer(small, records, subtests):
+    for settings in [
         ("training=plain", "answers=label"),
         (*PRIVATE, "training.count_fraction=null"),
-    ],
-    ids=["label", "none"],
-)
-def test_class_counts_that_no_training_released_are_no_answer(small, records, settings):
-    site, answer = make(small(*settings), records)
-    with contextlib.suppress(ProtocolError):
-        assert answer(COUNTS).reason.startswith("unplanned")
-    with pytest.raises(ProtocolError, match="this client's mechanism releases no class counts"):
-        answer(replace(COUNTS, acknowledged={"class_counts": 1}))
-    assert all(entry.kind == "training" for entry in site.ledger.entries())
+    ]:
+        with subtests.test(settings=settings):
+            site, answer = make(small(*settings), records)
+            with contextlib.suppress(ProtocolError):
+                assert answer(COUNTS).reason.startswith("unplanned")
+            with pytest.raises(
+                ProtocolError, match="this client's mechanism releases no class counts"
+            ):
+                answer(replace(COUNTS, acknowledged={"class_counts": 1}))
+            assert all(entry.kind == "training" for entry in site.ledger.entries())
 
 
 def test_class_counts_are_no_answer_of_teachers_whatever_they_are_asked_with(small, records):
@@ -385,14 +377,13 @@ def test_over_budget_no_class_is_counted(small, records, monkeypatch):
     assert not site.ledger.entries()
 
 
-@pytest.mark.parametrize(
-    "labels", [np.zeros(60, np.int64), np.array([3]), np.arange(5)], ids=["one class", "one", "few"]
-)
-def test_a_client_with_one_class_or_few_records_works(small, records, labels):
-    few = Split(records.images[: len(labels)], labels)
-    site, answer = make(small("teacher.batch_size=64"), few)
-    assert np.isfinite(site.sensitive_probabilities(request().images)).all()
-    assert isinstance(answer(request()), Response)
+def test_a_client_with_one_class_or_few_records_works(small, records, subtests):
+    for labels in [np.zeros(60, np.int64), np.array([3]), np.arange(5)]:
+        with subtests.test(labels=labels):
+            few = Split(records.images[: len(labels)], labels)
+            site, answer = make(small("teacher.batch_size=64"), few)
+            assert np.isfinite(site.sensitive_probabilities(request().images)).all()
+            assert isinstance(answer(request()), Response)
 
 
 def test_diagnostics_are_refused_outside_a_simulation(small, records):

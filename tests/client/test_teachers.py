@@ -17,23 +17,15 @@ from fed_dpsd.client.teachers import Teachers, assign_shards, make_teacher
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.experiment import load_data
 from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models import initialise, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS
 from fed_dpsd.models.footprint import weight_bytes
 from fed_dpsd.models.inference import IMAGES_AT_ONCE, Images, predict
-from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.progress import listening
 from fed_dpsd.streams import Streams
 from tests.listeners import Counting
-
-
-@pytest.fixture
-def records(small):
-    config = small().config
-    return load_data(config.data, config.cache).train.take(np.arange(60))
 
 
 def make(experiment, records, record_ids=None, client=0):
@@ -144,14 +136,14 @@ def test_a_teacher_from_a_file_answers_as_it_did_where_it_was_trained(small, rec
     assert (read.sensitive_probabilities(Images(records.images))[0] == expected).all()
 
 
-@pytest.mark.parametrize("name", sorted({*CLASSIFIERS} - {*NETWORKS, *GROUP_FORMS.values()}))
-def test_a_file_of_another_architecture_is_refused_by_name(small, records, tmp_path, name):
-    wrong = "mlp" if name == "cnn" else "cnn"
-    teacher = make_teacher(small(f"model.teacher={wrong}").config, 0, 0)
-    write_weights(teacher, tmp_path / "t.safetensors")
-    with pytest.raises(UserError, match=f"t.safetensors does not fit teacher.arch={name}") as error:
-        make(small(f"teacher.path={tmp_path}/t.safetensors", f"teacher.arch={name}"), records)
-    assert "\n" not in str(error.value)
+def test_a_file_of_another_architecture_is_refused_by_name(small, records, tmp_path):
+    for name, wrong in (("cnn", "mlp"), ("lenet", "cnn"), ("scattering", "cnn")):
+        teacher = make_teacher(small(f"model.teacher={wrong}").config, 0, 0)
+        write_weights(teacher, tmp_path / "t.safetensors")
+        experiment = small(f"teacher.path={tmp_path}/t.safetensors", f"teacher.arch={name}")
+        with pytest.raises(UserError, match=f"t.safetensors does not fit teacher.arch={name}") as e:
+            make(experiment, records)
+        assert "\n" not in str(e.value)
 
 
 def test_a_file_of_another_width_or_no_file_is_refused(small, records, tmp_path):
@@ -187,19 +179,6 @@ def test_teachers_are_cached_by_everything_they_depend_on(small, records, monkey
     assert len(trained) == 6
 
 
-def test_a_private_teacher_is_cached_with_its_mechanism(small, records, monkeypatch):
-    trained = []
-    original = DPSGD.train
-    monkeypatch.setattr(DPSGD, "train", lambda *a: trained.append(a) or original(*a))
-    private = ("training=dp_sgd", "answers=probabilities", "training.steps=2", "seed=13")
-    first = make(small(*private), records).sensitive_probabilities(Images(records.images))
-    again = make(small(*private), records).sensitive_probabilities(Images(records.images))
-    assert (first == again).all()
-    assert len(trained) == 1
-    assert make(small(*private, "training.noise_multiplier=2.0"), records).models
-    assert len(trained) == 2
-
-
 def test_a_private_training_draws_other_noise_for_other_records(small, records):
     """Else the difference of two teachers would show a record below one noise."""
     private = (
@@ -218,22 +197,28 @@ def test_a_private_training_draws_other_noise_for_other_records(small, records):
     assert np.abs(noise).max() > 1e-3  # one step of Adam
 
 
-@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
-def test_teachers_and_their_steps_are_reported_over_all_clients(small, training):
-    steps = {"plain": ("teacher.min_steps=3",), "dp_sgd": ("training.steps=3",)}[training]
-    experiment = small(f"training={training}", *steps, "teachers_per_client=2", "model=scattering")
-    federation, hearing = LocalFederation(experiment, Path(experiment.config.out)), Counting()
-    with listening(hearing):
-        list(federation.diagnose())
-    heard = [part for part in hearing.heard if part[0] != "images"]
-    expected = []
-    for teacher in (1, 2, 3, 4):
-        expected += [("steps of a teacher", step, 3) for step in (1, 2, 3)]
-        expected.append(("teachers", teacher, 4))
-    assert heard == expected
-    before = list(hearing.heard)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()  # of nobody's training
-    assert hearing.heard == before
+def test_teachers_and_their_steps_are_reported_over_all_clients(small, subtests):
+    for training in ["plain", "dp_sgd"]:
+        with subtests.test(training=training):
+            steps = {"plain": ("teacher.min_steps=3",), "dp_sgd": ("training.steps=3",)}[training]
+            experiment = small(
+                f"training={training}", *steps, "teachers_per_client=2", "model=scattering"
+            )
+            federation, hearing = (
+                LocalFederation(experiment, Path(experiment.config.out)),
+                Counting(),
+            )
+            with listening(hearing):
+                list(federation.diagnose())
+            heard = [part for part in hearing.heard if part[0] != "images"]
+            expected = []
+            for teacher in (1, 2, 3, 4):
+                expected += [("steps of a teacher", step, 3) for step in (1, 2, 3)]
+                expected.append(("teachers", teacher, 4))
+            assert heard == expected
+            before = list(hearing.heard)
+            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]).step()  # of nobody's training
+            assert hearing.heard == before
 
 
 def test_copies_are_the_image_moved_by_a_pixel_and_itself():
@@ -280,31 +265,17 @@ def test_class_counts_are_each_shards_own_and_the_same_at_every_call(small, reco
 SCATTERING = ("model=scattering", "model.teacher_width=4")
 
 
-@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
-def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, training):
-    steps = ("training.steps=2",) if training == "dp_sgd" else ()
-    experiment = small(f"training={training}", *steps, *SCATTERING, "teachers_per_client=3")
-    known = make(experiment, records)
-    together = known.sensitive_probabilities(Images(records.images))
-    for teacher, answers in zip(known.models, together, strict=True):
-        alone = predict(teacher, records.images, torch.device("cpu"))
-        assert answers == pytest.approx(alone, abs=1e-6)
-    assert np.abs(together[0] - together[1]).max() > 1e-2
-
-
-def test_a_private_teacher_of_fixed_features_and_no_record_answers_as_any_other(small, records):
-    """One record among three shards: an empty one must not be told from the others."""
-    experiment = small(
-        "training=dp_sgd",
-        "answers=probabilities",
-        "training.steps=2",
-        *SCATTERING,
-        "teachers_per_client=3",
-    )
-    sensitive = make(experiment, records.take(np.arange(1))).sensitive_probabilities(
-        Images(records.images)
-    )
-    assert np.isfinite(sensitive).all()
+def test_teachers_with_fixed_features_answer_together_as_each_alone(small, records, subtests):
+    for training in ["plain", "dp_sgd"]:
+        with subtests.test(training=training):
+            steps = ("training.steps=2",) if training == "dp_sgd" else ()
+            experiment = small(f"training={training}", *steps, *SCATTERING, "teachers_per_client=3")
+            known = make(experiment, records)
+            together = known.sensitive_probabilities(Images(records.images))
+            for teacher, answers in zip(known.models, together, strict=True):
+                alone = predict(teacher, records.images, torch.device("cpu"))
+                assert answers == pytest.approx(alone, abs=1e-6)
+            assert np.abs(together[0] - together[1]).max() > 1e-2
 
 
 def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
@@ -315,14 +286,6 @@ def test_a_damaged_cache_entry_is_trained_again(small, records, tmp_path):
     again = make(experiment, records).sensitive_probabilities(Images(records.images))
     assert (first == again).all()
     assert path.stat().st_size > 100
-
-
-def test_a_patients_records_share_a_shard(small, records):
-    patients = np.repeat(np.arange(6), 10)
-    known = Split(records.images, records.labels, patients)
-    parts = make(small("teachers_per_client=3"), known, patients)._shards
-    assert sum(len(part) for part in parts) == 60
-    assert sum(len(set(part.patients)) for part in parts) == 6
 
 
 def test_a_training_with_steps_of_its_own_draws_other_noise_for_other_records(small, records):
@@ -390,20 +353,19 @@ def test_plain_teachers_learn_where_they_answer(small, records, monkeypatch):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("model", ["cnn", "scattering"])
-def test_private_teachers_learn_on_the_processor_and_answer_elsewhere(
-    small, records, monkeypatch, model
-):
+def test_private_teachers_learn_on_the_processor_and_answer_elsewhere(small, records, monkeypatch):
     learnt = []
     original = DPSGD.train
     monkeypatch.setattr(DPSGD, "train", lambda *a: learnt.append(a[2]) or original(*a))
     private = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "seed=22")
-    known = make(small(*private, f"model={model}"), records)
-    assert known.sensitive_probabilities(Images(records.images)).shape == (1, 60, 10)
-    assert [inputs.device.type for inputs in learnt] == ["cpu"]
-    assert {p.device.type for p in known.models[0].parameters()} == {"meta"}
-    size = sum(p.numel() for p in known.models[0].parameters())
-    assert known.sensitive_weights().shape == (1, size, 1)
+    for model in ("cnn", "scattering"):
+        known = make(small(*private, f"model={model}"), records)
+        assert known.sensitive_probabilities(Images(records.images)).shape == (1, 60, 10)
+        assert learnt.pop().device.type == "cpu"
+        assert {p.device.type for p in known.models[0].parameters()} == {"meta"}
+        size = sum(p.numel() for p in known.models[0].parameters())
+        assert known.sensitive_weights().shape == (1, size, 1)
+    assert not learnt
 
 
 def test_a_dropped_teacher_comes_back_from_the_cache(small, records, monkeypatch):

@@ -8,29 +8,30 @@ from PIL import Image
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.experiment import load_data
 from fed_dpsd.losses import decoupled_kd_gradient
-from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
+from fed_dpsd.methods.method import ReplayBuffer, draw_public
 from fed_dpsd.models.inference import predict
-from fed_dpsd.protocol import Aggregate
+from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
+from tests.running import context_of, finish
 
 
 def test_gradient_labels_follow_eq_3(small):
     experiment = small("training=plain", "answers=gradient", "method.label_step=0.5")
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     predictions = np.full((1, 10), 0.1, np.float32)
-    total = Aggregate(np.arange(10.0)[None], count=4)
-    labels = experiment.method.noisy_labels(context, predictions, total)
+    request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
+    total = Aggregate(request, np.arange(10.0)[None], count=4)
+    labels = experiment.method.noisy_labels(context, total)
     bound = experiment.answers.bound
     assert labels == pytest.approx(predictions - 0.5 * np.arange(10.0) / 4 / bound)
 
 
 def test_response_labels_are_shares_of_the_votes(small):
     experiment = small()
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     votes = np.array([[3.0, 1.0, *[0] * 8]])
-    labels = experiment.method.noisy_labels(
-        context, np.zeros((1, 10), np.float32), Aggregate(votes, 4)
-    )
+    request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), np.zeros((1, 10), np.float32))
+    labels = experiment.method.noisy_labels(context, Aggregate(request, votes, 4))
     assert labels[0, :2].tolist() == [0.75, 0.25]
 
 
@@ -39,7 +40,7 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
         small("training=plain", "answers=probabilities", f"method.generator_steps={steps}")
         for steps in (0, 30)
     )
-    context = PublicContext.of(trained.config, trained.training, trained.answers)
+    context = context_of(trained)
     discriminator = context.make_student(Streams(0).torch("discriminator"))
     before = {name: t.clone() for name, t in discriminator.state_dict().items()}
     losses = []
@@ -54,43 +55,41 @@ def test_generator_training_lowers_its_loss_and_leaves_the_critic_alone(small):
     assert all(parameter.requires_grad for parameter in discriminator.parameters())
 
 
-@pytest.mark.parametrize("shares", [(0.0, 0.0, 0.0), (0.25, 0.5, 0.0), (0.25, 0.25, 0.5)])
-def test_the_shares_of_a_rounds_images_are_as_configured(small, shares):
+def test_a_rounds_images_are_mixed_as_configured_and_as_many_as_planned(small):
     names = ("noise_fraction", "areas_fraction", "lines_fraction")
-    settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
-    experiment = small("training=plain", "answers=probabilities", *settings)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    student = context.make_student(Streams(0).torch("student"))
-    images = experiment.method.draw(student, context, Streams(0), 1)
-    again = experiment.method.draw(student, context, Streams(0), 1)
-    later = experiment.method.draw(student, context, Streams(0), 2)
-    assert (images.shape, images.dtype) == ((64, 1, 8, 8), np.uint8)
-    assert (images == again).all()
-    assert all((images[i] != later[i]).any() for i in range(64))
-    count = round(64 * shares[0])
-    if count:
-        assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
+    for queries, shares in (
+        (64, (0.0, 0.0, 0.0)),
+        (64, (0.25, 0.25, 0.5)),
+        (2, (0.5, 0.5, 0.0)),
+        (63, (0.34, 0.33, 0.33)),
+        (65, (0.1, 0.2, 0.7)),
+        (255, (0.34, 0.33, 0.33)),
+    ):
+        settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
+        experiment = small(f"queries_per_round={queries}", *settings)
+        method, context = experiment.method, context_of(experiment)
+        student = context.make_student(Streams(0).torch("student"))
+        images, again, later = (method.draw(student, context, Streams(0), n) for n in (1, 1, 2))
+        assert (images.shape, images.dtype) == ((queries, 1, 8, 8), np.uint8), shares
+        assert queries * experiment.config.rounds == method.plan(context).queries
+        assert (images == again).all()
+        assert all((images[i] != later[i]).any() for i in range(queries)), shares
+        if (count := int(queries * shares[0])) > 8:
+            assert images[:count].std() == pytest.approx(255 / 12**0.5, rel=0.1)
 
 
-@pytest.mark.parametrize(("polarity", "dark"), [("dark", {True}), ("light", {False})])
-def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path, polarity, dark):
-    """Images of both polarities, the control, are asked by default."""
-
-    def asked(*overrides):
-        experiment = small("training=plain", "rounds=1", *overrides)
-        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-        federation = LocalFederation(experiment, tmp_path / str(len(overrides)))
-        (only,) = experiment.method.server(federation, context, Streams(0), None)
-        return {bool(image.mean() < 127.5) for image in only.state.buffer[0].images}
-
-    assert asked(f"method.polarity={polarity}") == dark
-    assert asked() == {True, False}
+def test_a_known_polarity_holds_from_the_first_image_on(small, tmp_path):
+    """Images of both polarities, the control, are sent by default."""
+    for polarity, dark in (("dark", {True}), ("light", {False}), ("both", {True, False})):
+        settings = "training=plain", "rounds=1", f"method.polarity={polarity}"
+        _, (only,) = finish(small(*settings), tmp_path / polarity)
+        assert {bool(i.mean() < 127.5) for i in only.state.buffer[0].images} == dark, polarity
 
 
 def test_recombined_images_are_made_of_the_bank(small):
     """White images in the bank make white ones, black images black ones: nothing else shows."""
     experiment = small("method.recombined_fraction=0.25", "queries_per_round=64")
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     student = context.make_student(Streams(0).torch("student"))
     counts = experiment.method.mixture(64)
     assert counts["recombined"] == 16
@@ -121,7 +120,7 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
 
     def flat(*overrides):
         experiment = small("queries_per_round=64", *overrides)
-        context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        context = context_of(experiment)
         student = context.make_student(Streams(0).torch("student"))
         images = experiment.method.draw(student, context, Streams(0), 1)
         assert len(images) == 64
@@ -134,7 +133,7 @@ def test_pictures_take_the_place_of_procedural_images(small, tmp_path):
 
 def test_each_round_asks_other_crops(small):
     experiment = small("queries_per_round=64", "pictures=scikit-learn")
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     counts = {"areas": 20, "lines": 12}
     rounds = [draw_public(counts, context, Streams(0), number)[0] for number in (1, 2, 1)]
     assert rounds[0].shape == (32, 1, 8, 8)
@@ -142,23 +141,11 @@ def test_each_round_asks_other_crops(small):
     assert (rounds[0] != rounds[1]).any((1, 2, 3)).all()
 
 
-@pytest.mark.parametrize("queries", [2, 63, 65, 255])
-@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.0), (0.34, 0.33, 0.33), (0.1, 0.2, 0.7)])
-def test_a_round_asks_exactly_as_much_as_the_plan_says(small, queries, shares):
-    names = ("noise_fraction", "areas_fraction", "lines_fraction")
-    settings = [f"method.{name}={share}" for name, share in zip(names, shares, strict=True)]
-    experiment = small(f"queries_per_round={queries}", *settings)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    student = context.make_student(Streams(0).torch("student"))
-    asked = len(experiment.method.draw(student, context, Streams(0), 1))
-    assert asked * experiment.config.rounds == experiment.method.plan(context).queries
-
-
 def test_gradients_are_asked_for_near_the_uniform_prediction(small):
     """There the answer points at the teacher's class; with our divisor at lambda 8 it does not."""
     images = np.zeros((1, 1, 8, 8), np.uint8)
     experiment = small("training=plain", "answers=gradient")
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     student = context.make_student(Streams(0).torch("student"))
     with torch.no_grad():
         student.classifier.bias[3] = 5
@@ -193,7 +180,7 @@ def test_noise_at_the_server_is_added_once_whatever_the_number_of_clients(small,
         return seen["total"]
 
     federation.total = total
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     list(experiment.method.server(federation, context, Streams(0), None))
     scale = seen["total"].sum.std() / experiment.answers.bound
     assert scale == pytest.approx(1000, rel=0.05)  # 5,120 draws: 5 standard errors
@@ -215,7 +202,7 @@ def test_the_student_learns_from_answers_alone(small, tmp_path):
     )
     federation = LocalFederation(experiment, tmp_path)
     test = load_data(experiment.config.data, experiment.config.cache).test
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     *_, last = experiment.method.server(federation, context, Streams(0), None)
     accuracy = (predict(last.student, test.images, context.device).argmax(1) == test.labels).mean()
     assert accuracy > 0.5

@@ -1,6 +1,5 @@
 """What methods share: class shares from noisy counts, and the weight that they give."""
 
-import dataclasses
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,10 +8,10 @@ import pytest
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.methods.class_counts import fetch_class_weights, weigh
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.gaussian import NormalizedGradient
-from fed_dpsd.protocol import Aggregate, Refusal, Request, Response
+from fed_dpsd.protocol import Aggregate, Refusal, Replies, Request, Response
 from fed_dpsd.streams import Streams
+from tests.running import context_of
 
 PRIVATE = ("training=dp_sgd", "answers=probabilities", "training.steps=1", "data.num_classes=10")
 
@@ -25,24 +24,20 @@ class Counting:
 
     def each(self, request):
         self.requests.append(request)
-        return {
+        replies = {
             client: Refusal(0, "spent") if row is None else Response(0, np.array([row]))
             for client, row in enumerate(self.rows)
         }
-
-    def get_or_store(self, request):
-        return request
+        return Replies(request, replies)
 
     def total(self, request):
         self.requests.append(request)
-        return Aggregate(np.zeros(request.predictions.shape), 0, {})
+        return Aggregate(request, np.zeros(request.predictions.shape), 0, {})
 
 
 @pytest.fixture
 def context(small):
-    experiment = small(*PRIVATE)
-    full = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    return dataclasses.replace(full, num_classes=3)
+    return replace(context_of(small(*PRIVATE)), num_classes=3)
 
 
 def test_shares_are_parts_of_each_class_and_an_empty_class_is_everybodys(context):
@@ -69,34 +64,27 @@ def test_one_client_has_all_and_a_refusing_one_no_share(context):
     assert fetch_class_weights(Counting(None, None), context) == {}
 
 
-@pytest.mark.parametrize("lie", [1e300, np.finfo(float).max, np.finfo(float).tiny])
-def test_no_lie_about_counts_makes_shares_that_are_not_finite(context, lie):
+def test_no_lie_about_counts_makes_shares_that_are_not_finite(context):
     """A liar may claim every class; the others' labels must stay probabilities."""
-    shares = fetch_class_weights(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), context)
-    assert all(np.isfinite(share).all() for share in shares.values())
-    assert sum(shares.values()) == pytest.approx(np.ones(3))
-    rows = {client: np.full((2, 3), 1 / 3) for client in shares}
-    assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
+    for lie in (1e300, np.finfo(float).max, np.finfo(float).tiny):
+        shares = fetch_class_weights(Counting([lie] * 3, [lie] * 3, [1.0, 0.0, 2.0]), context)
+        assert all(np.isfinite(share).all() for share in shares.values()), lie
+        assert sum(shares.values()) == pytest.approx(np.ones(3))
+        rows = {client: np.full((2, 3), 1 / 3) for client in shares}
+        assert weigh(rows, shares) == pytest.approx(np.full((2, 3), 1 / 3))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (
-            "training=plain",
-            "answers=label",
-        ),
+def test_nobody_is_asked_for_counts_that_nobody_releases(small):
+    for settings in (
+        ("training=plain", "answers=label"),
         (*PRIVATE, "training.count_fraction=null"),
-    ],
-)
-def test_nobody_is_asked_for_counts_that_nobody_releases(small, settings):
-    experiment = small(*settings)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    federation, streams = Counting(), Streams(0)
-    assert not experiment.method.plan(context).counts
-    with pytest.raises(UserError, match="no client answers"):
-        next(experiment.method.server(federation, context, streams, None))
-    assert [request.kind for request in federation.requests] == ["answers"]
+    ):
+        experiment = small(*settings)
+        federation, context = Counting(), context_of(experiment)
+        assert not experiment.method.plan(context).counts
+        with pytest.raises(UserError, match="no client answers"):
+            next(experiment.method.server(federation, context, Streams(0), None))
+        assert [request.kind for request in federation.requests] == ["answers"]
 
 
 def test_a_client_is_believed_about_the_classes_that_it_holds():
@@ -114,7 +102,7 @@ def test_a_client_is_believed_about_the_classes_that_it_holds():
 def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
     experiment = small(*PRIVATE)
     method = experiment.method
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    context = context_of(experiment)
     predictions = np.full((1, 2), 0.5, np.float32)
     request = Request(1, np.zeros((1, 1, 8, 8), np.uint8), predictions)
     answers = {
@@ -123,15 +111,17 @@ def test_a_total_is_weighted_and_who_has_no_share_is_left_out(small):
         2: Response(1, np.array([[1.6, 0.4]]), 2),
         3: Response(1, np.array([[0.0, 2.0]]), 2),
     }
-    federation = SimpleNamespace(each=lambda request: answers, total=lambda request: "plain")
+    federation = SimpleNamespace(
+        each=lambda request: Replies(request, answers), total=lambda request: "plain"
+    )
     shares = {0: np.array([1.0, 0.25]), 1: np.zeros(2), 2: np.array([0.0, 0.75])}
-    total = method.request(federation, request, context, shares)
+    total = method.collect(federation, request, context, shares)
     assert total.sum == pytest.approx(4 * np.array([[0.6 / 0.85, 0.25 / 0.85]]))
     assert (total.count, total.refused) == (4, {1: "spent"})
-    nobody = method.request(federation, request, context, {1: np.ones(2)})
+    nobody = method.collect(federation, request, context, {1: np.ones(2)})
     assert (nobody.count, nobody.refused, nobody.sum.tolist()) == (0, {1: "spent"}, [[0, 0]])
-    assert method.request(federation, request, context, {}) == "plain"
+    assert method.collect(federation, request, context, {}) == "plain"
     answers[0] = Response(1, np.array([[-1.2, 0.8]]), 2)
     signed = replace(context, answers=NormalizedGradient(2, 1.0))
-    total = method.request(federation, request, signed, shares)
+    total = method.collect(federation, request, signed, shares)
     assert total.sum == pytest.approx(4 * np.array([[-0.6, 0.25 * 0.4 + 0.75 * 0.2]]))

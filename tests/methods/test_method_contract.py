@@ -7,16 +7,16 @@ from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.privacy.accounting import epsilon, prove
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Clear
-from fed_dpsd.protocol import Aggregate, Refusal, Response
+from fed_dpsd.protocol import Aggregate, Refusal, Replies, Response
 from fed_dpsd.server import checkpoint
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.streams import Streams
 from tests.conftest import quick_for
 from tests.ledgers import entries_of
 from tests.proofs import bases, spent
+from tests.running import context_of, finish, rounds
 
 METHODS = sorted(path.stem for path in (conf_folder() / "method").glob("*.yaml"))
 PLAIN = [
@@ -103,93 +103,12 @@ def experiment(request, small):
     return small(named, *quick_for([named]), *NEEDS.get(method, ()), *answers)
 
 
-def rounds(experiment, folder, resume=None):
-    federation = LocalFederation(experiment, folder)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    return experiment.method.server(federation, context, Streams(0), resume)
-
-
 def weights(finished):
     return {name: tensor.clone() for name, tensor in finished.student.state_dict().items()}
 
 
 def equal(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_resuming_after_any_round_is_the_straight_run_bit_by_bit(experiment, tmp_path):
-    torch.set_num_threads(1)
-    straight, states = [], []
-    for finished in rounds(experiment, tmp_path / "straight"):
-        straight.append(weights(finished))
-        checkpoint.save(tmp_path / "checkpoint", finished.state)
-        states.append(checkpoint.load(tmp_path / "checkpoint"))
-        assert all(np.isfinite(value) for value in finished.metrics.values())
-    one = experiment.method_name in ONE_ROUND
-    assert len(straight) == (1 if one else experiment.config.rounds)
-    assert one or not equal(straight[0], straight[-1])
-    for state in states[:-1]:
-        resumed = [weights(f) for f in rounds(experiment, tmp_path / "resumed", state)]
-        assert len(resumed) == len(straight) - state.round
-        assert equal(resumed[-1], straight[-1])
-
-
-def test_the_plan_is_what_the_ledgers_hold(experiment, tmp_path):
-    federation = LocalFederation(experiment, tmp_path)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    list(experiment.method.server(federation, context, Streams(0), None))
-    planned = experiment.method.plan(context)
-    for site in federation._sites.values():
-        entries = entries_of(site.ledger)
-        assert sum(entry.queries for entry in entries) == planned.queries
-        charged = site.account.state().charged
-        unasked = +planned.releases - charged
-        assert charged <= planned.releases
-        assert not unasked
-        for pair in UNITS_AND_RELATIONS:
-            for basis, stages in bases(planned).items():
-                charged, proven = spent(entries, *pair, basis), prove(stages, 1e-5, *pair)
-                assert epsilon(charged, 1e-5).epsilon == proven.value
-        trainings = {entry.digest for entry in entries if entry.kind == "training"}
-        covered = {e.training for e in entries if e.kind not in ("training", "counts", "baseline")}
-        assert covered == (trainings or {""})  # each training covers something
-        assert bool(trainings) == (set(bases(planned)) == {"training", "answers"})
-
-
-class Refusing:
-    """A federation whose clients all refuse from some round on."""
-
-    def __init__(self, inner, last):
-        self.inner, self.last, self.get_or_store = inner, last, inner.get_or_store
-
-    def total(self, request):
-        if request.query_id > self.last:
-            return Aggregate(np.zeros(request.predictions.shape), 0, {0: "spent", 1: "spent"})
-        return self.inner.total(request)
-
-    def each(self, request):
-        if request.query_id > self.last:
-            return {0: Refusal(request.query_id, "spent"), 1: Refusal(request.query_id, "spent")}
-        return self.inner.each(request)
-
-
-@pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True, ids=str)
-def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
-    federation = Refusing(LocalFederation(experiment, tmp_path), last=1)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    finished = list(experiment.method.server(federation, context, Streams(0), None))
-    first, last = finished
-    assert first.state.round == last.state.round == 1
-    assert last.refused == {0: "spent", 1: "spent"}
-    assert not equal(weights(first), weights(last))  # a last student, trained on what there is
-
-
-@pytest.mark.parametrize("experiment", ASKING, indirect=True, ids=lambda p: p[0])
-def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
-    federation = Refusing(LocalFederation(experiment, tmp_path), last=-1)
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    with pytest.raises(UserError, match="no client answers: spent$"):
-        list(experiment.method.server(federation, context, Streams(0), None))
 
 
 class Recorder:
@@ -210,14 +129,55 @@ class Recorder:
         return response
 
 
-def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
-    federation = LocalFederation(experiment, tmp_path)
-    recorders = {c: Recorder(site) for c, site in federation._sites.items()}
-    federation._sites = recorders
-    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
-    next(iter(experiment.method.server(federation, context, Streams(0), None)))
-    for recorder in recorders.values():
-        assert recorder.released
+def recorded(federation):
+    federation._sites = {client: Recorder(site) for client, site in federation._sites.items()}
+    return federation
+
+
+def test_a_run_is_resumable_bit_by_bit_charged_as_planned_and_leaks_nothing(experiment, tmp_path):
+    torch.set_num_threads(1)
+    federation = recorded(LocalFederation(experiment, tmp_path / "straight"))
+    straight, states = [], []
+    context = context_of(experiment)
+    for finished in experiment.method.server(federation, context, Streams(0), None):
+        straight.append(weights(finished))
+        checkpoint.save(tmp_path / "checkpoint", finished.state)
+        states.append(checkpoint.load(tmp_path / "checkpoint"))
+        assert all(np.isfinite(value) for value in finished.metrics.values())
+    one = experiment.method_name in ONE_ROUND
+    assert len(straight) == (1 if one else experiment.config.rounds)
+    assert one or not equal(straight[0], straight[-1])
+    for state in states[:-1]:
+        resumed = [weights(f) for f in rounds(experiment, tmp_path / "resumed", state)]
+        assert len(resumed) == len(straight) - state.round
+        assert equal(resumed[-1], straight[-1])
+    charged_as_planned(experiment, federation)
+    nothing_else_left(experiment, federation)
+
+
+def charged_as_planned(experiment, federation):
+    """The ledgers hold the plan, and prove what it proves."""
+    planned = experiment.method.plan(context_of(experiment))
+    for site in federation._sites.values():
+        entries = entries_of(site.ledger)
+        assert sum(entry.queries for entry in entries) == planned.queries
+        charged = site.account.state().charged
+        assert charged <= planned.releases
+        assert not +planned.releases - charged
+        for pair in UNITS_AND_RELATIONS:
+            for basis, stages in bases(planned).items():
+                charged, proven = spent(entries, *pair, basis), prove(stages, 1e-5, *pair)
+                assert epsilon(charged, 1e-5).epsilon == proven.value
+        trainings = {entry.digest for entry in entries if entry.kind == "training"}
+        covered = {e.training for e in entries if e.kind not in ("training", "counts", "baseline")}
+        assert covered == (trainings or {""})  # each training covers something
+        assert bool(trainings) == (set(bases(planned)) == {"training", "answers"})
+
+
+def nothing_else_left(experiment, federation):
+    """What leaves a client is what was released, and it is exact only where it may be."""
+    for recorder in federation._sites.values():
+        assert recorder.released or experiment.method_name == "local"
         for mechanism, bounded, response in recorder.released:
             # Weights, counts and probabilities; and no noise, which only private teachers may have.
             clear = isinstance(mechanism, Clear) or (
@@ -230,3 +190,36 @@ def test_nothing_leaves_a_client_but_what_was_released(experiment, tmp_path):
             assert isinstance(response, Response | Refusal)
             same = np.allclose(bounded, response.values, rtol=0, atol=1e-8)  # the noise's grid
             assert same == exact_is_allowed
+
+
+class Refusing:
+    """A federation whose clients all refuse from some round on."""
+
+    def __init__(self, inner, last):
+        self.inner, self.last = inner, last
+
+    def total(self, request):
+        if request.query_id > self.last:
+            refused = self.each(request).refused
+            return Aggregate(request, np.zeros(request.predictions.shape), 0, refused)
+        return self.inner.total(request)
+
+    def each(self, request):
+        if request.query_id > self.last:
+            refusal = Refusal(request.query_id, "spent")
+            return Replies(request, {0: refusal, 1: refusal})
+        return self.inner.each(request)
+
+
+@pytest.mark.parametrize("experiment", ASKING_MANY, indirect=True, ids=str)
+def test_a_federation_that_refuses_ends_the_run_cleanly(experiment, tmp_path):
+    _, (first, last) = finish(experiment, tmp_path, lambda inner: Refusing(inner, last=1))
+    assert first.state.round == last.state.round == 1
+    assert last.refused == {0: "spent", 1: "spent"}
+    assert not equal(weights(first), weights(last))  # a last student, trained on what there is
+
+
+@pytest.mark.parametrize("experiment", ASKING, indirect=True, ids=lambda p: p[0])
+def test_a_federation_that_never_answers_is_an_error_that_says_why(experiment, tmp_path):
+    with pytest.raises(UserError, match="no client answers: spent$"):
+        finish(experiment, tmp_path, lambda inner: Refusing(inner, last=-1))

@@ -19,7 +19,6 @@ from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.experiment import load_data, set_up
 from fed_dpsd.methods.fedadi import jensen_shannon
 from fed_dpsd.methods.fedavg import average
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.methods.white_box import (
     BatchStatistics,
     Ensemble,
@@ -37,6 +36,7 @@ from fed_dpsd.server.summary import scores_of
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
 from tests.ledgers import entries_of
+from tests.running import context_of, finish, not_refused
 
 CLEAR = ("training=plain", "answers=probabilities", "teacher.same_start=true")
 PRIVATE = (
@@ -49,15 +49,7 @@ WITH_STATISTICS = ("model.teacher=cnn_bn", "model.student=cnn_bn")
 
 
 def open_(experiment, folder):
-    return LocalFederation(experiment, folder), PublicContext.of(
-        experiment.config, experiment.training, experiment.answers
-    )
-
-
-def finish(experiment, folder, federation=None):
-    opened, context = open_(experiment, folder)
-    server = experiment.method.server(federation or opened, context, Streams(0), None)
-    return opened, list(server)
+    return LocalFederation(experiment, folder), context_of(experiment)
 
 
 def images(count=6, size=8):
@@ -103,14 +95,14 @@ def test_weights_of_another_length_name_the_client(small, tmp_path):
 
 
 def test_central_is_the_one_clients_teacher(small, tmp_path):
-    with pytest.raises(ConfigError, match="method=central has one client; use num_clients=1"):
-        small(*CLEAR, "method=central", "num_clients=2")
+    one = "method=central needs another value; use num_clients=1"
+    assert not not_refused(small, [("num_clients=2", one)], *CLEAR, "method=central")
     federation, (finished,) = finish(small(*CLEAR, "method=central", "num_clients=1"), tmp_path)
     (teacher,) = federation._sites[0]._teachers.models
     assert torch.equal(finished.student(images()), teacher(images()))
 
 
-def test_direct_training_is_that_of_the_students_own_network(tmp_path):
+def test_direct_training_is_that_of_the_students_own_network(small, tmp_path):
     """Whatever the teachers would be; nothing is proven of it. The control: central training."""
     model = ("model=cnn", "model.student=lenet", "model.student_width=6")
     for method, own in (("direct", True), ("central", False)):
@@ -121,6 +113,13 @@ def test_direct_training_is_that_of_the_students_own_network(tmp_path):
     card = privacy_card(experiment, plan_of(experiment))
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}
     assert card["reason"] == "the teachers' own weights leave the clients"
+    table = (
+        ("num_clients=2", "method=direct needs another value; use num_clients=1"),
+        ("model.teacher=mlp", "model.teacher=mlp: method=direct needs .*; use model.teacher=cnn"),
+        ("model.teachers=[mlp]", r"method=direct needs .*; use model.teachers=\[\]"),
+        ("teacher.path=t teacher.arch=cnn", "method=direct needs .*; use teacher.arch=null"),
+    )
+    assert not not_refused(small, table, "method=direct", "model.student=cnn")
 
 
 def test_locals_private_training_is_charged_and_nothing_else(small):
@@ -189,24 +188,24 @@ def test_answers_are_summed_over_rounds_and_a_resumed_run_goes_on_counting(small
 # --- averages ---
 
 
-@pytest.mark.parametrize("shares", [[1.0, 1.0, 1.0], [5.0, 0.0, 120.0]])
-def test_an_average_is_flowers_own(monkeypatch, shares):
+def test_an_average_is_flowers_own(monkeypatch):
     """The same replies, to `flwr.serverapp.strategy.FedAvg` and to ours."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
     rng = np.random.default_rng(0)
-    vectors = [rng.normal(size=50).astype(np.float32) for _ in shares]
-    replies = []
-    for number, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
-        metrics = MetricRecord({"num-examples": share})
-        content = RecordDict({"arrays": ArrayRecord([vector]), "metrics": metrics})
-        message = Message(RecordDict(), dst_node_id=number + 1, message_type="train")
-        replies.append(Message(content, reply_to=message))
-    flower, _ = FedAvg(weighted_by_key="num-examples").aggregate_train(1, replies)
-    (theirs,) = flower.to_numpy_ndarrays()
-    ours = average([torch.from_numpy(vector) for vector in vectors], shares)
-    assert ours.numpy() == pytest.approx(theirs, abs=1e-6)
-    assert np.abs(ours.numpy() - np.mean(vectors, 0)).max() > 0.1 or shares == [1.0] * 3
+    for shares in ([1.0, 1.0, 1.0], [5.0, 0.0, 120.0]):
+        vectors = [rng.normal(size=50).astype(np.float32) for _ in shares]
+        replies = []
+        for number, (vector, share) in enumerate(zip(vectors, shares, strict=True)):
+            metrics = MetricRecord({"num-examples": share})
+            content = RecordDict({"arrays": ArrayRecord([vector]), "metrics": metrics})
+            message = Message(RecordDict(), dst_node_id=number + 1, message_type="train")
+            replies.append(Message(content, reply_to=message))
+        flower, _ = FedAvg(weighted_by_key="num-examples").aggregate_train(1, replies)
+        (theirs,) = flower.to_numpy_ndarrays()
+        ours = average([torch.from_numpy(vector) for vector in vectors], shares)
+        assert ours.numpy() == pytest.approx(theirs, abs=1e-6)
+        assert np.abs(ours.numpy() - np.mean(vectors, 0)).max() > 0.1 or shares == [1.0] * 3
 
 
 def test_one_round_averages_the_teachers_by_their_records(small, tmp_path):

@@ -7,34 +7,31 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import devices
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "said"),
-    [
+def test_a_device_that_is_not_there_is_named_with_what_is(subtests):
+    for name, count, said in [
         ("cuda", 0, "client_device=cuda: this machine has no usable GPU; use client_device=auto"),
         ("cuda:0", 0, "client_device=cuda:0: this machine has no usable GPU"),
         ("cuda:3", 2, "client_device=cuda:3: this machine has cuda:0 and cuda:1 only; use client"),
         ("cuda:1", 1, "this machine has cuda:0 only; use client_device=cuda:0, auto or cpu"),
-    ],
-)
-def test_a_device_that_is_not_there_is_named_with_what_is(name, count, said):
-    with pytest.raises(UserError, match=said) as error:
-        devices.require_device("client_device", name, count)
-    assert "\n" not in str(error.value)
+    ]:
+        with subtests.test(name=name, count=count, said=said):
+            with pytest.raises(UserError, match=said) as error:
+                devices.require_device("client_device", name, count)
+            assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("auto", 0), ("cpu", 0), ("auto", 2), ("cuda", 1), ("cuda:1", 2)]
-)
-def test_a_device_that_is_there_is_none_to_speak_of(name, count):
-    devices.require_device("client_device", name, count)
+def test_a_device_that_is_there_is_none_to_speak_of(subtests):
+    for name, count in [("auto", 0), ("cpu", 0), ("auto", 2), ("cuda", 1), ("cuda:1", 2)]:
+        with subtests.test(name=name, count=count):
+            devices.require_device("client_device", name, count)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_auto_is_a_gpu_where_there_is_one(monkeypatch, there):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    assert devices.choose("auto").type == ("cuda" if there else "cpu")
-    assert devices.choose("cpu").type == "cpu"
-    assert str(devices.choose("cuda:1")) == "cuda:1"
+def test_auto_is_a_gpu_where_there_is_one(monkeypatch):
+    for there, kind in ((False, "cpu"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert devices.choose("auto").type == kind
+        assert devices.choose("cpu").type == "cpu"
+        assert str(devices.choose("cuda:1")) == "cuda:1"
 
 
 def test_the_table_has_every_gpu_with_its_memory(monkeypatch):

@@ -7,11 +7,9 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.models import (
-    fixed_features,
     initialise,
     load_vector,
     misfit,
-    patches,
     read_weights,
     to_vector,
     torch_threads,
@@ -22,32 +20,29 @@ from fed_dpsd.models.generators import Generator, UpConvolution
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS
 from fed_dpsd.streams import Streams
 
+pytestmark = pytest.mark.usefixtures("few_examples")
 OWN = [name for name in CLASSIFIERS if name not in {*NETWORKS, *GROUP_FORMS.values()}]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
-def every(name, shape):
-    """A case; the principal components of so many coefficients take a quarter of a minute."""
-    long = name == "scattering" and shape == (3, 32, 32)
-    return pytest.param(name, shape, marks=[pytest.mark.slow, pytest.mark.ci] if long else [])
+LONG = ("scattering", (3, 32, 32))  # its principal components take a quarter of a minute
+CASES = [(name, shape) for name in OWN for shape in SHAPES if (name, shape) != LONG]
+CASES.append(("scattering", (3, 16, 16)))
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [every(name, shape) for name in OWN for shape in SHAPES] + [every("scattering", (3, 16, 16))],
+    "cases", [CASES, pytest.param([LONG], marks=[pytest.mark.slow, pytest.mark.ci])]
 )
-def test_classifiers_take_any_shape(name, shape, monkeypatch):
-    for setting in ("EXAMPLES", "PATTERNS"):  # whitening takes seconds otherwise
-        monkeypatch.setattr(patches, setting, getattr(patches, setting) // 8)
-    for module, name_of_cache in ((patches, "patterns"), (fixed_features, "whitening")):
-        whole = getattr(module, name_of_cache).__wrapped__
-        monkeypatch.setattr(module, name_of_cache, functools.cache(whole))
-    model = initialise(lambda: CLASSIFIERS[name](shape, 7, 4), Streams(0).torch("model"))
-    images = torch.rand((5, *shape), generator=Streams(0).torch("images"))
-    logits = model(images)
-    assert logits.shape == (5, 7)
-    assert torch.equal(model.classifier(model.features(images)), logits)
-    assert logits.std() > 0
+def test_classifiers_take_any_shape(cases, subtests):
+    for name, shape in cases:
+        with subtests.test(name=name, shape=shape):
+            build = functools.partial(CLASSIFIERS[name], shape, 7, 4)
+            model = initialise(build, Streams(0).torch("model"))
+            images = torch.rand((5, *shape), generator=Streams(0).torch("images"))
+            logits = model(images)
+            assert logits.shape == (5, 7)
+            assert torch.equal(model.classifier(model.features(images)), logits)
+            assert logits.std() > 0
 
 
 def test_tempered_sigmoids_are_scaled_and_shifted_sigmoids_of_which_tanh_is_one():
@@ -79,21 +74,23 @@ def test_weights_follow_xaviers_rule():
     assert (layer.bias == 0).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_generators_draw_high_contrast_images_in_range(shape):
-    streams = Streams(0)
-    generator = initialise(lambda: Generator(shape, 6, 4), streams.torch("generator"))
-    latents = torch.randn((16, 6), generator=streams.torch("latents"))
-    spreads, means = [], []
-    for number in range(20):
-        generator.start(streams.torch("start", query_id=number))
-        images = generator(latents)
-        assert images.shape == (16, *shape)
-        assert 0 <= images.min() < images.max() <= 1
-        spreads.append(images.std().item())
-        means.append(images.mean().item())
-    assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
-    assert min(means) < 0.25 < 0.6 < max(means)
+def test_generators_draw_high_contrast_images_in_range(subtests):
+    for shape in SHAPES:
+        with subtests.test(shape=shape):
+            streams = Streams(0)
+            build = functools.partial(Generator, shape, 6, 4)
+            generator = initialise(build, streams.torch("generator"))
+            latents = torch.randn((16, 6), generator=streams.torch("latents"))
+            spreads, means = [], []
+            for number in range(20):
+                generator.start(streams.torch("start", query_id=number))
+                images = generator(latents)
+                assert images.shape == (16, *shape)
+                assert 0 <= images.min() < images.max() <= 1
+                spreads.append(images.std().item())
+                means.append(images.mean().item())
+            assert max(spreads) > 0.3  # a uniform grey image has 0, a fair coin 0.5
+            assert min(means) < 0.25 < 0.6 < max(means)
 
 
 def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
@@ -104,15 +101,17 @@ def test_a_convolution_of_doubled_images_is_that_of_repeated_pixels():
     assert torch.allclose(layer(images), functional.conv2d(repeated, layer.weight, padding=1))
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_only_those_with_batch_norm_keep_statistics_of_their_images(name):
+def test_only_those_with_batch_norm_keep_statistics_of_their_images(subtests):
     """So that a teacher is its weights, and DP-SGD can bound what one record does."""
-    model = initialise(lambda: CLASSIFIERS[name]((1, 28, 28), 7, 4), Streams(0).torch("model"))
-    assert bool(list(model.buffers())) == (name == "cnn_bn")
-    images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
-    together = model.train()(images)
-    alone = torch.cat([model(image[None]) for image in images])
-    assert torch.allclose(together, alone, atol=1e-4) == (name != "cnn_bn")
+    for name in OWN:
+        with subtests.test(name=name):
+            build = functools.partial(CLASSIFIERS[name], (1, 28, 28), 7, 4)
+            model = initialise(build, Streams(0).torch("model"))
+            assert bool(list(model.buffers())) == (name == "cnn_bn")
+            images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+            together = model.train()(images)
+            alone = torch.cat([model(image[None]) for image in images])
+            assert torch.allclose(together, alone, atol=1e-4) == (name != "cnn_bn")
 
 
 def test_a_layer_without_a_rule_is_an_error():

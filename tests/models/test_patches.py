@@ -97,6 +97,8 @@ def test_centres_find_directions_whatever_their_sign(monkeypatch):
     assert centres.abs().amax(1).min() > 0.6
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_patterns_are_those_of_the_measured_results():
     """Other images, constants or numbers of steps change them; docs/results would be of others."""
     kernels, offsets = patterns((3, 32, 32))

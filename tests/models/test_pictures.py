@@ -25,17 +25,18 @@ def encoded(colour, size=(40, 60)):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_crops_are_bytes_of_the_shape_and_differ(shape):
-    loaded = pictures.load("scikit-learn", shape[1])
-    images = pictures.crops(loaded, 300, shape, rng())
-    assert (images.shape, images.dtype) == ((300, *shape), np.uint8)
-    assert images.min() < 20 < 235 < images.max()
-    flat = images.reshape(300, -1)
-    assert len(np.unique(flat[flat.std(1) > 5], axis=0)) > 200
-    assert (images == pictures.crops(loaded, 300, shape, rng())).all()
-    assert (images != pictures.crops(loaded, 300, shape, rng(1))).any()
-    assert pictures.crops(loaded, 0, shape, rng()).shape == (0, *shape)
+def test_crops_are_bytes_of_the_shape_and_differ(subtests):
+    for shape in SHAPES:
+        with subtests.test(shape=shape):
+            loaded = pictures.load("scikit-learn", shape[1])
+            images = pictures.crops(loaded, 300, shape, rng())
+            assert (images.shape, images.dtype) == ((300, *shape), np.uint8)
+            assert images.min() < 20 < 235 < images.max()
+            flat = images.reshape(300, -1)
+            assert len(np.unique(flat[flat.std(1) > 5], axis=0)) > 200
+            assert (images == pictures.crops(loaded, 300, shape, rng())).all()
+            assert (images != pictures.crops(loaded, 300, shape, rng(1))).any()
+            assert pictures.crops(loaded, 0, shape, rng()).shape == (0, *shape)
 
 
 def test_crops_show_the_picture_and_nothing_else(tmp_path):
@@ -62,8 +63,8 @@ def test_crops_are_mirrored_turned_shifted_and_in_other_colours(tmp_path):
     right = (grey[:, :, -1] - grey[:, :, 0]).mean(1)
     down = (grey[:, -1] - grey[:, 0]).mean(1)
     assert 0.3 < (right > 0).mean() < 0.7  # mirrored
-    apply_polarity = np.abs(down) > 0.2 * np.abs(right)
-    assert 0.3 < apply_polarity.mean() < 0.95  # by up to half a radian
+    tilted = np.abs(down) > 0.2 * np.abs(right)
+    assert 0.3 < tilted.mean() < 0.95  # by up to half a radian
     reddest = (drawn.mean((2, 3)).argmax(1) == 0).mean()
     assert 0.5 < reddest < 0.85  # half have their channels in a random order
     centres = pictures._cropped(loaded.levels[0], 200, 16, rng())[:, 0, 8, 8] * 255

@@ -79,14 +79,15 @@ def test_where_places_do_not_agree_images_are_taken_one_by_one(monkeypatch):
     assert sizes[-5:] == [1] * 5
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_rows_have_two_equal_parts_and_one_length(channels):
-    backbone = Pretrained((channels, 8, 8), 32)
-    rows = backbone(images(5, channels))
-    assert rows.shape == (5, backbone.num_features) == (5, 1280 + 32)
-    assert rows.norm(dim=1).tolist() == pytest.approx([6] * 5)
-    assert rows[:, :1280].norm(dim=1).tolist() == pytest.approx([18**0.5] * 5)
-    assert next(backbone.parameters(), None) is None
+def test_rows_have_two_equal_parts_and_one_length(subtests):
+    for channels in [1, 3]:
+        with subtests.test(channels=channels):
+            backbone = Pretrained((channels, 8, 8), 32)
+            rows = backbone(images(5, channels))
+            assert rows.shape == (5, backbone.num_features) == (5, 1280 + 32)
+            assert rows.norm(dim=1).tolist() == pytest.approx([6] * 5)
+            assert rows[:, :1280].norm(dim=1).tolist() == pytest.approx([18**0.5] * 5)
+            assert next(backbone.parameters(), None) is None
 
 
 def test_features_are_computed_once_and_kept_for_other_processes(tmp_path, monkeypatch):

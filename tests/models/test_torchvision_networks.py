@@ -11,13 +11,13 @@ from torchvision import models
 
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, own_names
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder
@@ -27,7 +27,12 @@ MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
 SIZES = [(1, 28, 28), (3, 32, 32), (3, 64, 64), (1, 224, 224)]
 
 
-@pytest.mark.parametrize("shape", SIZES, ids=str)
+def at(shape):
+    """The smallest size is fast; the others are slow."""
+    return pytest.param(shape, marks=[pytest.mark.slow] * (shape != SIZES[0]))
+
+
+@pytest.mark.parametrize("shape", map(at, SIZES), ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_takes_a_step_at_every_size(name, shape):
     """A step changes the weights; nothing is drawn from torch's global generator, as by dropout."""
@@ -89,15 +94,18 @@ def test_dp_sgd_takes_a_step_of_every_kind(name, monkeypatch):
     assert still < 1e-3  # mean and standard deviation of the pixels, and no weights but by chance
 
 
-@pytest.mark.parametrize("network", ["mobilenet_v2", "shufflenet_v2_x1_0"])
-def test_a_form_with_group_norm_treats_each_image_alone(network):
+def test_a_form_with_group_norm_treats_each_image_alone(subtests):
     """Also while it trains. The control is the network itself, which has batch statistics."""
-    images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
-    for name, alone in ((GROUP_FORMS[network], True), (network, False)):
-        model = initialise(lambda n=name: CLASSIFIERS[n]((1, 28, 28), 7, 4), torch.Generator())
-        together = model.train()(images)
-        apart = torch.cat([model(image[None].repeat(2, 1, 1, 1))[:1] for image in images])
-        assert torch.allclose(together, apart, atol=1e-3) == alone
+    for network in ["mobilenet_v2", "shufflenet_v2_x1_0"]:
+        with subtests.test(network=network):
+            images = torch.rand((3, 1, 28, 28), generator=Streams(0).torch("images"))
+            for name, alone in ((GROUP_FORMS[network], True), (network, False)):
+                model = initialise(
+                    lambda n=name: CLASSIFIERS[n]((1, 28, 28), 7, 4), torch.Generator()
+                )
+                together = model.train()(images)
+                apart = torch.cat([model(image[None].repeat(2, 1, 1, 1))[:1] for image in images])
+                assert torch.allclose(together, apart, atol=1e-3) == alone
 
 
 def elsewhere(path, network, facts=None):
@@ -119,7 +127,14 @@ def read(small, path, arch="resnet34", *overrides):
     return read_teacher(make_teacher(config, 0, 0), config, 0)
 
 
-@pytest.mark.parametrize("network", ["resnet34", "densenet161", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        pytest.param("resnet34", marks=pytest.mark.slow),
+        pytest.param("densenet161", marks=pytest.mark.slow),
+        "mobilenet_v2",
+    ],
+)
 def test_a_model_from_elsewhere_answers_as_it_did_there(small, tmp_path, network):
     path = tmp_path / "theirs.safetensors"
     theirs = elsewhere(path, network, {"mean": json.dumps(MEAN), "std": json.dumps(STD)})
@@ -152,22 +167,20 @@ def test_our_own_file_is_read_without_facts(small, tmp_path):
     assert read(small, path).backbone.mean.tolist() == [0.5] * 3
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
+def test_pixels_of_another_file_must_be_described(small, tmp_path):
+    path = tmp_path / "theirs.safetensors"
+    state = models.mobilenet_v2(num_classes=10).state_dict()
+    for facts, expected in (
         (None, "metadata have mean=None; save it with a list of 3 numbers"),
         ({"mean": "[0, 0, 0]"}, "metadata have std=None"),
         ({"mean": "[0, 0]", "std": "[1, 1, 1]"}, r"metadata have mean=\[0, 0\]; save it with"),
         ({"mean": "[0, 0, 0]", "std": "[1, 0, 1]"}, "all must be above 0"),
         ({"mean": "[0, 0, NaN]", "std": "[1, 1, 1]"}, "metadata have mean="),
-    ],
-)
-def test_pixels_of_another_file_must_be_described(small, tmp_path, facts, expected):
-    path = tmp_path / "theirs.safetensors"
-    elsewhere(path, "mobilenet_v2", facts)
-    with pytest.raises(UserError, match=expected) as error:
-        read(small, path, "mobilenet_v2")
-    assert str(path) in str(error.value)
+    ):
+        safetensors.torch.save_file(state, path, facts)
+        with pytest.raises(UserError, match=expected) as error:
+            read(small, path, "mobilenet_v2")
+        assert str(path) in str(error.value)
 
 
 def test_another_architecture_channels_or_classes_are_named(small, tmp_path):

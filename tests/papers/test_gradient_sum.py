@@ -10,6 +10,7 @@ from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Shards
 from fed_dpsd.privacy.published import published_epsilon
+from tests.every import every
 
 REPLACED = "record", "replace_one"
 UNIFORM = np.full((256, 10), 0.1, np.float32)
@@ -19,7 +20,7 @@ def gradients(rows, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, 10))
 
 
-@pytest.mark.parametrize("normalise", ["sample", "batch"])
+@every("normalise", ["sample", "batch"])
 def test_the_first_row_is_the_sum_of_the_bounded_gradients(normalise):
     mechanism = GradientSum(10, 100.0, normalise=normalise)
     usual = NormalizedGradient(10, 100.0, normalise=normalise)
@@ -32,7 +33,7 @@ def test_the_first_row_is_the_sum_of_the_bounded_gradients(normalise):
     assert mechanism.constrain_sensitivity(np.empty((0, 10)), UNIFORM[:0]).shape == (0, 10)
 
 
-@pytest.mark.parametrize(("normalise", "most"), [("sample", 256), ("batch", 16)])
+@every(("normalise", "most"), [("sample", 256), ("batch", 16)])
 def test_no_change_moves_a_sum_farther_than_is_charged(normalise, most):
     """Equal gradients and their negatives attain 2 bound B, or 2 bound sqrt(B); others do not."""
     mechanism = GradientSum(10, 100.0, normalise=normalise, stability=1e-12)
@@ -93,7 +94,7 @@ def test_clients_of_several_teachers_pay_as_with_gradients():
         assert mechanism.event(*pair) == NormalizedGradient(10, 100.0, shards=shards).event(*pair)
 
 
-@pytest.mark.parametrize("normalise", ["sample", "batch"])
+@every("normalise", ["sample", "batch"])
 def test_an_honest_answer_is_admissible_and_a_longer_one_is_not(normalise):
     mechanism = GradientSum(10, 1.0, normalise=normalise)
     equal = np.tile(np.eye(10)[0], (256, 1))

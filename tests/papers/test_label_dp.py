@@ -15,11 +15,12 @@ from fed_dpsd.papers.alibi import ALIBI
 from fed_dpsd.papers.label_pate import LabelPATE
 from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import pure
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, fixed, prove_label
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed, prove_label
 from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 PATE = LabelPATE(num_classes=4, epsilon=1.0, delta=1e-5, teachers=5, queries=20)
 TRAININGS = [LPMST(4, 1.0, 2), LPMST(4, 10.0, 3), ALIBI(4, 1.0), PATE]
@@ -84,8 +85,8 @@ def as_many_as_the_label_needs(mechanism, labels, prior):
     return law
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 10.0])
-@pytest.mark.parametrize("classes", [2, 3, 10])
+@every("epsilon", [0.1, 1.0, 3.0, 10.0])
+@every("classes", [2, 3, 10])
 def test_a_response_loses_no_more_than_epsilon_whatever_the_prior_is(classes, epsilon):
     """Every pair of labels, and every response, is enumerated. The flat prior attains epsilon."""
     mechanism, labels = LPMST(classes, epsilon, 2), np.arange(classes)
@@ -99,7 +100,7 @@ def test_a_response_loses_no_more_than_epsilon_whatever_the_prior_is(classes, ep
     assert losses[1] == 0  # one candidate, whatever the label is
 
 
-@pytest.mark.parametrize("broken", [lies_anywhere, as_many_as_the_label_needs])
+@every("broken", [lies_anywhere, as_many_as_the_label_needs])
 def test_a_response_that_tells_whether_the_label_is_a_candidate_is_rejected(broken):
     mechanism, labels = LPMST(10, 1.0, 2), np.arange(10)
     tiled = [np.tile(prior, (10, 1)) for prior in priors(10)]
@@ -107,7 +108,7 @@ def test_a_response_that_tells_whether_the_label_is_a_candidate_is_rejected(brok
     assert max(largest_loss(broken(mechanism, labels, prior)) for prior in tiled) > 1.5
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@every("epsilon", [0.1, 1.0, 4.0])
 def test_the_candidates_are_those_of_which_a_response_is_most_probably_true(epsilon):
     """Algorithm 2, line by line: w_k is the chance that a label of the prior is answered truly."""
     mechanism = LPMST(5, epsilon, 2)
@@ -123,7 +124,7 @@ def test_the_candidates_are_those_of_which_a_response_is_most_probably_true(epsi
         assert prior @ np.diag(law) == pytest.approx(max(w))
 
 
-@pytest.mark.parametrize("secret", [False, True])
+@every("secret", [False, True])
 def test_responses_are_drawn_from_their_law(secret):
     """30,000 draws each: a class is farther than 5 deviations off for one seed in 10^5."""
     mechanism, count = LPMST(4, 1.0, 2), 30_000
@@ -158,7 +159,7 @@ def asked(mechanism, labels, monkeypatch):
     return sorted(labels_asked)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4, 15])
+@every("stages", [1, 2, 4, 15])
 def test_each_label_is_randomised_exactly_once(stages, monkeypatch):
     """Twelve records have a class each, so a label says whose it is."""
     labels = rng(1).permutation(12)
@@ -201,7 +202,7 @@ def worst_alibi_loss(scale):
     return (logs.max(1) - logs.min(1)).max()
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
+@every("epsilon", [0.1, 1.0, 10.0])
 def test_two_labels_noisy_vectors_lose_epsilon_and_less_noise_is_rejected(epsilon):
     scale = ALIBI(3, epsilon).votes.scale
     assert worst_alibi_loss(scale) == pytest.approx(epsilon)
@@ -209,7 +210,7 @@ def test_two_labels_noisy_vectors_lose_epsilon_and_less_noise_is_rejected(epsilo
     assert pure(ALIBI(3, epsilon).event()).epsilon == pytest.approx(epsilon, rel=1e-9)
 
 
-@pytest.mark.parametrize("secret", [False, True])
+@every("secret", [False, True])
 def test_the_noise_of_a_vector_is_laplaces_and_drawn_once(secret, monkeypatch):
     """Kolmogorov and Smirnov's test of 8,000 numbers: a p-value below 1e-6 for one seed in 10^6."""
     drawn, noise = [], NoisyVotes.add_noise
@@ -247,7 +248,7 @@ def delta_of_gaussians(mu, epsilon):
     )
 
 
-@pytest.mark.parametrize(("epsilon", "queries"), [(1.0, 100), (1.0, 1_000), (10.0, 400)])
+@every(("epsilon", "queries"), [(1.0, 100), (1.0, 1_000), (10.0, 400)])
 def test_the_votes_noise_proves_epsilon_and_half_the_votes_sensitivity_is_rejected(
     epsilon, queries
 ):
@@ -271,10 +272,10 @@ def test_the_votes_noise_of_the_privacy_text_is_computed():
     assert pate.votes.noise_multiplier == pytest.approx(74.6, abs=0.05)
 
 
-@pytest.mark.parametrize("teachers", [1, 5_000])
-@pytest.mark.parametrize("queries", [1, 1_000_000])
-@pytest.mark.parametrize("delta", [1e-90, 0.99])
-@pytest.mark.parametrize("epsilon", [0.01, 20.0])
+@every("teachers", [1, 5_000])
+@every("queries", [1, 1_000_000])
+@every("delta", [1e-90, 0.99])
+@every("epsilon", [0.01, 20.0])
 def test_there_is_noise_for_all_that_may_be_set(epsilon, delta, queries, teachers):
     claim = prove_label(LabelPATE(1_000, epsilon, delta, teachers, queries), (), 1)
     assert 0.95 * epsilon <= claim.value <= epsilon
@@ -339,8 +340,10 @@ def test_the_student_learns_from_the_noisy_votes_on_asked_images_alone(monkeypat
 # --- all of them ---
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
+@every("training", TRAININGS)
 def test_the_epsilon_is_a_labels_and_says_so(training):
+    assert isinstance(training, Plain)  # it covers no answer
+    assert not isinstance(training, TrainingMechanism)
     claim = prove_label(training, ("per run",), 1)
     pate = training is PATE
     assert (claim.unit, claim.relation) == ("label", "replace_one")
@@ -351,14 +354,7 @@ def test_the_epsilon_is_a_labels_and_says_so(training):
     assert claim.notes == (IMAGES_NOTE, "per run")
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
-def test_it_is_a_plain_training_and_covers_no_answer(training):
-    assert isinstance(training, Plain)
-    assert isinstance(training, LabelPrivate)
-    assert not isinstance(training, TrainingMechanism)
-
-
-@pytest.mark.parametrize("training", TRAININGS[:3], ids=lambda t: f"{t.name} {t.epsilon:g}")
+@every("training", TRAININGS[:3])
 def test_what_the_network_sees_of_labels_went_through_the_mechanism(training, monkeypatch):
     """With the mechanism's output held fixed, other labels change nothing."""
     monkeypatch.setattr(LPMST, "respond", lambda self, labels, prior, rng: labels * 0 + 1)
@@ -409,7 +405,7 @@ def orders(training, labels, seed=0):
     return seen
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
+@every("training", TRAININGS)
 def test_the_order_of_records_follows_no_label(training):
     """Two lists of labels that differ in one, and the same random numbers."""
     labels = np.tile([0, 1, 2, 3, 2], 8)
@@ -419,7 +415,7 @@ def test_the_order_of_records_follows_no_label(training):
     assert orders(Sorting(4, 1.0, 2), labels) != orders(Sorting(4, 1.0, 2), other)
 
 
-@pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.name} {t.epsilon:g}")
+@every("training", TRAININGS)
 def test_the_order_of_records_is_random_since_their_numbers_may_follow_labels(training):
     """A mean place is 5 deviations off for one list of seeds in 10^6."""
     labels = np.zeros(40, np.int64)
@@ -459,7 +455,7 @@ def test_gaussian_noise_has_no_pure_bound():
     assert pure(SelfComposedDpEvent(ALIBI(3, 1.0).event(), 3)).epsilon == pytest.approx(3)
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "wrong"),
     [
         (lambda: LPMST(4, 0.0, 2), "epsilon=0.0 must be between 1e-6 and 20"),

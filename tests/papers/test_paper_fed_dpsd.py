@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional
 
 from fed_dpsd.losses import decoupled_kd_gradient, kd_gradients
-from fed_dpsd.methods.method import PublicContext
 from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.protocol import Aggregate, Request
 from fed_dpsd.streams import Streams
 from tests.conftest import composed
+from tests.running import context_of
 
 FED = ("method=paper_fed_dpsd", "training=plain", "answers=gradient", "model=cnn")
 ONE = ("method=paper_dpsd", *FED[1:], "num_clients=1")
@@ -25,17 +25,10 @@ class Answering:
     def __init__(self, count):
         self.count, self.requests = count, []
 
-    def get_or_store(self, request):
-        return request
-
     def total(self, request):
         self.requests.append(request)
         rng = np.random.default_rng(request.query_id)
-        return Aggregate(rng.normal(size=request.predictions.shape), self.count, {})
-
-
-def context_of(experiment):
-    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
+        return Aggregate(request, rng.normal(size=request.predictions.shape), self.count, {})
 
 
 def after(experiment, rounds):
@@ -109,80 +102,77 @@ def test_one_generator_lives_for_the_whole_run(small):
         assert len({request.images.tobytes() for request in requests}) == 3
 
 
-@pytest.mark.parametrize(
-    ("reading", "expected"),
-    [
-        ("label=step mean_over=clients", lambda p, g: p - 0.1 * g),
-        ("label=step mean_over=batch", lambda p, g: p - 0.1 * g.mean(0)),
-        ("label=gradient mean_over=clients", lambda p, g: g),
-        ("label=gradient mean_over=batch", lambda p, g: np.tile(g.mean(0), (len(g), 1))),
-    ],
-)
-def test_readings_of_the_label(small, reading, expected):
-    experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
+def test_readings_of_the_label(small):
     predictions = np.full((4, 10), 0.1, np.float32)
-    total = Aggregate(np.random.default_rng(0).normal(size=(4, 10)), 2)
-    labels = experiment.method.noisy_labels(context_of(experiment), predictions, total)
-    assert labels == pytest.approx(expected(predictions, total.sum / 2))
+    request = Request(1, np.zeros((4, 1, 8, 8), np.uint8), predictions)
+    total = Aggregate(request, np.random.default_rng(0).normal(size=(4, 10)), 2)
+    mean = total.sum / 2
+    for reading, expected in {
+        "label=step mean_over=clients": predictions - 0.1 * mean,
+        "label=step mean_over=batch": predictions - 0.1 * mean.mean(0),
+        "label=gradient mean_over=clients": mean,
+        "label=gradient mean_over=batch": np.tile(mean.mean(0), (4, 1)),
+    }.items():
+        experiment = small(*FED, *(f"method.{key}" for key in reading.split()))
+        labels = experiment.method.noisy_labels(context_of(experiment), total)
+        assert labels == pytest.approx(expected), reading
 
 
 def test_responses_are_labels_as_they_are(small):
     experiment = small(*FED, "answers=label")
     votes = np.eye(10)[[1, 2]] * 2
-    labels = experiment.method.noisy_labels(
-        context_of(experiment), np.full((2, 10), 0.1, np.float32), Aggregate(votes, 2)
-    )
+    request = Request(1, np.zeros((2, 1, 8, 8), np.uint8), np.full((2, 10), 0.1, np.float32))
+    total = Aggregate(request, votes, 2)
+    labels = experiment.method.noisy_labels(context_of(experiment), total)
     assert (labels == votes / 2).all()
 
 
-@pytest.mark.parametrize("entropy", ["mean", "samples"])
-@pytest.mark.parametrize("activation", ["minus", "plus"])
-@pytest.mark.parametrize("sign", ["plus", "minus"])
-def test_readings_of_eq_8(small, entropy, activation, sign):
-    readings = f"method.entropy={entropy}", f"method.activation={activation}"
-    weights = 2.0, 3.0, 5.0
-    names = "one_hot_weight", "entropy_weight", "activation_weight"
-    weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
-    experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
-    student, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
-    images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
-    loss = experiment.method.generator_loss(student, images, labels).item()
-    features = student.features(images)
-    p = student.classifier(features).softmax(1).double()
-    balance = len(p) * (p.mean(0) * p.mean(0).log()).sum()
-    if entropy == "samples":
-        balance = sum((row * row.log()).sum() for row in p)
-    norms = sum(row.square().sum().sqrt() for row in features)
-    student_loss = -(labels * p.log()).sum()
-    naive = student_loss if sign == "plus" else -student_loss
-    naive += 2 * -p.max(1).values.log().sum() + 3 * balance
-    naive += 5 * (norms if activation == "plus" else -norms)
-    assert loss == pytest.approx(naive.item(), rel=1e-4)
+def test_readings_of_eq_8(small):
+    keys = ("mean", "samples"), ("minus", "plus"), ("plus", "minus")
+    for entropy, activation, sign in itertools.product(*keys):
+        readings = f"method.entropy={entropy}", f"method.activation={activation}"
+        weights = 2.0, 3.0, 5.0
+        names = "one_hot_weight", "entropy_weight", "activation_weight"
+        weighted = (f"method.{name}={weight}" for name, weight in zip(names, weights, strict=True))
+        experiment = small(*FED, *readings, f"method.student_loss_sign={sign}", *weighted)
+        student, generator, latents = experiment.method.start(context_of(experiment), Streams(0))
+        images, labels = generator(latents), torch.full((len(latents), 10), 0.1)
+        loss = experiment.method.generator_loss(student, images, labels).item()
+        features = student.features(images)
+        p = student.classifier(features).softmax(1).double()
+        balance = len(p) * (p.mean(0) * p.mean(0).log()).sum()
+        if entropy == "samples":
+            balance = sum((row * row.log()).sum() for row in p)
+        norms = sum(row.square().sum().sqrt() for row in features)
+        student_loss = -(labels * p.log()).sum()
+        naive = student_loss if sign == "plus" else -student_loss
+        naive += 2 * -p.max(1).values.log().sum() + 3 * balance
+        naive += 5 * (norms if activation == "plus" else -norms)
+        assert loss == pytest.approx(naive.item(), rel=1e-4), (entropy, activation, sign)
 
 
-@pytest.mark.parametrize(
-    ("method", "latents", "mean_over"),
-    [("paper_fed_dpsd", "drawn", "clients"), ("paper_dpsd", "kept", "batch")],
-)
-def test_the_defaults_are_the_print(method, latents, mean_over):
+def test_the_defaults_are_the_print():
     """Each is the reading that docs/paper_map.md calls printed."""
-    defaults = composed(f"method={method}")["method"]
-    assert (defaults["latents"], defaults["mean_over"]) == (latents, mean_over)
-    words = ("optimiser", "divisor", "label", "entropy", "student_loss_sign", "activation")
-    printed = ["adam", "own", "step", "samples", "plus", "plus"]
-    assert [defaults[word] for word in words] == printed
-    assert not defaults["student_learning_rate_falls"]
+    for method, expected in (
+        ("paper_fed_dpsd", ("drawn", "clients")),
+        ("paper_dpsd", ("kept", "batch")),
+    ):
+        defaults = composed(f"method={method}")["method"]
+        assert (defaults["latents"], defaults["mean_over"]) == expected
+        words = ("optimiser", "divisor", "label", "entropy", "student_loss_sign", "activation")
+        printed = ["adam", "own", "step", "samples", "plus", "plus"]
+        assert [defaults[word] for word in words] == printed
+        assert not defaults["student_learning_rate_falls"]
 
 
-@pytest.mark.parametrize(
-    ("name", "optimiser"), [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)]
-)
-def test_the_optimisers_are_those_of_the_keys(small, name, optimiser):
-    method = small(*FED, f"method.optimiser={name}").method
-    student, generator, latents = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), torch.zeros(2)
-    for made, rate in zip(method.optimisers(student, generator, latents), (0.1, 0.01), strict=True):
-        assert type(made) is optimiser
-        assert [group["lr"] for group in made.param_groups] == [rate]
+def test_the_optimisers_are_those_of_the_keys(small):
+    linear = torch.nn.Linear(2, 2)
+    for name, optimiser in (("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)):
+        made = small(*FED, f"method.optimiser={name}").method.optimisers(
+            linear, linear, torch.zeros(2)
+        )
+        assert [type(each) for each in made] == [optimiser] * 2
+        assert [group["lr"] for each in made for group in each.param_groups] == [0.1, 0.01]
 
 
 class Teachers:
@@ -203,37 +193,33 @@ class Teachers:
         self.released = sensitive
 
 
-@pytest.mark.parametrize(("balance", "divisor"), [(8.0, "own"), (8.0, "target"), (2.0, "own")])
-def test_a_client_answers_with_the_gradient_of_its_keys(small, balance, divisor):
+def answered(experiment, predictions):
+    """What a client's two teachers give to be released."""
+    site = Teachers(experiment.answers)
+    experiment.method.client(Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions), site)
+    return site.released, site.probabilities
+
+
+def test_a_client_answers_with_the_gradient_of_its_keys(small):
     """Other values of either key give other gradients, so that neither is ignored."""
-    keys = f"method.balance={balance}", f"method.divisor={divisor}"
-    experiment = small(*FED, *keys)
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
-    request, site = (
-        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
-        Teachers(experiment.answers),
-    )
-    experiment.method.client(request, site)
-    for own, teacher in zip(site.released, site.probabilities, strict=True):
-        expected = decoupled_kd_gradient(teacher, predictions, balance, divisor)
-        assert own == pytest.approx(expected)
-        for others in ((3.0, divisor), (balance, {"own": "target", "target": "own"}[divisor])):
-            assert own != pytest.approx(decoupled_kd_gradient(teacher, predictions, *others))
+    for keys in ((8.0, "own"), (8.0, "target"), (2.0, "own")):
+        balance, divisor = keys
+        experiment = small(*FED, f"method.balance={balance}", f"method.divisor={divisor}")
+        for own, teacher in zip(*answered(experiment, predictions), strict=True):
+            assert own == pytest.approx(decoupled_kd_gradient(teacher, predictions, *keys)), keys
+            for others in ((3.0, divisor), (balance, {"own": "target", "target": "own"}[divisor])):
+                assert own != pytest.approx(decoupled_kd_gradient(teacher, predictions, *others))
 
 
-@pytest.mark.parametrize("method", ["method=fed_dpsd", "method=paper_fed_dpsd"])
-def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(small, method):
-    experiment = small(method, *FED[1:], "method.distillation=classic")
+def test_a_client_answers_with_the_gradient_of_classic_distillation_if_asked(small):
     predictions = np.random.default_rng(0).dirichlet(np.ones(10), 3).astype(np.float32)
-    request, site = (
-        Request(1, np.zeros((3, 1, 8, 8), np.uint8), predictions),
-        Teachers(experiment.answers),
-    )
-    experiment.method.client(request, site)
-    assert site.released == pytest.approx(kd_gradients(site.probabilities, predictions))
-    decoupled = small(method, *FED[1:])
-    decoupled.method.client(request, site)
-    assert site.released != pytest.approx(kd_gradients(site.probabilities, predictions))
+    for method in ("method=fed_dpsd", "method=paper_fed_dpsd"):
+        for distillation, classic in (("classic", True), ("decoupled", False)):
+            experiment = small(method, *FED[1:], f"method.distillation={distillation}")
+            released, probabilities = answered(experiment, predictions)
+            expected = pytest.approx(kd_gradients(probabilities, predictions))
+            assert (released == expected) == classic, (method, distillation)
 
 
 def test_a_bad_reading_is_one_clear_error(small):

@@ -16,6 +16,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
+from tests.every import every
 
 ROOT = Path(__file__).parents[2]
 REPLACED = "record", "replace_one"
@@ -72,7 +73,7 @@ def test_a_signed_mask_keeps_a_teachers_largest_entries():
 # --- noise of Eq. 3 that does not cover the answers ---
 
 
-@pytest.mark.parametrize("draws", ["one_draw", "inside_mask"])
+@every("draws", ["one_draw", "inside_mask"])
 def test_readings_of_the_noise_leak_and_prove_nothing(draws):
     """What leaks is seen exactly; the usual noise, the control, hides it."""
     predictions = np.full((4, 10), 0.1, np.float32)
@@ -99,8 +100,8 @@ def test_readings_of_the_noise_leak_and_prove_nothing(draws):
     assert published_epsilon(reading, 51_200, 1e-5) == published_epsilon(usual, 51_200, 1e-5)
 
 
-@pytest.mark.parametrize("draws", ["one_draw", "inside_mask"])
-@pytest.mark.parametrize("multiplier", [0.39, 100.0])
+@every("draws", ["one_draw", "inside_mask"])
+@every("multiplier", [0.39, 100.0])
 def test_a_readings_noise_has_its_size(draws, multiplier):
     """The mean square of 20,000 draws is within 5 % of its law's: one of the four cases would fail
     for fewer than one in 10^5 seeds."""
@@ -146,14 +147,14 @@ def epsilon_by_hand(mu, delta=1e-5):
     return high
 
 
-@pytest.mark.parametrize(
+@every(
     ("sigma", "expected"),
     [
         *[(100, 28.839), (20, 351.6), (7.07, 2_320), (3.79, 7_637), (2.02, 26_050)],
         *[(1, 104_330), (0.390625, 676_029)],
     ],
 )
-@pytest.mark.parametrize("bound", [1e-3, 5e-3])
+@every("bound", [1e-3, 5e-3])
 def test_one_teachers_answers_prove_what_the_formula_of_gaussian_dp_says(sigma, expected, bound):
     """Whatever beta is: mu = 2 sqrt(E), E = N / sigma^2, for N = 51,200 answers."""
     stage = Stage(NormalizedGradient(10, sigma, bound), 200, 256)

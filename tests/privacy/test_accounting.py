@@ -19,7 +19,6 @@ from dp_accounting import (
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fed_dpsd.methods.method import Plan
 from fed_dpsd.privacy import laws, shuffled
 from fed_dpsd.privacy.accounting import (
     Stage,
@@ -42,9 +41,11 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Weights,
 )
+from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.training import Plain
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 from tests.privacy.ideals import ideal
 from tests.proofs import bases
 
@@ -83,50 +84,65 @@ def proven(mechanism, queries, unit="record", relation="add_remove", requests=1)
 # --- golden numbers ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+def gaussian(sigma, **fields):
+    return NormalizedGradient(10, float(sigma), **fields)
+
+
+@every(
     ("sigma", "record", "client"),
     [(100, 28.839, 11.651), (200, 11.651, 5.053), (500, 3.901, 1.783), (1000, 1.783, 0.830)],
 )
 def test_gaussian_golden_numbers(sigma, record, client):
-    gradient = NormalizedGradient(10, float(sigma))
-    for relation in ("add_remove", "replace_one"):
-        for unit in ("record", "patient"):
-            value = proven(gradient, RUN, unit, relation).value
-            assert value == pytest.approx(record, abs=0.01)
-    for relation, expected in (("add_remove", client), ("replace_one", record)):
-        value = proven(gradient, RUN, "client", relation).value
+    for unit, relation in UNITS_AND_RELATIONS:
+        expected = client if (unit, relation) == ("client", "add_remove") else record
+        value = proven(gaussian(sigma), RUN, unit, relation).value
         assert value == pytest.approx(expected, abs=0.01)
 
 
-def test_a_batch_normalised_as_a_whole_is_one_release():
-    gradient = NormalizedGradient(10, 100.0, normalise="batch")
-    assert proven(gradient, 256, requests=200).value == pytest.approx(1.061, abs=0.01)
-    assert proven(gradient, 256, requests=200).queries == RUN
+def responses(eps0, queries):
+    return times(response(eps0, 3).event("record", "replace_one"), queries)
 
 
-def test_one_mean_gradient_with_noise_outside_the_batch_sum():
-    """DPDFD's Eq. 4: sensitivity 2 beta b, so z = sigma / (2 b), T times."""
-    value = epsilon(times(GaussianDpEvent(100 / (2 * 256)), 200), DELTA).epsilon
-    assert value == pytest.approx(2_929, abs=0.5)
-
-
-@pytest.mark.parametrize(("sigma", "target"), [(1688, 1), (629, 3), (226, 10)])
-def test_sigma_for_a_target(sigma, target):
-    value = proven(NormalizedGradient(10, float(sigma)), RUN).value
-    assert value == pytest.approx(target, rel=2e-3)  # sigma is rounded
-
-
-@pytest.mark.parametrize(
-    ("mu", "target"), [(0.2681, 1), (0.5016, 2), (0.7191, 3), (0.9249, 4), (1.666, 8), (2.0004, 10)]
+@every(
+    ("event", "expected", "error"),
+    [
+        # Sigma for a target, rounded.
+        *(
+            (times(gaussian(sigma).event("record", "add_remove"), RUN), target, 2e-3 * target)
+            for sigma, target in ((1688, 1), (629, 3), (226, 10))
+        ),
+        *(
+            (GaussianDpEvent(1 / mu), target, 0.01)
+            for mu, target in (
+                *((0.2681, 1), (0.5016, 2), (0.7191, 3), (0.9249, 4), (1.666, 8), (2.0004, 10)),
+            )
+        ),
+        # DPDFD's Eq. 4, one mean gradient: sensitivity 2 beta b, so z = sigma / (2 b), T times.
+        (times(GaussianDpEvent(100 / (2 * 256)), 200), 2_929, 0.5),
+        *(
+            (responses(eps0, queries), expected, 1e-3 * expected)
+            for queries, eps0, expected in (
+                *((RUN, 10, 512_000), (RUN, 1, 19_424.3), (RUN, 0.1, 251.89), (RUN, 0.01, 9.080)),
+                *((100, 1, 67.92), (1_000, 1, 470.6), (200, 0.1, 5.186), (2_560, 0.1, 25.72)),
+            )
+        ),
+        *(
+            (times(ShuffledResponseDpEvent(0.1, 3, responders), 512), expected, 1e-3)
+            for responders, expected in ((5, 3.642), (50, 1.008), (250, 0.418), (1_000, 0.197))
+        ),
+    ],
 )
-def test_gaussian_by_mu(mu, target):
-    bound = epsilon(GaussianDpEvent(1 / mu), DELTA)
-    assert (bound.delta, bound.accountant) == (DELTA, "gdp_exact")
-    assert bound.epsilon == pytest.approx(target, abs=0.01)
+def test_golden_numbers(event, expected, error):
+    assert epsilon(event, DELTA).epsilon == pytest.approx(expected, abs=error)
 
 
-@pytest.mark.parametrize("delta", [1e-2, 1e-5, 1e-9])
-@pytest.mark.parametrize("mu", [0.03, 0.3, 1.0, 4.5])
+def test_a_batch_normalised_as_a_whole_is_one_release():
+    whole = proven(gaussian(100, normalise="batch"), 256, requests=200)
+    assert (whole.value, whole.queries) == (pytest.approx(1.061, abs=0.01), RUN)
+
+
+@every("delta", [1e-2, 1e-5, 1e-9])
+@every("mu", [0.03, 0.3, 1.0, 4.5])
 def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu, delta):
     """The library's grid errs to the safe side, by less than 0.001 here; so ours lies below it."""
     accountant = dp_accounting.pld.PLDAccountant(ADD)
@@ -135,7 +151,7 @@ def test_gaussian_is_what_the_librarys_privacy_loss_distribution_bounds(mu, delt
     assert bound - 1e-3 <= epsilon(GaussianDpEvent(1 / mu), delta).epsilon <= bound + 1e-6
 
 
-@pytest.mark.parametrize("mu", [0.01, 0.3, 2.0, 30.0, 226.0, 5_000.0])
+@every("mu", [0.01, 0.3, 2.0, 30.0, 226.0, 5_000.0])
 def test_gaussian_epsilon_gives_its_delta_back(mu):
     """By the definition, in 60 digits: at our epsilon delta is met, and a hair below it is not."""
 
@@ -152,25 +168,7 @@ def test_gaussian_epsilon_gives_its_delta_back(mu):
     assert delta_at(value) <= DELTA < delta_at(value * (1 - 1e-6))
 
 
-@pytest.mark.parametrize(
-    ("queries", "epsilon_per_answer", "expected"),
-    [
-        (RUN, 10, 512_000),
-        (RUN, 1, 19_424.3),
-        (RUN, 0.1, 251.89),
-        (RUN, 0.01, 9.080),
-        (100, 1, 67.92),
-        (1_000, 1, 470.6),
-        (200, 0.1, 5.186),
-        (2_560, 0.1, 25.72),
-    ],
-)
-def test_response_golden_numbers(queries, epsilon_per_answer, expected):
-    value = proven(response(epsilon_per_answer, 3), queries, relation="replace_one").value
-    assert value == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize(("epsilon_per_answer", "queries"), [(1, RUN), (0.1, RUN), (0.5, 300)])
+@every(("epsilon_per_answer", "queries"), [(1, RUN), (0.1, RUN), (0.5, 300)])
 def test_binary_response_is_the_binomial_closed_form(epsilon_per_answer, queries):
     truths = np.arange(queries + 1)
     log_weights = binom.logpmf(truths, queries, 1 / (1 + math.exp(-epsilon_per_answer)))
@@ -210,16 +208,14 @@ def test_a_run_of_certain_truth_is_a_pure_bound():
     assert claim.value > 51_200  # by the finite precision of its draws
 
 
-@pytest.mark.parametrize(("queries", "expected"), [(27, 0.644), (400, 2.924), (1_300, 5.780)])
+@every(("queries", "expected"), [(27, 0.644), (400, 2.924), (1_300, 5.780)])
 def test_laplace_votes_golden_numbers(queries, expected):
     """DGD: Laplace of scale 2 / eps0 = 40 on two counts."""
     votes = NoisyVotes(10, 40.0, "laplace")
     assert proven(votes, queries).value == pytest.approx(expected, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)]
-)
+@every(("sigma", "add_remove", "replace_one"), [(2.286, 1.000, 1.977), (0.652, 10.00, 12.64)])
 def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
     """Once, whatever the teachers answer afterwards."""
     plan = Plan(dp_sgd(sigma), (Stage(Probabilities(), 200, 256),))
@@ -230,14 +226,6 @@ def test_dp_sgd_golden_numbers(sigma, add_remove, replace_one):
         claim = prove(bases(plan)["training"], DELTA, "record", relation, (), plan.queries)
         assert claim.value == pytest.approx(expected, abs=error)
         assert claim.queries == RUN
-
-
-@pytest.mark.parametrize(
-    ("responses", "expected"), [(5, 3.642), (50, 1.008), (250, 0.418), (1_000, 0.197)]
-)
-def test_shuffled_golden_numbers(responses, expected):
-    value = epsilon(times(ShuffledResponseDpEvent(0.1, 3, responses), 512), DELTA).epsilon
-    assert value == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_rdp_bound_of_mixed_sizes_is_used_where_the_exact_law_is_too_long():
@@ -261,7 +249,7 @@ EVENTS = {
     "bounded range": BoundedRangeDpEvent(0.1),
 }
 UNKNOWN = dp_accounting.dp_event.DiscreteLaplaceDpEvent(1.0, 1)
-EVERY = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
+EVERY = every("event", EVENTS.values())
 
 
 @EVERY
@@ -282,7 +270,7 @@ def test_epsilon_grows_with_releases_and_falls_with_delta(event):
     assert by_delta == sorted(by_delta, reverse=True)
 
 
-@pytest.mark.parametrize(
+@every(
     ("weaker", "stronger"),
     [
         (GaussianDpEvent(5.0), GaussianDpEvent(6.0)),
@@ -372,10 +360,8 @@ def uniform_and_changed(event, own):
     return law
 
 
-@pytest.mark.parametrize(
-    ("k", "responses", "queries"), [(2, 9, 1), (3, 6, 1), (3, 4, 2), (4, 3, 3), (2, 1, 2)]
-)
-@pytest.mark.parametrize("epsilon_per_answer", [0.2, 1.0, 3.0])
+@every(("k", "responses", "queries"), [(2, 9, 1), (3, 6, 1), (3, 4, 2), (4, 3, 3), (2, 1, 2)])
+@every("epsilon_per_answer", [0.2, 1.0, 3.0])
 def test_shuffled_responses_have_the_losses_of_an_enumeration(
     epsilon_per_answer, k, responses, queries
 ):
@@ -442,8 +428,8 @@ def test_responses_of_two_settings_by_brute_force():
         assert less > delta
 
 
-@pytest.mark.parametrize("epsilon_per_answer", [0.0, 1e-9, 1e-6, 1e-4, 0.01])
-@pytest.mark.parametrize("k", [2, 3, 10])
+@every("epsilon_per_answer", [0.0, 1e-9, 1e-6, 1e-4, 0.01])
+@every("k", [2, 3, 10])
 def test_faint_responses_beside_other_noise_take_nothing_away(epsilon_per_answer, k):
     gaussian = GaussianDpEvent(4.0)
     faint = times(response(epsilon_per_answer, k).event("record", "replace_one"), 20)
@@ -500,14 +486,13 @@ def test_edges():
             epsilon(EVENTS["gaussian"], delta)
 
 
-@pytest.mark.parametrize(
+@every(
     "event",
     [
         UNKNOWN,
         PoissonSampledDpEvent(0.1, LaplaceDpEvent(1.0)),
         ComposedDpEvent([EVENTS["gaussian"], times(UNKNOWN, 3)]),
     ],
-    ids=str,
 )
 def test_what_no_proof_covers_is_an_error_not_a_number(event):
     with pytest.raises(UnsupportedEventError, match="DpEvent"):
@@ -516,15 +501,9 @@ def test_what_no_proof_covers_is_an_error_not_a_number(event):
         within_budget([event], 1.0, DELTA)
 
 
-def test_dp_sgd_proves_nothing_for_a_patient_or_a_client():
-    for unit, relation in UNITS_AND_RELATIONS:
-        assert math.isinf(proven(dp_sgd(2.0), 1, unit, relation).value) == (unit != "record")
-
-
-@pytest.mark.parametrize(
+@every(
     "answers",
     [Probabilities(), Weights(), NormalizedGradient(10, 100.0), response(1, 3)],
-    ids=lambda mechanism: mechanism.name,
 )
 def test_what_privately_trained_teachers_give_adds_nothing_to_their_training(answers):
     """By the training it is post-processing; by the answers it costs as of any teacher."""
@@ -552,10 +531,9 @@ def test_a_patient_is_one_teacher_only_where_shards_are_by_patient():
 # --- stages -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@every(
     "mechanism",
     [NormalizedGradient(10, 100.0), TopKRandomizedResponse(10, 1.0, 3)],
-    ids=lambda mechanism: mechanism.name,
 )
 def test_two_stages_of_a_mechanism_are_one_of_their_sum(mechanism):
     for unit, relation in UNITS_AND_RELATIONS:

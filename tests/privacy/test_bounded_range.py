@@ -5,12 +5,12 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from fed_dpsd.privacy import bounded_range, gdp, laws
 from fed_dpsd.privacy.accounting import epsilon, within_budget
 from fed_dpsd.privacy.events import BoundedRangeDpEvent
+from tests.every import every
 
 DELTA = 1e-5
 
@@ -54,8 +54,8 @@ def bound(loss_range, releases, eps):
     return certain + float(np.maximum(0, -np.expm1(eps - losses)) @ chance)
 
 
-@pytest.mark.parametrize("loss_range", [0.1, 1.0, 4.0])
-@pytest.mark.parametrize("releases", [1, 2, 3])
+@every("loss_range", [0.1, 1.0, 4.0])
+@every("releases", [1, 2, 3])
 def test_the_bound_holds_for_adaptive_intervals_and_is_attained(loss_range, releases):
     """Against 33 intervals a release, by dynamic programming; the control: a smaller range."""
     intervals = [loss_range * i / 32 for i in range(33)]
@@ -101,8 +101,8 @@ def test_blocks_of_releases_are_dearer_than_one_and_not_much(monkeypatch):
     assert whole < laws.discretised_epsilon(part, DELTA) < 1.02 * whole
 
 
-@pytest.mark.parametrize("loss_range", [1e-7, 0.05, 1.0, 10.0, 30.0])
-@pytest.mark.parametrize("releases", [1, 400, 3_000])
+@every("loss_range", [1e-7, 0.05, 1.0, 10.0, 30.0])
+@every("releases", [1, 400, 3_000])
 def test_epsilon_lies_between_fixed_intervals_and_renyi_divergences(loss_range, releases):
     """Fixed intervals in the middle are responses of two classes, of epsilon range / 2."""
     event = BoundedRangeDpEvent(loss_range)

@@ -24,6 +24,7 @@ from fed_dpsd.experiment import from_overrides
 from fed_dpsd.privacy import gdp, laws
 from fed_dpsd.privacy.accounting import contraction, epsilon
 from fed_dpsd.privacy.contraction import with_gaussian
+from tests.every import every
 
 DELTA = 1e-5
 NORMAL = statistics.NormalDist()
@@ -79,7 +80,7 @@ def shifted(mu):
     return [1e-4 * np.exp(-((grid - m) ** 2) / 2) / math.sqrt(2 * math.pi) for m in (mu, 0)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("trained", "answered", "expected"),
     [(2.988, 1.891, 0.4574), (3, 3, 0.7007), (1, 1, 0.0863)],
 )
@@ -125,7 +126,7 @@ def test_a_gaussian_besides_adds_up_as_gaussians_do():
     assert profile(epsilons) == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.parametrize(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])
+@every(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])
 def test_a_gaussian_besides_a_profile_with_kinks_is_bounded_from_above(answers, answered, counted):
     """Few responses have few losses; a quadrature between them would miss some."""
     response = RandomizedResponseDpEvent(3 / (math.exp(answered) + 2), 3)

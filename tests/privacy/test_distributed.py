@@ -13,6 +13,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, Quorum, Shards, Shared, trust_of
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 from tests.privacy.ideals import ideal
 
 FIVE = Quorum(threshold=6, colluding=1)
@@ -24,8 +25,8 @@ SHARED = (
 )
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("mechanism", "unit"), [(SHARED[0], 0.5), (SHARED[1], 1.0)])
+@every("seed", [0, 1, 2])
+@every(("mechanism", "unit"), [(SHARED[0], 0.5), (SHARED[1], 1.0)])
 def test_shares_of_the_honest_are_the_whole_noise(mechanism, unit, seed):
     """Failure probability 1e-6 each. The control: a share too few is noticed."""
     rng = np.random.Generator(np.random.PCG64(seed))
@@ -62,7 +63,7 @@ def test_counted_responses_say_less_than_seen_ones():
     assert other < 0.9 * one
 
 
-@pytest.mark.parametrize(
+@every(
     ("settings", "unit"),
     [
         ({"shards": Shards(3)}, "client"),
@@ -85,7 +86,7 @@ def test_all_teachers_of_all_honest_clients_respond():
     assert ideal(counted.event("record", "add_remove")) == ShuffledResponseDpEvent(1.0, 3, 20)
 
 
-@pytest.mark.parametrize(
+@every(
     ("epsilon_per_answer", "teachers", "charged"),
     [(1.0, 800, 4_000), (1.0, 900, 4_096), (14.0, 800, 2_380), (20.0, 800, 5)],
 )
@@ -104,13 +105,13 @@ def test_responses_are_charged_up_to_a_cap_and_while_their_precision_costs_nothi
     assert precision <= 2.0**-16
 
 
-@pytest.mark.parametrize(("threshold", "colluding"), [(2, 2), (1, 3), (2, -1)])
+@every(("threshold", "colluding"), [(2, 2), (1, 3), (2, -1)])
 def test_a_quorum_has_somebody_honest(threshold, colluding):
     with pytest.raises(ValueError, match=f"colluding={colluding}"):
         Quorum(threshold, colluding)
 
 
-@pytest.mark.parametrize(
+@every(
     ("quorum", "num_clients", "fits"),
     [
         (Quorum(2, 0), 3, True),
@@ -128,10 +129,8 @@ def test_no_two_sums_of_an_ask_can_be_opened(quorum, num_clients, fits):
             quorum.check(num_clients)
 
 
-@pytest.mark.parametrize("kind", [NormalizedGradient, NoisyVotes, TopKRandomizedResponse])
-@pytest.mark.parametrize(
-    "settings", [{"noise_at": "distributed"}, {"quorum": FIVE}, {"noise_at": "everywhere"}]
-)
+@every("kind", [NormalizedGradient, NoisyVotes, TopKRandomizedResponse])
+@every("settings", [{"noise_at": "distributed"}, {"quorum": FIVE}, {"noise_at": "everywhere"}])
 def test_a_quorum_goes_with_distributed_noise(kind, settings):
     with pytest.raises(ValueError, match="noise_at="):
         kind(10, 1.0, **settings)

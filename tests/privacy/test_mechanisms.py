@@ -18,11 +18,11 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Weights,
     top_k,
-    trust_of,
 )
 from fed_dpsd.privacy.noise import SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 from tests.privacy.ideals import ideal
 
 UNIFORM = np.full((1, 4), 0.25, np.float32)
@@ -47,8 +47,8 @@ def test_encoded_rows_never_exceed_the_bound():
     assert lengths.max() > 0.0999  # the bound is reached, so it is not vacuous
 
 
-@pytest.mark.parametrize("normalise", ["sample", "batch"])
-@pytest.mark.parametrize("bound", [1e-3, 0.5, 1e4])
+@every("normalise", ["sample", "batch"])
+@every("bound", [1e-3, 0.5, 1e4])
 def test_clipping_shortens_longer_gradients_alone(normalise, bound):
     """The control, normalising, lengthens shorter ones."""
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_a_small_gradient_is_shortened_by_the_stability_constant():
             assert np.linalg.norm(encoded) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@every("bad", [math.nan, math.inf, -math.inf])
 def test_a_row_that_is_not_finite_becomes_zero(bad):
     gradient = NormalizedGradient(4, 1.0, bound=1.0)
     values = np.array([[1.0, bad, 0, 0], [3.0, 4.0, 0, 0]])
@@ -117,8 +117,8 @@ def test_the_mask_is_public_and_noise_stays_inside():
     assert (noisy[0, [1, 2]] != encoded[0, [1, 2]]).all()
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
-@pytest.mark.parametrize("source", [rng, lambda: SecureGenerator(bytes(32))])
+@every("noise_multiplier", [0.0, 1.0])
+@every("source", [rng, lambda: SecureGenerator(bytes(32))])
 def test_zeros_outside_a_public_mask_have_no_sign(source, noise_multiplier):
     """The control: a product with the mask keeps the signs of what the mask hides."""
     gradient = NormalizedGradient(4, noise_multiplier, bound=1.0, k=2)
@@ -137,24 +137,6 @@ def test_ties_in_the_mask_go_to_the_lower_class():
     assert top_k(np.array([[0.2, 0.2, 0.2, 0.4]]), 2).tolist() == [[True, False, False, True]]
 
 
-def fits(sample, stddev):
-    """Whether a Kolmogorov-Smirnov test at level 1e-6 accepts N(0, stddev^2)."""
-    return stats.kstest(sample, stats.norm(scale=stddev).cdf).pvalue > 1e-6
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_noise_has_its_law_and_no_other(seed):
-    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-100."""
-    gradient = NormalizedGradient(10, 7.0, bound=0.01)
-    shape = (2_000, 10)
-    sample = gradient.add_noise(
-        np.zeros((3, *shape)), np.full(shape, 0.1, np.float32), rng(seed)
-    ).ravel()
-    assert fits(sample, 0.07)
-    assert not fits(sample, 0.07 * 2 / 3)
-    assert not fits(sample, 0.07 * 3 / 2)
-
-
 def test_sensitivities_are_attained_and_folded_into_the_event():
     gradient = NormalizedGradient(4, 3.0, bound=0.5, stability=1e-9)
     one, other = (
@@ -168,47 +150,11 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
     assert ideal(gradient.event("client", "add_remove")).noise_multiplier == pytest.approx(3.0)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("noise_multiplier", -1.0),
-        ("noise_multiplier", 1e-101),
-        ("noise_multiplier", math.nan),
-        ("noise_multiplier", 1e101),
-        ("bound", -1.0),
-        ("bound", 1e-101),
-        ("stability", 0.0),
-        ("k", 1),
-        ("k", 11),
-        ("noise_at", "both"),
-        ("mask", "hidden"),
-        ("normalise", "round"),
-    ],
-)
-def test_gradient_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        NormalizedGradient(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
-
-
-def test_trust_follows_who_adds_the_noise():
-    assert trust_of(NormalizedGradient(10, 1.0).noise_at) == "nobody"
-    assert trust_of(NormalizedGradient(10, 1.0, noise_at="server").noise_at) == "server"
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_what_a_private_mask_hides_gets_noise_too(seed):
-    """The mask is the teacher's own, so zeros outside it would tell it: all get noise."""
+def test_a_private_mask_keeps_the_largest_entries_and_costs_the_same():
     gradient = NormalizedGradient(4, 7.0, bound=1.0, k=2, mask="private")
-    rows = np.array([[0.1, -9.0, 0.2, 5.0]])
-    encoded = gradient.constrain_sensitivity(rows, UNIFORM)
+    encoded = gradient.constrain_sensitivity(np.array([[0.1, -9.0, 0.2, 5.0]]), UNIFORM)
     assert (encoded[0] != 0).tolist() == [False, True, False, True]
     assert np.linalg.norm(encoded) < 1
-    predictions = np.repeat(UNIFORM, 5_000, 0)
-    noisy = gradient.add_noise(np.zeros((1, 5_000, 4)), predictions, rng(seed))
-    for column in noisy.T:
-        assert fits(column, 7.0)
-        assert not fits(column, 7.0 * 2 / 3)
-        assert not fits(column, 7.0 * 3 / 2)
     assert ideal(gradient.event("record", "add_remove")) == GaussianDpEvent(3.5)
 
 
@@ -273,7 +219,7 @@ def test_the_server_sees_through_answers_that_no_client_could_have_given():
     assert Probabilities().admissible(clear, predictions[:3], 2).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize(
+@every(
     "mechanism",
     [
         NormalizedGradient(4, 2.0, shards=Shards(2)),
@@ -283,9 +229,8 @@ def test_the_server_sees_through_answers_that_no_client_could_have_given():
         NoisyVotes(4, 2.0, shards=Shards(2)),
         NoisyVotes(4, 2.0, noise_law="laplace", shards=Shards(2)),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@every("seed", [0, 1, 2])
 def test_honest_noise_is_always_admissible(mechanism, seed):
     """Of 50,000 rows; one is refused with a probability of about 1e-18."""
     worst = mechanism.worst_case()[0]
@@ -298,24 +243,6 @@ def test_honest_noise_is_always_admissible(mechanism, seed):
 
 
 # --- votes ---
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(("law", "named"), [("gaussian", "norm"), ("laplace", "laplace")])
-def test_vote_noise_has_its_law_and_no_other(law, named, seed):
-    """Rejects the right law with probability 1e-6; the wrong scales give p-values below 1e-50."""
-    votes = NoisyVotes(10, 3.0, law)
-    ones = votes.constrain_sensitivity(
-        np.eye(10)[np.zeros(2_000, int)], np.full((2_000, 10), 0.1, np.float32)
-    )
-    noisy = votes.add_noise(np.stack([ones] * 3), ones, rng(seed)) - 3 * ones
-
-    def accepts(scale):
-        return stats.kstest(noisy.ravel(), getattr(stats, named)(scale=scale).cdf).pvalue > 1e-6
-
-    assert accepts(3.0)
-    assert not accepts(2.0)
-    assert not accepts(4.5)
 
 
 def test_votes_are_one_hot_and_ties_and_silence_are_settled():
@@ -353,26 +280,6 @@ def test_vote_events_are_those_of_the_largest_moves():
     assert laplace.event("record", "add_remove").events == [LaplaceDpEvent(pytest.approx(6.0))] * 2
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("noise_multiplier", -1.0),
-        ("noise_multiplier", 1e-101),
-        ("noise_law", "cauchy"),
-        ("noise_at", "nobody"),
-    ],
-)
-def test_vote_parameters_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        NoisyVotes(**({"num_classes": 10, "noise_multiplier": 1.0} | {field: value}))
-
-
-@pytest.mark.parametrize(("field", "value"), [("teachers", 0), ("by", "ward")])
-def test_shards_are_checked(field, value):
-    with pytest.raises(ValueError, match=f"{field}="):
-        Shards(**{field: value})
-
-
 # --- randomised response ---
 
 
@@ -381,9 +288,7 @@ def response_law(mechanism, predictions, teacher_class):
     return mechanism.constrain_sensitivity(teacher, predictions)[0]
 
 
-@pytest.mark.parametrize(
-    ("k", "epsilon_per_answer"), list(itertools.product([2, 3, 10], [0.0, 0.1, 1.0, 10.0]))
-)
+@every(("k", "epsilon_per_answer"), list(itertools.product([2, 3, 10], [0.0, 0.1, 1.0, 10.0])))
 def test_one_response_is_private_by_enumeration(k, epsilon_per_answer):
     """The whole output matrix: no ratio above e^eps0, that ratio attained, and I never left."""
     mechanism = TopKRandomizedResponse(10, epsilon_per_answer, k)
@@ -406,14 +311,14 @@ def test_half_the_noise_would_be_noticed():
     assert (laws[0, 7:] / laws[1, 7:]).max() > math.exp(1.0) * 2
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_responses_are_drawn_from_their_law(seed):
+@every("source", [rng, lambda: rng(1), lambda: SecureGenerator(bytes(32))])
+def test_responses_are_drawn_from_their_law(source):
     """Chi-square at level 1e-6; the control is the law of another epsilon."""
     mechanism = TopKRandomizedResponse(4, 1.0, 3)
     law = mechanism.constrain_sensitivity(
         np.eye(4)[[1]], np.array([[0.4, 0.3, 0.2, 0.1]], np.float32)
     )
-    drawn = mechanism.add_noise(np.repeat(law, 20_000, 0)[None], UNIFORM, rng(seed))
+    drawn = mechanism.add_noise(np.repeat(law, 20_000, 0)[None], UNIFORM, source())
     assert drawn.dtype == np.uint8
     assert (drawn.sum(1) == 1).all()
     counts = drawn.sum(0)
@@ -449,23 +354,6 @@ def test_a_teacher_without_a_class_answers_uniformly():
         np.full((1, 4), math.nan), np.array([[0.1, 0.5, 0.3, 0.1]], np.float32)
     )
     assert law[0].tolist() == [0, 0.5, 0.5, 0]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("epsilon_per_answer", -1.0),
-        ("epsilon_per_answer", 21.0),
-        ("epsilon_per_answer", math.nan),
-        ("epsilon_per_answer", -math.inf),
-        ("k", 1),
-        ("k", 11),
-    ],
-)
-def test_response_parameters_are_checked(field, value):
-    values = {"num_classes": 10, "epsilon_per_answer": 1.0, "k": 3} | {field: value}
-    with pytest.raises(ValueError, match=f"{field}="):
-        TopKRandomizedResponse(**values)
 
 
 def test_each_teacher_responds_on_its_own():
@@ -515,7 +403,7 @@ def test_a_clients_responses_all_count():
 # --- the rest ---
 
 
-@pytest.mark.parametrize("mechanism", [Probabilities(), Weights(), ExactCounts()])
+@every("mechanism", [Probabilities(), Weights(), ExactCounts()])
 def test_what_leaves_in_the_clear_is_the_value_itself(mechanism):
     value = mechanism.constrain_sensitivity(np.array([[0.25, 0.75]]), UNIFORM)
     assert mechanism.add_noise(value[None], UNIFORM, rng()).tolist() == [[0.25, 0.75]]
@@ -539,7 +427,7 @@ NOISELESS = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", NOISELESS, ids=lambda mechanism: mechanism.name)
+@every("mechanism", NOISELESS)
 def test_no_noise_leaves_the_sum_as_it_is_and_proves_nothing(mechanism):
     """For teachers that were trained with DP; an experiment refuses it for others."""
     predictions = np.tile(UNIFORM, (3, 1))
@@ -554,7 +442,7 @@ def test_no_noise_leaves_the_sum_as_it_is_and_proves_nothing(mechanism):
     assert mechanism.releases(3, 4) == 12
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "field", "places"),
     [
         (NormalizedGradient, "noise_multiplier", ("server", "distributed")),
@@ -570,17 +458,7 @@ def test_where_others_are_trusted_with_noise_there_is_some(make, field, places):
             make(4, noise_at=place, quorum=quorum, **{field: none})
 
 
-@pytest.mark.parametrize(
-    "mechanism",
-    [NormalizedGradient(10, 1.0), TopKRandomizedResponse(10, 1.0, 3), Probabilities()],
-    ids=lambda mechanism: mechanism.name,
-)
-def test_mechanisms_are_frozen(mechanism):
-    with pytest.raises(AttributeError):
-        mechanism.noise_at = "server"
-
-
-@pytest.mark.parametrize("show", [str, repr, "{}".format, "{:.1f}".format, lambda e: f"{e}"])
+@every("show", [str, repr, "{}".format, "{:.1f}".format, lambda e: f"{e}"])
 def test_an_epsilon_cannot_be_printed_without_its_meaning(show):
     text = show(Epsilon(28.8388, 1e-5, "record", "replace_one", "nobody", "pld", 51_200))
     assert text == "28.839 (record, replace_one, trust nobody, delta 1e-05, pld)"

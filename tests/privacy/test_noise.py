@@ -1,17 +1,12 @@
 """Noise from a secret: the promised laws, exactly, and nothing that tells what lies below."""
 
-import math
-
 import numpy as np
 import pytest
 from scipy import stats
 
 from fed_dpsd.privacy import noise
-from fed_dpsd.privacy.dp_sgd import DPSGD
-from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.noise import SecretStreams, SecureGenerator, noisy_sum, snap
-from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
-from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 LEVEL = 1e-6  # each test below fails by chance with at most about this probability; seeds are fixed
 
@@ -23,18 +18,8 @@ def generator(seed=0):
 LAWS = {"gaussian": stats.norm, "laplace": stats.laplace}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("scale", [1e-4, 0.7, 1.0, 3e9])
-def test_noise_has_the_promised_law(law, scale, seed):
-    noise = noisy_sum(np.zeros((1, 20_000)), scale, law, generator(seed))
-    assert stats.kstest(noise, LAWS[law](scale=scale).cdf).pvalue > LEVEL
-    for wrong in (2 / 3, 3 / 2):  # the control
-        assert stats.kstest(noise, LAWS[law](scale=wrong * scale).cdf).pvalue < LEVEL
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("units", [1, 2, 5])
+@every("law", LAWS)
+@every("units", [1, 2, 5])
 def test_integers_have_exactly_the_discrete_law(law, units):
     """Where the scale is a few units, so that a wrong step of the sampler would show."""
     draw = generator(units)._gaussian if law == "gaussian" else generator(units)._laplace
@@ -117,37 +102,9 @@ def test_equal_secrets_purposes_and_numbers_give_equal_draws_and_others_do_not()
     assert "00" not in repr(streams)
 
 
-@pytest.mark.parametrize("length", [0, 31])
+@every("length", [0, 31])
 def test_short_secrets_are_errors(length):
     with pytest.raises(ValueError, match=f"{length} bytes; it must have 32"):
         SecretStreams(bytes(length))
     with pytest.raises(ValueError, match=f"{length} bytes; it must have 32"):
         SecureGenerator(bytes(length))
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_mechanism_draws_its_noise_from_a_secret(seed):
-    zeros, ones = np.zeros((1, 4_000, 3)), np.ones((4_000, 3), np.float32)
-    for mechanism, scale, law in (
-        (NormalizedGradient(3, 5.0, bound=0.1), 0.5, "gaussian"),
-        (NoisyVotes(3, 5.0), 5.0, "gaussian"),
-        (NoisyVotes(3, 5.0, "laplace"), 5.0, "laplace"),
-    ):
-        noisy = mechanism.add_noise(zeros, ones, generator(seed)).ravel()
-        assert stats.kstest(noisy, LAWS[law](scale=scale).cdf).pvalue > LEVEL
-        assert stats.kstest(noisy, LAWS[law](scale=1.5 * scale).cdf).pvalue < LEVEL
-    response = TopKRandomizedResponse(3, 1.0)
-    told = np.repeat([[1.0, 0.0, 0.0]], 30_000, 0)
-    uniform = np.full((30_000, 3), 1 / 3, np.float32)
-    counts = response.add_noise(
-        response.constrain_sensitivity(told, uniform)[None], uniform, generator(seed)
-    ).sum(0)
-    lie = 1 / (math.e + 2)
-    expected = np.array([1 - 2 * lie, lie, lie]) * 30_000
-    assert stats.chisquare(counts, expected).pvalue > LEVEL
-    assert stats.chisquare(counts, np.full(3, 10_000)).pvalue < LEVEL
-    private = DPSGD(10.0, 1.0, 100, 1.0, 0.1, count_fraction=0.05)
-    labels = np.zeros(0, np.int64)
-    drawn = private.count(labels, 4_000, generator(seed))
-    assert stats.kstest(drawn, stats.norm(scale=private.count_noise).cdf).pvalue > LEVEL
-    assert stats.kstest(drawn, stats.norm(scale=1.5 * private.count_noise).cdf).pvalue < LEVEL

@@ -29,6 +29,7 @@ from fed_dpsd.privacy.dp_sgd import DPSGD, PRECISION_LOSS
 from fed_dpsd.privacy.events import ReplacedInSampleDpEvent
 from fed_dpsd.privacy.noise import lattice_spacing
 from fed_dpsd.privacy.training import places_of
+from tests.every import every
 from tests.privacy.ideals import ideal
 from tests.privacy.per_record import clip_records_alone
 
@@ -114,8 +115,8 @@ def length(difference):
     return math.sqrt(np.square(difference).sum()) * lattice.UNIT
 
 
-@pytest.mark.parametrize("linear", [True, False], ids=["linear", "network"])
-@pytest.mark.parametrize("copies", [1, 2])
+@every("linear", [True, False])
+@every("copies", [1, 2])
 def test_a_patient_moves_a_step_by_their_own_part_of_at_most_the_bound(linear, copies):
     """Added, removed, replaced, or with another record; to the last bit."""
     mechanism = by_patient(copies=copies, max_grad_norm=1e-2)
@@ -135,7 +136,7 @@ def test_a_patient_moves_a_step_by_their_own_part_of_at_most_the_bound(linear, c
     assert 0 < length(total - add(inputs, one)) <= 2
 
 
-@pytest.mark.parametrize("linear", [True, False], ids=["linear", "network"])
+@every("linear", [True, False])
 def test_records_that_are_clipped_by_themselves_are_caught(monkeypatch, linear):
     """The control: four equal records of one patient move the sum by four bounds."""
     per_record(monkeypatch)
@@ -171,7 +172,7 @@ def test_no_patient_of_random_data_leaves_the_bound_however_many_places():
     assert largest > 0.99
 
 
-@pytest.mark.parametrize("linear", [True, False], ids=["linear", "network"])
+@every("linear", [True, False])
 def test_a_patients_gradient_is_the_mean_over_their_records_with_their_own_labels(linear):
     """Beside autograd, where nothing is clipped."""
     inputs, labels = some_patients(2)
@@ -248,8 +249,8 @@ def test_a_patient_moves_the_counts_as_the_events_say():
     assert every_record["add_remove"] == 3  # the control
 
 
-@pytest.mark.parametrize("noise", [10.0, 2.0**24, 2.0**26, 1e9, 1e12])
-@pytest.mark.parametrize("most", [1, 3, 16])
+@every("noise", [10.0, 2.0**24, 2.0**26, 1e9, 1e12])
+@every("most", [1, 3, 16])
 def test_counts_beside_a_coarse_lattice_move_by_what_their_event_says(noise, most, monkeypatch):
     """The worst classes: each just below a step of the lattice, and passing it."""
     mechanism = counting(noise, records_per_patient=most)
@@ -326,20 +327,6 @@ def test_reasons_name_the_unit_that_has_no_bound():
 
 
 # --- settings ---
-
-
-@pytest.mark.parametrize(
-    ("fields", "problem"),
-    [
-        ({"unit": "client"}, "unit='client' must be 'record' or 'patient'"),
-        ({"records_per_patient": 0}, "records_per_patient=0 must be >= 1"),
-        ({"unit": "record"}, "records_per_patient=4 needs unit=patient"),
-        ({"copies": 9, "records_per_patient": 8}, "=8 times copies=9 must be at most 64"),
-    ],
-)
-def test_settings_of_patients_are_checked(fields, problem):
-    with pytest.raises(ValueError, match=problem):
-        by_patient(**fields)
 
 
 def test_shapes_that_are_not_the_units_are_refused():

@@ -9,6 +9,7 @@ from scipy import stats
 
 from fed_dpsd.privacy import secure_sum
 from fed_dpsd.privacy.secure_sum import Party, SumError, combine, public_key
+from tests.every import every
 
 TAG = b"run 1, ask 2"
 
@@ -38,8 +39,8 @@ def unmask(members, masked, helpers, tag=TAG, named=None):
     }
 
 
-@pytest.mark.parametrize("lost_first", range(3))
-@pytest.mark.parametrize("lost_later", range(3))
+@every("lost_first", range(3))
+@every("lost_later", range(3))
 def test_the_sum_is_exact_whoever_drops_out(lost_first, lost_later):
     """Up to as many as leave `threshold` to open shares; the control: one more, and nothing is."""
     members = parties()
@@ -162,8 +163,8 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("numbered", [True, False], ids=["ours", "control"])
+@every("copy", COPIES.values())
+@every("numbered", [True, False])
 def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
     """Party 2 says that 0's key is its own, and stays away: its masks' keys are opened.
 
@@ -195,7 +196,7 @@ def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, mon
     assert (found.astype(np.int64) == values(0).ravel()).all() != numbered
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "problem"),
     [
         ({"threshold": 2}, "threshold=2 must be above half of 5"),

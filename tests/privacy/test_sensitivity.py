@@ -18,6 +18,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Shards
 from fed_dpsd.privacy.noise import SecureGenerator, lattice_spacing, noisy_sum
 from fed_dpsd.privacy.votes import NoisyVotes
+from tests.every import every
 
 ASKED = np.full((1, 7), 1 / 7, np.float32)
 
@@ -53,7 +54,7 @@ def float32(encode):
     return control
 
 
-@pytest.mark.parametrize("normalise", ["sample", "batch"])
+@every("normalise", ["sample", "batch"])
 def test_no_gradient_is_longer_than_its_bound(normalise):
     """Long vectors, equal entries, huge and tiny ones: 400 of them; the bound is of a rational."""
     longest, beyond = Fraction(0), 0
@@ -108,8 +109,8 @@ def _exact(values, scale, rng):
     return [Fraction(float(value)) for value in total.ravel()]
 
 
-@pytest.mark.parametrize("training", ["plain", "dp_sgd"])
-@pytest.mark.parametrize("answers", ["gradient", "votes"])
+@every("training", ["plain", "dp_sgd"])
+@every("answers", ["gradient", "votes"])
 def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_with(
     small, training, answers
 ):
@@ -139,7 +140,7 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
     assert (moved > too_little) == (training == "dp_sgd")
 
 
-@pytest.mark.parametrize("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])
+@every("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])
 def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
     """A vote that its noise's grid is coarser than is no vote: it moves a count by at most one."""
     votes = NoisyVotes(7, noise, shards=Shards(200))
@@ -152,7 +153,7 @@ def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
     assert (noise > 2.0**26) == (not any(moved))
 
 
-@pytest.mark.parametrize("noise", [10.0, 2.0**26, 1e9, 1e12])
+@every("noise", [10.0, 2.0**26, 1e9, 1e12])
 def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
     """In units of the noise, beside a count that is just below a step of a coarse grid."""
     mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_fraction=1.0)

@@ -1,120 +1,266 @@
-"""Figures of rounds, alphas and confusions: the numbers that they show."""
+"""Charts and figures: the numbers that they show, and the files that they are written to."""
 
-import csv
 import math
+import re
 
 import numpy as np
 import pytest
+from matplotlib.collections import PathCollection
+from PIL import Image
 
 from fed_dpsd.errors import UserError
-from fed_dpsd.report import alpha, confusion, dots, pages, progress
-from fed_dpsd.report.figure import COLOURS, look
-from fed_dpsd.report.settings import beside, read
+from fed_dpsd.report import figures, pages, plots, sweep_charts
+from fed_dpsd.report.charts import Axis, Chart, Series
+from fed_dpsd.report.literature import published
+from fed_dpsd.report.settings import read
 
 
-def write(path, columns, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
+def rows_of(columns, *rows):
+    """Rows of each run, by the run's key, as they are read."""
+    found = {}
+    for key, *values in rows:
+        row = dict(zip(columns, map(str, values), strict=True))
+        found.setdefault(key, []).append(row)
+    return found
 
 
-@pytest.fixture
-def rounds(tmp_path):
-    """Writes curve_rounds.csv: key, round, seconds, answers (forward, backward) and accuracy."""
-
-    def write_rounds(*rows, name="curve_rounds.csv"):
-        write(tmp_path / name, ("key", *progress.COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "rounds", progress.COLUMNS)
-
-    return write_rounds
+def rounds(*rows):
+    """Key, round, seconds, answers (forward, backward) and accuracy."""
+    return rows_of(sweep_charts.ROUND_COLUMNS, *rows)
 
 
-@pytest.fixture
-def pairs(tmp_path):
-    """Writes curve_confusion.csv: key, truth, predicted, count."""
-
-    def write_pairs(*rows):
-        write(tmp_path / "curve_confusion.csv", ("key", *confusion.COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "confusion", confusion.COLUMNS)
-
-    return write_pairs
+def pairs(*rows):
+    """Key, truth, predicted, count."""
+    return rows_of(plots.PAIR_COLUMNS, *rows)
 
 
-def lines(axes):
-    return {line.get_label(): line for line in axes.lines}
+def chart(*series, x=None, y=None):
+    x, y = x or Axis("round"), y or Axis("accuracy, %", 0, 100)
+    return Chart("c", "A chart", "It says.", x, y, series)
 
 
-def test_32_lines_look_different_and_eight_differ_in_colour_alone():
-    looks = [tuple(look(number).values()) for number in range(32)]
+def by_name(chart):
+    return {series.name: series for series in chart.series}
+
+
+# --- drawing ---
+
+
+def test_32_lines_look_different_in_more_than_colour():
+    looks = [tuple(map(str, figures.look(number).values())) for number in range(32)]
     assert len(set(looks)) == 32
-    assert [colour for colour, _ in looks[:8]] == list(COLOURS)
-    assert {style for _, style in looks[:8]} == {"-"}
+    without_colour = {look[1:4] for look in looks[:20]}
+    assert len(without_colour) > len(figures.COLOURS)
 
 
-# --- rounds ---
+def test_ticks_are_round_few_and_on_both_sides():
+    cases = [
+        ((0.9, 12), [1, 2, 5, 10]),
+        ((1, 2e6), [1, 10, 100, 1e3, 1e4, 1e5, 1e6]),
+        ((1.5, 6), [2, 5]),
+    ]
+    for ends, expected in cases:
+        assert figures.log_ticks(*ends) == pytest.approx(expected), ends
+    single = chart(Series("s", [(2.99, 50)]), x=Axis("epsilon", logarithmic=True))
+    (axes,) = figures.draw([single]).axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "5"]
 
 
-def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(table, rounds):
-    dense = {"method": "dense", "seed": 0}
-    settings = read([table({"method": "dpsd"}, {"method": "dpsd"}, dense)])
+def test_large_values_stand_together_beyond_the_axis_and_keep_their_numbers():
+    axis = Axis("epsilon", logarithmic=True, most=100, bound=True)
+    far = chart(Series("labels", [(1, 50), (10, 60), (51_200, 90), (math.inf, 99)]), x=axis)
+    (axes,) = figures.draw([far]).axes
+    joined, apart = (line for line in axes.lines if line.get_marker() == "o")
+    assert list(joined.get_xdata()) == [1, 10]
+    assert apart.get_linestyle() == "None"
+    first, second = apart.get_xdata()
+    assert first == second > 10
+    assert "> 100" in [text.get_text() for text in axes.get_xticklabels()]
+    assert [row[0] for row in far.numbers()[1]] == ["1", "10", "51,200", "inf"]
+
+
+def test_the_table_of_a_chart_has_every_number_and_rounds_no_bound_down():
+    bound = Axis("epsilon", bound=True)
+    shown = chart(Series("s", [(2.987952144403, 5.632237)]), x=bound, y=bound).numbers()
+    assert shown == (["epsilon", "s"], [["2.988", "5.6323"]])
+    several = chart(
+        Series("s", [(1, 50), (1, 60), (2, 70)], [10, math.nan, math.nan]),
+        Series("chance", [(0, 10)], kind="level"),
+        Series("perfect", [(0, 0), (100, 100)], kind="guide"),
+    ).numbers()
+    rows = [["1", "50.0 ± 10.0, 60.0", "10.0"], ["2", "70.0", "10.0"]]
+    assert several == (["round", "s", "chance"], rows)
+
+
+def test_an_error_bar_reaches_one_deviation():
+    (axes,) = figures.draw([chart(Series("s", [(1, 50), (2, 70)], [10, math.nan]))]).axes
+    (bars,) = axes.containers
+    low, high = (cap.get_ydata()[0] for cap in bars.lines[1])
+    assert (low, high) == (40, 60)
+
+
+def test_svg_is_small_deterministic_and_follows_the_page():
+    """Its colours are variables of both themes, and nothing in it is global or from elsewhere."""
+    hostile = chart(Series("<script>$\\frac{x&", [(1, 50), (2, 60)]), Series("b", [(1, 2.98795)]))
+    box, svg = figures.to_svg(figures.draw([hostile]), "c")
+    assert (box, svg) == figures.to_svg(figures.draw([hostile]), "c")
+    assert box.startswith("0 0 360 ")
+    assert "&lt;script&gt;$\\frac{x&amp;</text>" in svg
+    assert len(svg) < 12_000
+    used = set(re.findall(r"var\(--(\w+)\)", svg))
+    css = (pages.TEMPLATES / "style.css").read_text()
+    light, dark = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in css.split("@media")[:2])
+    assert {"ink", "soft", "line", "s0", "s1"} <= used <= set(dark)
+    assert figures.PALETTE.items() <= light.items()
+    assert not re.search(r"#[0-9a-f]{6}\b", svg)
+    assert not re.search(r"http|<style|<script|font-family| id=\"(?!c-)|#(?!c-)\w", svg)
+    _, other = figures.to_svg(figures.draw([hostile]), "d")
+    assert not set(re.findall(r'id="([^"]+)"', svg)) & set(re.findall(r'id="([^"]+)"', other))
+
+
+def test_a_figure_is_written_as_png_at_twice_the_readmes_width_and_as_the_same_pdf(tmp_path):
+    figure = figures.draw([chart(Series("s", [(1, 50), (2, 60)]))], across=1)
+    assert Image.open(figures.save(figure, tmp_path / "new" / "a.png")).size[0] == 1800
+    first, second = (figures.save(figure, tmp_path / f"{n}.pdf").read_bytes() for n in (1, 2))
+    assert first == second
+    assert first.startswith(b"%PDF")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"a.png cannot be written .*choose another folder"):
+        figures.save(figure, tmp_path / "file" / "a.png")
+
+
+def test_a_long_name_grows_the_figure_and_leaves_the_panel_as_it_is():
+    few, many = (
+        figures.draw([chart(*(Series("long name " * 9 + str(k), [(1, k)]) for k in range(n)))])
+        for n in (1, 12)
+    )
+    heights = [f.axes[0].get_position().height * f.get_figheight() for f in (few, many)]
+    assert heights == pytest.approx([2.0, 2.0])
+    assert many.get_figheight() > few.get_figheight() + 2
+
+
+# --- accuracy against epsilon ---
+
+
+@pytest.fixture
+def over_epsilon(table):
+    """Labels at two epsilons, DP teachers, and answers without privacy."""
+    dp = {"mechanism": "dp_sgd probabilities", "record_add_remove": 0.5, "student": 0.8}
+    rows = [
+        *({"student": s, "seed": n} for n, s in enumerate((0.2, 0.4))),
+        {"record_add_remove": 1, "student": 0.1, "rounds": 1},
+        {"mechanism": "label", "teachers_per_client": 50, "record_add_remove": 3, "student": 0.6},
+        dp | {"ensemble": ""},
+        {"mechanism": "probabilities", "record_add_remove": "inf", "student": 0.97},
+    ]
+    (found,) = sweep_charts.over_epsilon(read([table(*rows)]))
+    return found
+
+
+def test_each_mechanism_and_number_of_teachers_is_a_series(over_epsilon):
+    found = {s.name: s for s in over_epsilon.series if s.coloured}
+    assert set(found) == {
+        *("label, 1 teacher per client", "label, 50 teachers per client"),
+        *("dp_sgd probabilities, 1 teacher per client", "without privacy, 1 teacher per client"),
+    }
+    label = found["label, 1 teacher per client"]
+    assert [x for x, _ in label.points] == [1, 2]
+    assert [y for _, y in label.points] == pytest.approx([10, 30])
+    assert label.deviations() == pytest.approx([0, 10 * math.sqrt(2)])
+    assert found["without privacy, 1 teacher per client"].points[0][0] == math.inf
+    ensembles = {s.like: s.points for s in over_epsilon.series if s.kind == "faint"}
+    assert ensembles["label, 1 teacher per client"] == [(1, 90), (2, 90)]
+    assert ensembles["dp_sgd probabilities, 1 teacher per client"] == []
+    assert by_name(over_epsilon)["chance: 10 %"].points == [(0, 10)]
+
+
+def test_published_points_are_hollow_named_and_never_drawn_as_proven(over_epsilon):
+    (axes,) = figures.draw([over_epsilon], across=1).axes
+    (points,) = (found for found in axes.collections if isinstance(found, PathCollection))
+    assert not len(points.get_facecolors())
+    drawn = sorted((float(x), float(y)) for x, y in points.get_offsets())
+    assert drawn == sorted((p.epsilon, p.accuracy) for p in published("mnist"))
+    named = sorted(text.get_text() for text in axes.texts)
+    assert named == sorted(point.method for point in published("mnist"))
+    proven = {(x, y) for line in axes.lines for x, y in zip(*line.get_data(), strict=True)}
+    assert not proven & set(drawn)
+    assert "not proven" in sweep_charts.PUBLISHED
+    narrow = figures.draw([over_epsilon])
+    assert not narrow.axes[0].texts  # a page has the names in its table
+    legend = [text.get_text() for text in narrow.legends[0].get_texts()]
+    assert legend.count(sweep_charts.PUBLISHED) == 1
+
+
+def test_another_data_set_is_another_chart_and_one_epsilon_makes_none(table):
+    other = {"data": "medmnist", "num_classes": 2, "seed": 0, "record_add_remove": 1}
+    first, second = sweep_charts.over_epsilon(read([table({"data": "digits"}, other)]))
+    assert (first.title[-6:], second.title[-8:]) == ("digits", "medmnist")
+    assert by_name(second)["chance: 50 %"]
+    assert not any(s.points for c in (first, second) for s in c.series if s.kind == "points")
+    one = read([table({}, {"mechanism": "x", "record_add_remove": "inf"})])
+    assert sweep_charts.over_epsilon(one) == []
+
+
+# --- rounds, alphas, settings ---
+
+
+def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(table):
+    rows = [{"method": "dpsd"}, {"method": "dpsd"}, {"method": "dense", "seed": 0}]
+    rows.append({"method": "fedavg", "seed": 0})
     known = rounds(
         *[("curve.csv0", 2, 3, 200, 50, 0.7), ("curve.csv0", 1, 1, 100, 25, 0.2)],
         *[("curve.csv1", 1, 2, 100, 75, 0.4), ("curve.csv1", 2, 5, 200, 150, 0.7)],
         *[("curve.csv2", 1, 9, 64, 0, 0.5), ("curve.csv2", 2, 19, 96, 0, 0.6)],
+        *[("curve.csv3", 1, 1, 0, 0, 0.2), ("curve.csv3", 2, 2, 0, 0, 0.2)],
         ("a run of another table", 1, 9, 64, 0, 0.5),
     )
-    left, right = progress.draw(settings, known).axes
+    answers, seconds = sweep_charts.over_rounds(read([table(*rows)]), known)
+    assert answers.note == ""
+    dpsd = by_name(answers)["dpsd"]
+    assert np.array(dpsd.points) == pytest.approx(np.array([[150, 30], [300, 70]]))
+    assert dpsd.deviations() == pytest.approx([10 * math.sqrt(2), 0])
+    assert [x for x, _ in by_name(answers)["dense"].points] == [64, 96]
+    assert [x for x, _ in by_name(seconds)["dpsd"].points] == [1.5, 4]
+    assert not by_name(answers)["fedavg"].points  # it asks no teacher
+    assert by_name(seconds)["fedavg"].points
+    left, right = figures.draw([answers, seconds], across=2).axes
     assert (left.get_xscale(), right.get_xscale()) == ("log", "linear")
-    assert set(lines(left)) == set(lines(right)) == {"dpsd", "dense"}
-    line = lines(left)["dpsd"]
-    assert list(line.get_xdata()) == [150, 300]
-    assert list(line.get_ydata()) == pytest.approx([30, 70])
-    assert list(lines(left)["dense"].get_xdata()) == [64, 96]
-    assert list(lines(right)["dpsd"].get_xdata()) == [1.5, 4]
+    colours = [
+        [line.get_color() for line in axes.lines if len(line.get_xdata())] for axes in (left, right)
+    ]
+    assert colours[1][: len(colours[0])] == colours[0]  # a setting looks alike in all panels
     band = left.collections[0].get_paths()[0].vertices
     at_first = band[band[:, 0] == 150][:, 1]
-    deviation = 10 * math.sqrt(2)
-    assert [at_first.min(), at_first.max()] == pytest.approx([30 - deviation, 30 + deviation])
-    assert line.get_color() != lines(left)["dense"].get_color()
+    reach = 10 * math.sqrt(2)
+    assert [at_first.min(), at_first.max()] == pytest.approx([30 - reach, 30 + reach])
 
 
-def test_a_method_that_asks_no_teacher_is_drawn_against_seconds_alone(table, rounds):
-    settings = read([table({"method": "fedavg"}, {"method": "dense"})])
-    known = rounds(
-        *[("curve.csv0", number, number, 0, 0, 0.2) for number in (1, 2)],
-        *[("curve.csv1", number, number, 5 * number, 0, 0.4) for number in (1, 2)],
-    )
-    figure = progress.draw(settings, known)
-    left, right = figure.axes
-    assert set(lines(left)) == {"dense"}
-    assert set(lines(right)) == {"dense", "fedavg"}
-    assert lines(left)["dense"].get_color() == lines(right)["dense"].get_color()
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(legend) == ["dense", "fedavg"]
+def test_of_many_settings_a_page_has_the_best(table):
+    rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
+    known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
+    chart, _ = sweep_charts.over_rounds(read([table(*rows)]), known, 2)
+    assert chart.note == "mnist: the 2 best of 5 settings."
+    assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
 
-def test_a_data_set_has_a_row_of_panels_and_a_setting_one_look(table, rounds):
+def test_a_data_set_and_an_alpha_have_charts_of_their_own(table):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
-    cells = [
-        {"data": data, "partition.alpha": alpha, "method": m}
-        for data, alpha in places
-        for m in ("a", "b")
-    ]
+    cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
-    panels = progress.draw(read([table(*cells)]), known).axes
+    found = sweep_charts.over_rounds(read([table(*cells)]), known)
     titles = [f"{data}, alpha {alpha}" for data, alpha in places]
-    assert [axes.get_title() for axes in panels] == [t for title in titles for t in (title, title)]
-    assert all(set(lines(axes)) == {"a", "b"} for axes in panels)
-    assert len({lines(axes)["b"].get_color() for axes in panels}) == 1
+    assert [chart.title.partition(": ")[2] for chart in found[::2]] == titles
+    assert all([s.name for s in chart.series] == ["a", "b"] for chart in found)
 
 
-def test_without_two_known_rounds_there_is_no_line_and_without_a_line_no_figure(table, rounds):
+def test_without_two_known_rounds_there_is_no_line(table):
     settings = read([table({})])
-    assert progress.draw(settings, {}) is None
-    assert progress.draw(settings, rounds(("curve.csv0", 1, 1, 5, 0, 0.5))) is None
-    assert progress.draw(settings, rounds(("curve.csv0", 1, 1, 5, 0, ""))) is None
-
-
-# --- alpha ---
+    for known in (
+        {},
+        rounds(("curve.csv0", 1, 1, 5, 0, 0.5)),
+        rounds(("curve.csv0", 1, 1, 5, 0, "")),
+    ):
+        assert sweep_charts.over_rounds(settings, known) == []
 
 
 def test_settings_that_differ_in_alpha_alone_are_a_line(table):
@@ -124,127 +270,114 @@ def test_settings_that_differ_in_alpha_alone_are_a_line(table):
         {"partition.alpha": 0.1, "student": 0.2, "method": "dense"},
         {"partition": "iid", "student": 0.9, "method": "dense"},
     ]
-    (axes,) = alpha.draw(read([table(*rows)])).axes
-    first, second = axes.containers
-    assert (first.get_label(), list(first[0].get_xdata())) == ("dpsd", [0.1, 0.5])
-    assert list(first[0].get_ydata()) == pytest.approx([30, 50])
-    assert (second.get_label(), list(second[0].get_xdata())) == ("dense", [0.1])
-    assert list(axes.get_xticks()) == [0.1, 0.5]
-    assert axes.get_xscale() == "log"
+    (chart,) = sweep_charts.over_alpha(read([table(*rows)]))
+    found = by_name(chart)
+    assert np.array(found["dpsd"].points) == pytest.approx(np.array([[0.1, 30], [0.5, 50]]))
+    assert [x for x, _ in found["dense"].points] == [0.1]
+    assert chart.x.logarithmic
+    one = read([table({"partition.alpha": 0.5}, {"partition": "iid"})])
+    assert sweep_charts.over_alpha(one) == []
 
 
-def test_one_alpha_makes_no_figure(table):
-    assert alpha.draw(read([table({"partition.alpha": 0.5}, {"partition": "iid"})])) is None
+def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
+    first, second = (
+        {"experiment": "table6", "grid": grid} for grid in ("labels, all", "labels, without IE")
+    )
+    path = table(
+        *(first | {"seed": 0, "student": 0.5}, first | {"seed": 1, "student": 0.7}),
+        second | {"seed": 0, "student": 0.9},
+    )
+    (bars,) = sweep_charts.bars(read([path]))
+    assert [row[0] for row in bars.rows] == ["labels, all", "labels, without IE"]
+    assert bars.rows[0][1:] == pytest.approx((60, 200**0.5, 98.19))
+    assert bars.numbers()[1][1] == ["labels, without IE", "90.0", "94.32"]
+    (axes,) = figures.draw_bars([bars]).axes
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([60, 90])
+    assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() == "D"] == [
+        *([98.19], [94.32])
+    ]
+    assert {"60.0 ± 14.1 %", "90.0 %"} < {text.get_text() for text in axes.texts}
+    many = [{"grid": f"{number}"} for number in range(sweep_charts.MOST_SETTINGS + 1)]
+    assert sweep_charts.bars(read([table(*many)])) == []
+    assert sweep_charts.bars(read([table({})])) == []
+    assert figures.draw([]) is figures.draw_bars([]) is None
 
 
-# --- confusion ---
-
-TWO = {"num_classes": 2}
+# --- confusions, clients, attacks ---
 
 
-def test_a_panel_is_summed_over_seeds_and_normalised_by_true_class(table, pairs):
-    rows = [TWO | {"method": method} for method in ("dpsd", "dpsd", "dense", "local")]
+def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table):
+    two = {"num_classes": 2}
+    rows = [two | {"method": method} for method in ("dpsd", "dpsd", "dense", "local")]
     settings = read([table(*rows)])
+    assert plots.draw_confusions(settings, {}) is None
     known = pairs(
         *[("curve.csv0", 0, 0, 3), ("curve.csv0", 0, 1, 1), ("curve.csv1", 0, 0, 4)],
         ("curve.csv2", 1, 0, 2),
     )
-    first, second = confusion.draw(settings, known).axes
-    assert confusion.summed(settings[0], known).tolist() == [[7, 1], [0, 0]]
+    first, second = plots.draw_confusions(settings, known).axes
+    assert plots.confusions(settings[0], known).tolist() == [[7, 1], [0, 0]]
     shown = np.ma.filled(first.images[0].get_array(), np.nan)
     assert shown[0].tolist() == [7 / 8, 1 / 8]
     assert np.isnan(shown[1]).all()
     assert [text.get_text() for text in first.get_yticklabels()] == ["0: 88 %", "1"]
     assert [text.get_text() for text in second.get_yticklabels()] == ["0", "1: 0 %"]
     assert (first.get_title(), second.get_title()) == ("dpsd", "dense")
+    for column, value in (("truth", 10), ("predicted", -1), ("truth", 0.5)):
+        row = {"truth": 0, "predicted": 0} | {column: value}
+        known = pairs(("curve.csv0", *row.values(), 3))
+        with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*none of 10"):
+            plots.confusions(read([table({})])[0], known)
 
 
-def test_many_settings_are_a_grid_without_empty_panels(table, pairs):
-    settings = read([table(*(TWO | {"answers.k": k} for k in range(17)))])
-    known = pairs(*((f"curve.csv{n}", 0, 0, 1) for n in range(17)))
-    panels = confusion.draw(settings, known).axes
-    assert [axes.get_title() for axes in panels] == [f"k={k}" for k in range(17)]
+def test_a_client_has_a_bar_with_a_part_for_each_class():
+    counts = np.array([[3, 0, 2], [1, 4, 0]])
+    figure = plots.draw_partition(counts, ["a", "b", "c"])
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert widths == [3, 1, 0, 4, 2, 0]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert not plots.draw_partition(np.ones((2, 30), int), [str(k) for k in range(30)]).legends
 
 
-def test_without_pairs_there_is_no_figure(table, pairs):
-    assert confusion.draw(read([table({})]), pairs()) is None
-
-
-@pytest.mark.parametrize(("column", "value"), [("truth", 10), ("predicted", -1), ("truth", 0.5)])
-def test_a_class_that_there_is_not_is_named(table, pairs, column, value):
-    row = {"truth": 0, "predicted": 0} | {column: value}
-    known = pairs(("curve.csv0", *row.values(), 3))
-    with pytest.raises(UserError, match=rf"{column}={value} of curve.csv0 .*none of 10 classes"):
-        confusion.draw(read([table({})]), known)
-
-
-# --- settings ---
-
-
-def test_a_row_shows_a_settings_mean_and_deviation_and_what_a_table_prints_for_its_grid(table):
-    grids = "labels, all", "labels, without IE"
-    first, second = ({"experiment": "table6", "grid": grid} for grid in grids)
-    path = table(
-        first | {"seed": 0, "student": 0.5},
-        first | {"seed": 1, "student": 0.7},
-        second | {"seed": 0, "student": 0.9},
-    )
-    (axes,) = dots.draw(read([path])).axes
-    assert tuple(text.get_text() for text in axes.get_yticklabels()) == grids
-    bars, printed = axes.containers[0], lines(axes)["published, not proven"]
-    assert bars.lines[0].get_xydata() == pytest.approx(np.array([[60, 0], [90, 1]]))
-    (segment, _) = bars.lines[2][0].get_segments()
-    assert segment[:, 0] == pytest.approx([60 - 200**0.5, 60 + 200**0.5])
-    assert printed.get_xydata().tolist() == [[98.19, 0], [94.32, 1]]
-
-
-def test_without_grids_or_with_too_many_settings_there_is_no_figure_of_settings(table):
-    assert dots.draw(read([table({"method": "a"}, {"method": "b"})])) is None
-    many = [{"grid": f"{number}"} for number in range(dots.MOST + 1)]
-    assert dots.draw(read([table(*many)])) is None
-    assert dots.draw(read([table(*many[1:])])) is not None
+def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(tmp_path):
+    rates = np.geomspace(1e-4, 1, 50)
+    curves = [
+        ("student", "proven", (rates, rates, np.minimum(1, 3 * rates))),
+        ("student", "without privacy", (rates, rates**0.5, np.ones(50))),
+        ("teachers", "without privacy", (rates, rates**0.5, np.ones(50))),
+    ]
+    figure = plots.draw_roc(curves)
+    titles = [axes.get_title(loc="left").partition("\n")[0] for axes in figure.axes]
+    assert titles == ["student", "teachers"]
+    assert [len(axes.lines) for axes in figure.axes] == [4, 2]  # with the line of guessing
+    assert figures.save(figure, tmp_path / "curves.png").stat().st_size > 1_000
+    grey, colour = np.zeros((10, 1, 8, 8), np.uint8), np.zeros((10, 3, 8, 8), np.uint8)
+    pictures = plots.draw_pictures([("digits", grey), ("photographs", colour)])
+    assert [axes.get_ylabel() for axes in pictures.axes] == ["digits", "photographs"]
 
 
 # --- files ---
 
 
-def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_path):
+def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path):
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
-    names = ["curve.md", "curve_summary.csv", "curve.png", "curve_alpha.png", "curve.html"]
-    assert [written.name for written in pages.write([path], tmp_path / "out")] == names
-    rounds(("curve.csv0", 1, 1, 5, 0, 0.5), ("curve.csv0", 2, 2, 9, 0, 0.6))
-    pairs(("curve.csv0", 1, 1, 5))
-    names[3:4] = ["curve_progress.png", "curve_alpha.png", "curve_confusion.png"]
-    assert [written.name for written in pages.write([path], tmp_path / "out")] == names
-    assert sorted(names) == sorted(file.name for file in (tmp_path / "out").iterdir())
-    old = pages.write([table({}, name="old.csv")], tmp_path)
-    assert [written.name for written in old] == ["old.md", "old_summary.csv", "old.html"]
 
+    def written(path, *against):
+        return [file.name for file in pages.write([path], tmp_path / "out", *against)]
 
-def test_of_a_run_in_two_files_the_last_counts(rounds, tmp_path):
-    rounds(("k", 1, 1, 5, 0, 0.5), ("k", 2, 2, 9, 0, 0.6), ("other", 1, 1, 5, 0, 0.5))
-    rounds(("k", 1, 1, 5, 0, 0.7), name="again_rounds.csv")
-    paths = [tmp_path / "curve.csv", tmp_path / "again.csv", tmp_path / "none.csv"]
-    found = beside(paths, "rounds", progress.COLUMNS)
-    assert [row["student_accuracy"] for row in found["k"]] == ["0.7"]
-    assert len(found["other"]) == 1
+    def both(kind):
+        return [f"curve{kind}.png", f"curve{kind}.pdf"]
 
-
-HEADER = ",".join(("key", *progress.COLUMNS))
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("key,round\n", "curve_rounds.csv has no column 'seconds'"),
-        ("round\n", "curve_rounds.csv has no column 'key'"),
-        (f"{HEADER}\nk,one,,,,\n", "curve_rounds.csv: round='one' of k is no number"),
-        (f"{HEADER}\nk,1,,0,0,\n", "curve_rounds.csv: seconds='' of k is no number"),
-    ],
-)
-def test_a_wrong_file_beside_a_table_is_an_error(table, tmp_path, content, expected):
-    path = table({})
-    (tmp_path / "curve_rounds.csv").write_text(content)
-    with pytest.raises(UserError, match=expected):
-        list(pages.write([path], tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+    first = ["curve.md", "curve_summary.csv"]
+    assert written(path) == [*first, *both(""), *both("_alpha"), "curve.html"]
+    columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
+    lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5\ncurve.csv0,2,2,9,0,0.6\n"
+    (tmp_path / "curve_rounds.csv").write_text(lines)
+    (tmp_path / "curve_confusion.csv").write_text("key,truth,predicted,count\ncurve.csv0,1,1,5\n")
+    every = [*both(""), *both("_progress"), *both("_alpha"), *both("_confusion")]
+    assert written(path) == [*first, *every, "curve.html"]
+    old = written(table({"grid": "first"}, {"grid": "second", "seed": 0}, name="old.csv"), "first")
+    assert old == ["old.md", "old_summary.csv", "old_settings.png", "old_settings.pdf", "old.html"]
+    for name in ("old.md", "old.html"):
+        assert "minus first" in (tmp_path / "out" / name).read_text()
+        assert "minus" not in (tmp_path / "out" / name.replace("old", "curve")).read_text()

@@ -1,5 +1,9 @@
 """Completed runs."""
 
+import copy
+import itertools
+import shutil
+
 import pytest
 
 from fed_dpsd.engines.local import LocalFederation
@@ -8,15 +12,25 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 
 
+@pytest.fixture(scope="session")
+def _finished_runs():
+    return {}
+
+
 @pytest.fixture
-def finished(small):
-    """Runs a small experiment; its folder, summary and test split."""
+def finished(small, tmp_path, _finished_runs):
+    """Runs a small experiment, once in a session; a copy of its folder, summary and test split."""
+    numbers = itertools.count()
 
     def make(*overrides):
-        experiment = small("rounds=1", *overrides)
-        folder = new_run_folder(experiment)
-        federation = LocalFederation(experiment, folder)
-        summary = runs.run(experiment, federation, folder, lambda line: None)
-        return folder, summary, held_out(experiment)
+        if overrides not in _finished_runs:
+            experiment = small("rounds=1", *overrides)
+            folder = new_run_folder(experiment)
+            federation = LocalFederation(experiment, folder)
+            summary = runs.run(experiment, federation, folder, lambda line: None)
+            _finished_runs[overrides] = folder, summary, held_out(experiment)
+        folder, summary, test = _finished_runs[overrides]
+        copied = shutil.copytree(folder, tmp_path / f"run{next(numbers)}" / folder.name)
+        return copied, copy.deepcopy(summary), test
 
     return make

@@ -9,9 +9,8 @@ import pytest
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.methods.method import State
 from fed_dpsd.server import summary as summaries
-from fed_dpsd.server.cards import as_markdown, privacy_card_of
+from fed_dpsd.server.cards import as_markdown, model_card, privacy_card_of
 from fed_dpsd.server.completed import CompletedRun
-from fed_dpsd.server.hub_cards import model_card
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.summary import OF_TEACHERS, add_privacy, blank_summary, result_line, scores_of
 from fed_dpsd.storage import conf_folder

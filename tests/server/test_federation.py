@@ -1,10 +1,10 @@
 """Summing answers, and what a receiver makes of bad ones."""
 
+import itertools
 import re
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.protocol import Request, Response
@@ -49,27 +49,29 @@ class Lying(LocalFederation):
         return answers | {1: self.lie(answers[1])}
 
 
-@pytest.mark.parametrize(
-    ("lie", "said"),
-    [
-        (lambda a: replace(a, query_id=9), "query_id=9, asked 1"),
-        (lambda a: replace(a, values=a.values[:3]), r"shape \(3, 10\)"),
-        (lambda a: replace(a, values=a.values.astype(np.int64)), "type int64"),
-        (lambda a: replace(a, values=np.full((16, 10), np.nan)), "16 of 16 rows"),
-        (lambda a: replace(a, values=a.values * np.float64(1e12)), "16 of 16 rows"),
-    ],
-    ids=["id", "shape", "type", "not finite", "norm"],
-)
-def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, lie, said):
+def test_a_bad_answer_counts_as_zero_and_the_others_as_before(small, tmp_path, caplog, subtests):
     """The number of teachers stays, and what was wrong is in the operator's log alone."""
-    experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
-    honest = LocalFederation(experiment, tmp_path / "a").each(request())
-    lying = Lying(experiment, tmp_path / "b", lie)
-    each, total = lying.each(request()), lying.total(request())
-    assert (each[0].values == honest[0].values).all()
-    assert (each[1].values == 0).all()
-    assert (total.count, total.refused) == (2, {})
-    assert re.search(f"client 1: .*{said}", caplog.text)
+    for number, (lie, said) in enumerate(
+        [
+            (lambda a: replace(a, query_id=9), "query_id=9, asked 1"),
+            (lambda a: replace(a, values=a.values[:3]), r"shape \(3, 10\)"),
+            (lambda a: replace(a, values=a.values.astype(np.int64)), "type int64"),
+            (lambda a: replace(a, values=np.full((16, 10), np.nan)), "16 of 16 rows"),
+            (lambda a: replace(a, values=a.values * np.float64(1e12)), "16 of 16 rows"),
+        ]
+    ):
+        with subtests.test(lie=lie, said=said):
+            caplog.clear()
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            experiment = small("training=plain", "answers=gradient", "answers.noise_at=server")
+            honest = LocalFederation(experiment, folder / "a").each(request())
+            lying = Lying(experiment, folder / "b", lie)
+            each, total = lying.each(request()), lying.total(request())
+            assert (each[0].values == honest[0].values).all()
+            assert (each[1].values == 0).all()
+            assert (total.count, total.refused) == (2, {})
+            assert re.search(f"client 1: .*{said}", caplog.text)
 
 
 def test_one_bad_row_costs_that_row_alone(small, tmp_path):
@@ -86,72 +88,79 @@ def test_one_bad_row_costs_that_row_alone(small, tmp_path):
     assert (received[kept] == honest[kept]).all()
 
 
-@pytest.mark.parametrize(
-    ("lie", "said"),
-    [
-        (lambda a: replace(a, values=a.values * np.nan), "NaN or infinity"),
-        (lambda a: replace(a, values=a.values + np.inf), "NaN or infinity"),
-        (lambda a: replace(a, values=a.values[:, :9]), r"shape \(1, 9\), asked \(1, 10\)"),
-        (lambda a: replace(a, values=a.values.astype(complex)), "type complex128"),
-        (lambda a: replace(a, query_id=3), "query_id=3, asked 0"),
-    ],
-    ids=["NaN", "infinity", "shape", "type", "id"],
-)
-def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, lie, said):
-    experiment = small(
-        "training=dp_sgd", "answers=probabilities", "training.steps=1", "model=scattering"
-    )
-    counts = Request.without_images("counts", (1, 8, 8), 10)
-    honest = LocalFederation(experiment, tmp_path / "a").each(counts)
-    received = Lying(experiment, tmp_path / "b", lie).each(counts)
-    assert (received[0].values == honest[0].values).all()
-    assert received[1].values.tolist() == [[0.0] * 10]
-    assert re.search(f"client 1: its class counts are taken as zero: .*{said}", caplog.text)
-    assert not (honest[1].values == 0).any()
+def test_bad_class_counts_count_as_zero(small, tmp_path, caplog, subtests):
+    for number, (lie, said) in enumerate(
+        [
+            (lambda a: replace(a, values=a.values * np.nan), "NaN or infinity"),
+            (lambda a: replace(a, values=a.values + np.inf), "NaN or infinity"),
+            (lambda a: replace(a, values=a.values[:, :9]), r"shape \(1, 9\), asked \(1, 10\)"),
+            (lambda a: replace(a, values=a.values.astype(complex)), "type complex128"),
+            (lambda a: replace(a, query_id=3), "query_id=3, asked 0"),
+        ]
+    ):
+        with subtests.test(lie=lie, said=said):
+            caplog.clear()
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            experiment = small(
+                "training=dp_sgd", "answers=probabilities", "training.steps=1", "model=scattering"
+            )
+            counts = Request.without_images("counts", (1, 8, 8), 10)
+            honest = LocalFederation(experiment, folder / "a").each(counts)
+            received = Lying(experiment, folder / "b", lie).each(counts)
+            assert (received[0].values == honest[0].values).all()
+            assert received[1].values.tolist() == [[0.0] * 10]
+            assert re.search(f"client 1: its class counts are taken as zero: .*{said}", caplog.text)
+            assert not (honest[1].values == 0).any()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda values: values[:-1],
-        lambda values: np.concatenate([values, values[:1]]),
-        lambda values: values[..., None],
-        lambda values: values.reshape(-1),
-        lambda values: values[:0],
-        lambda values: values.astype(np.uint32),
-        lambda values: values.astype(np.int32),
-        lambda values: values.astype(">f8"),
-        lambda values: values.astype(complex),
-        lambda values: values.astype(str),
-    ],
-    ids=["short", "long", "deep", "flat", "empty", "uint32", "int32", "order", "complex", "text"],
-)
-@pytest.mark.parametrize("answers", ["answers=label", "answers=gradient answers.k=5"])
-def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, change, answers):
-    experiment = small("training=plain", *answers.split())
-    lying = Lying(experiment, tmp_path, lambda a: replace(a, values=change(a.values)))
-    given = lying.each(request())
-    assert given[0].values.any()
-    assert given[1].values.shape == (16, 10)
-    assert not given[1].values.any()
-    assert "client 1: the answer counts as zero: values of " in caplog.text
+def test_values_of_another_shape_or_type_count_as_zero(small, tmp_path, caplog, subtests):
+    cases = itertools.count()
+    for answers in ["answers=label", "answers=gradient answers.k=5"]:
+        for change in [
+            lambda values: values[:-1],
+            lambda values: np.concatenate([values, values[:1]]),
+            lambda values: values[..., None],
+            lambda values: values.reshape(-1),
+            lambda values: values[:0],
+            lambda values: values.astype(np.uint32),
+            lambda values: values.astype(np.int32),
+            lambda values: values.astype(">f8"),
+            lambda values: values.astype(complex),
+            lambda values: values.astype(str),
+        ]:
+            with subtests.test(change=change, answers=answers):
+                caplog.clear()
+                folder = tmp_path / f"{next(cases)}"
+                folder.mkdir()
+                experiment = small("training=plain", *answers.split())
+                lying = Lying(
+                    experiment, folder, lambda a, change=change: replace(a, values=change(a.values))
+                )
+                given = lying.each(request())
+                assert given[0].values.any()
+                assert given[1].values.shape == (16, 10)
+                assert not given[1].values.any()
+                assert "client 1: the answer counts as zero: values of " in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("answers", "integer"),
-    [
-        ("answers=gradient", np.uint16(256)),  # its square is 0 in 16 bits
-        ("answers=gradient", np.uint8(16)),
-        ("answers=votes teachers_per_client=300", np.uint8(255)),
-    ],
-)
-def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, answers, integer):
+def test_integers_do_not_wrap_around_the_bounds_of_an_answer(small, tmp_path, subtests):
     """The votes of 300 teachers may be 255; a uint8 must not end the run."""
-    experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
-    federation, question = LocalFederation(experiment, tmp_path), request()
-    response = Response(question.query_id, np.full(question.predictions.shape, integer))
-    received = federation._receive(question, 1, response)
-    assert received.values.any() == ("votes" in answers)
+    for number, (answers, integer) in enumerate(
+        [
+            ("answers=gradient", np.uint16(256)),  # its square is 0 in 16 bits
+            ("answers=gradient", np.uint8(16)),
+            ("answers=votes teachers_per_client=300", np.uint8(255)),
+        ]
+    ):
+        with subtests.test(answers=answers, integer=integer):
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            experiment = small("training=plain", "answers.noise_multiplier=1", *answers.split())
+            federation, question = LocalFederation(experiment, folder), request()
+            response = Response(question.query_id, np.full(question.predictions.shape, integer))
+            received = federation._receive(question, 1, response)
+            assert received.values.any() == ("votes" in answers)
 
 
 def test_a_liar_about_its_teachers_weighs_no_more(small, tmp_path):

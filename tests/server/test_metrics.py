@@ -28,15 +28,16 @@ def reference(probabilities, labels):
     return np.mean([roc_auc_score(labels == k, probabilities[:, k]) for k in classes])
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("decimals", [None, 2, 1], ids=lambda d: f"decimals={d}")
-@pytest.mark.parametrize("num_classes", [2, 3, 10])
-def test_the_area_is_scikit_learns_with_and_without_ties(num_classes, decimals, dtype):
-    probabilities, labels = cases(num_classes, dtype, decimals)
-    found = auroc(probabilities, labels)
-    assert found == pytest.approx(reference(probabilities, labels), abs=1e-6)
-    shuffled = np.random.default_rng(0).permutation(labels)
-    assert found - auroc(probabilities, shuffled) > 0.1  # the labels matter
+def test_the_area_is_scikit_learns_with_and_without_ties(subtests):
+    for num_classes in [2, 3, 10]:
+        for decimals in [None, 2, 1]:
+            for dtype in [np.float32, np.float64]:
+                with subtests.test(dtype=dtype, decimals=decimals, num_classes=num_classes):
+                    probabilities, labels = cases(num_classes, dtype, decimals)
+                    found = auroc(probabilities, labels)
+                    assert found == pytest.approx(reference(probabilities, labels), abs=1e-6)
+                    shuffled = np.random.default_rng(0).permutation(labels)
+                    assert found - auroc(probabilities, shuffled) > 0.1  # the labels matter
 
 
 def test_inverted_scores_give_one_minus_the_area():
@@ -47,12 +48,13 @@ def test_inverted_scores_give_one_minus_the_area():
     assert auroc(probabilities, 1 - labels) == pytest.approx(1 - found, abs=1e-6)
 
 
-@pytest.mark.parametrize("num_classes", [2, 5])
-def test_perfect_and_constant_scores(num_classes):
-    labels = np.arange(50) % num_classes
-    assert auroc(np.eye(num_classes, dtype=np.float32)[labels], labels) == 1
-    constant = np.full((50, num_classes), 1 / num_classes, np.float32)
-    assert auroc(constant, labels) == 0.5
+def test_perfect_and_constant_scores(subtests):
+    for num_classes in [2, 5]:
+        with subtests.test(num_classes=num_classes):
+            labels = np.arange(50) % num_classes
+            assert auroc(np.eye(num_classes, dtype=np.float32)[labels], labels) == 1
+            constant = np.full((50, num_classes), 1 / num_classes, np.float32)
+            assert auroc(constant, labels) == 0.5
 
 
 def test_the_area_does_not_follow_the_balance_of_the_labels_as_accuracy_does():
@@ -66,39 +68,42 @@ def test_the_area_does_not_follow_the_balance_of_the_labels_as_accuracy_does():
     assert accuracy(shifted[many], labels[many]) > accuracy(shifted, labels) + 0.1
 
 
-@pytest.mark.parametrize("num_classes", [2, 3])
-@pytest.mark.parametrize("absent", ["first", "last"])
-def test_with_a_class_that_the_labels_lack_there_is_no_area(num_classes, absent):
-    probabilities, labels = cases(num_classes)
-    kept = labels != (0 if absent == "first" else num_classes - 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert auroc(probabilities[kept], labels[kept]) is None
-    assert 0 < accuracy(probabilities[kept], labels[kept]) < 1
+def test_with_a_class_that_the_labels_lack_there_is_no_area(subtests):
+    for absent in ["first", "last"]:
+        for num_classes in [2, 3]:
+            with subtests.test(num_classes=num_classes, absent=absent):
+                probabilities, labels = cases(num_classes)
+                kept = labels != (0 if absent == "first" else num_classes - 1)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    assert auroc(probabilities[kept], labels[kept]) is None
+                assert 0 < accuracy(probabilities[kept], labels[kept]) < 1
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("num_classes", [2, 3])
-def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(num_classes, value):
+def test_a_row_that_is_not_finite_is_wrong_and_leaves_no_area(subtests):
     """Whatever its place holds: argmax alone would take NaN or infinity for the class."""
-    probabilities, labels = cases(num_classes)
-    right = probabilities.argmax(1) == labels
-    row = int(np.flatnonzero(right)[0])
-    broken = probabilities.copy()
-    broken[row, labels[row]] = value
-    assert auroc(broken, labels) is None
-    assert auroc(probabilities, labels) is not None
-    assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
-    assert accuracy(np.full_like(probabilities, value), labels) == 0
+    for num_classes in [2, 3]:
+        for value in [np.nan, np.inf, -np.inf]:
+            with subtests.test(value=value, num_classes=num_classes):
+                probabilities, labels = cases(num_classes)
+                right = probabilities.argmax(1) == labels
+                row = int(np.flatnonzero(right)[0])
+                broken = probabilities.copy()
+                broken[row, labels[row]] = value
+                assert auroc(broken, labels) is None
+                assert auroc(probabilities, labels) is not None
+                assert accuracy(broken, labels) == pytest.approx((right.sum() - 1) / len(labels))
+                assert accuracy(np.full_like(probabilities, value), labels) == 0
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 10])
-def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(num_classes):
-    probabilities, labels = cases(num_classes)
-    found = confusion(probabilities, labels)
-    assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
-    assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
-    assert all(type(count) is int for row in found for count in row)
+def test_the_confusion_is_scikit_learns_and_its_diagonal_is_the_accuracy(subtests):
+    for num_classes in [2, 3, 10]:
+        with subtests.test(num_classes=num_classes):
+            probabilities, labels = cases(num_classes)
+            found = confusion(probabilities, labels)
+            assert found == confusion_matrix(labels, probabilities.argmax(1)).tolist()
+            assert np.trace(found) / len(labels) == pytest.approx(accuracy(probabilities, labels))
+            assert all(type(count) is int for row in found for count in row)
 
 
 def test_a_class_that_the_labels_lack_keeps_its_row():
@@ -108,27 +113,31 @@ def test_a_class_that_the_labels_lack_keeps_its_row():
     assert sum(map(sum, found)) == (labels != 1).sum()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_row_that_is_not_finite_counts_for_no_class(value):
-    probabilities, labels = cases(3)
-    broken = probabilities.copy()
-    broken[:5, 0] = value
-    assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
-    assert not np.any(confusion(np.full_like(probabilities, value), labels))
+def test_a_row_that_is_not_finite_counts_for_no_class(subtests):
+    for value in [np.nan, np.inf]:
+        with subtests.test(value=value):
+            probabilities, labels = cases(3)
+            broken = probabilities.copy()
+            broken[:5, 0] = value
+            assert confusion(broken, labels) == confusion(probabilities[5:], labels[5:])
+            assert not np.any(confusion(np.full_like(probabilities, value), labels))
 
 
-@pytest.mark.parametrize("num_classes", [2, 3, 10])
-def test_the_calibration_error_is_that_of_torchmetrics(num_classes):
-    from torch import from_numpy
-    from torchmetrics.functional.classification import multiclass_calibration_error
+def test_the_calibration_error_is_that_of_torchmetrics(subtests):
+    for num_classes in [2, 3, 10]:
+        with subtests.test(num_classes=num_classes):
+            from torch import from_numpy
+            from torchmetrics.functional.classification import multiclass_calibration_error
 
-    probabilities, labels = cases(num_classes)
-    known = (from_numpy(probabilities), from_numpy(labels), num_classes, BINS)
-    found = calibration(probabilities, labels)
-    assert found["error"] == pytest.approx(float(multiclass_calibration_error(*known)), abs=1e-5)
-    assert sum(found["count"]) == len(labels)
-    right = np.dot(found["count"], found["accuracy"]) / len(labels)
-    assert right == pytest.approx(accuracy(probabilities, labels), abs=1e-4)
+            probabilities, labels = cases(num_classes)
+            known = (from_numpy(probabilities), from_numpy(labels), num_classes, BINS)
+            found = calibration(probabilities, labels)
+            assert found["error"] == pytest.approx(
+                float(multiclass_calibration_error(*known)), abs=1e-5
+            )
+            assert sum(found["count"]) == len(labels)
+            right = np.dot(found["count"], found["accuracy"]) / len(labels)
+            assert right == pytest.approx(accuracy(probabilities, labels), abs=1e-4)
 
 
 def test_who_is_as_sure_as_right_has_no_calibration_error_and_a_boaster_has():

@@ -26,16 +26,19 @@ def test_an_out_that_cannot_be_written_is_an_error(small, tmp_path):
         new_run_folder(small(f"out={tmp_path}/file"))
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"), [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not YAML")]
-)
-def test_a_folder_that_is_no_run_is_an_error(tmp_path, content, expected):
-    if content is not None:
-        (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
-        open_run_folder(tmp_path)
-    with pytest.raises(UserError, match="does not exist.*the path that run printed last"):
-        open_run_folder(tmp_path / "nowhere")
+def test_a_folder_that_is_no_run_is_an_error(tmp_path, subtests):
+    for number, (content, expected) in enumerate(
+        [(None, "has no config.yaml"), ("", "is empty"), ("{a: [", "not YAML")]
+    ):
+        with subtests.test(content=content, expected=expected):
+            folder = tmp_path / f"{number}"
+            folder.mkdir()
+            if content is not None:
+                (folder / "config.yaml").write_text(content)
+            with pytest.raises(UserError, match=f"is not a run folder.*{expected}"):
+                open_run_folder(folder)
+            with pytest.raises(UserError, match="does not exist.*the path that run printed last"):
+                open_run_folder(folder / "nowhere")
 
 
 def test_a_run_says_what_code_on_which_machine(small, tmp_path, monkeypatch):

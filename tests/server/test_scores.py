@@ -19,7 +19,7 @@ from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.summary import result_line, scores_of
 from tests.proofs import by
-from tests.server.test_run import PRIVATE, WITHOUT_COUNTS, complete
+from tests.server.test_run import PRIVATE, complete
 
 
 def two_digits(small, folder, test_label=None, *overrides):
@@ -197,21 +197,3 @@ def test_the_weighted_ensemble_is_that_of_the_released_counts(small, settings):
         labels = [site._teachers._shards[0].labels for site in federation._sites.values()]
         exact = [np.bincount(own, minlength=10) for own in labels]
         assert (np.stack(list(counts.values())) == exact).all()
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        (
-            "training=plain",
-            "answers=label",
-        ),
-        (*PRIVATE, WITHOUT_COUNTS),
-    ],
-    ids=str,
-)
-def test_without_counts_there_is_no_weighted_ensemble(small, settings):
-    _, summary, _ = complete(small(*settings, "rounds=1"))
-    assert scores_of(summary, "accuracy")["weighted_ensemble"] is None
-    assert scores_of(summary, "auroc")["weighted_ensemble"] is None
-    assert scores_of(summary, "accuracy")["ensemble"] is not None

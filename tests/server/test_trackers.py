@@ -1,5 +1,6 @@
 """Trackers: what they get, what they never get, and that a run does not end with them."""
 
+import itertools
 import json
 import logging
 
@@ -117,15 +118,19 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_before_anything_is_asked(
     assert not (folder / "rounds.jsonl").exists()
 
 
-@pytest.mark.parametrize("engine", ["local", "flower"])
-@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_missing_package_names_the_extra_before_a_folder_is_made(
-    tmp_path, monkeypatch, name, engine
-):
-    monkeypatch.setitem(trackers.TRACKERS, name, ("not_installed_anywhere", Kept))
-    with pytest.raises(UserError, match=rf"tracker={name} .*: pip install 'fed-dpsd\[{name}\]'"):
-        tracked(tmp_path, name, engine=engine)
-    assert not (tmp_path / "runs").exists()
+def test_a_missing_package_names_the_extra_before_a_folder_is_made(tmp_path, monkeypatch, subtests):
+    cases = itertools.count()
+    for name in ["tensorboard", "wandb", "mlflow"]:
+        for engine in ["local", "flower"]:
+            with subtests.test(engine=engine, name=name), monkeypatch.context() as patch:
+                folder = tmp_path / f"{next(cases)}"
+                folder.mkdir()
+                patch.setitem(trackers.TRACKERS, name, ("not_installed_anywhere", Kept))
+                with pytest.raises(
+                    UserError, match=rf"tracker={name} .*: pip install 'fed-dpsd\[{name}\]'"
+                ):
+                    tracked(folder, name, engine=engine)
+                assert not (folder / "runs").exists()
 
 
 def test_without_a_tracker_nothing_is_left_beside_the_run(small):

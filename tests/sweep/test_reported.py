@@ -13,7 +13,7 @@ from fed_dpsd import api
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.report import pages
-from fed_dpsd.report.run_page import page
+from fed_dpsd.report.pages import run_page as page
 from fed_dpsd.report.settings import names, read
 from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.sweep.repeat import command_of

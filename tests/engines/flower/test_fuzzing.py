@@ -12,7 +12,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from hypothesis import strategies as st
 
 from fed_dpsd.accounts.card import plan_of, privacy_card
-from fed_dpsd.accounts.charge_log import ChargeLog
 from fed_dpsd.client.hospital import open_file
 from fed_dpsd.engines.flower import client
 from fed_dpsd.engines.flower.codec import (
@@ -29,6 +28,7 @@ from fed_dpsd.engines.flower.codec import (
 from fed_dpsd.errors import UserError
 from fed_dpsd.privacy.secure_sum import Party, SumError, public_key
 from fed_dpsd.protocol import Refusal, Response, SumStep
+from fed_dpsd.server.charge_log import ChargeLog
 from tests.hospitals import (
     DISTRIBUTED,
     Hospitals,

@@ -124,7 +124,7 @@ def test_asks_without_images_count_too(deployed, tmp_path):
     )
     asked = replace(asked, acknowledged={"dp_sgd": 2, "class_counts": 2})
     refused = answer(hospital, other, asked)  # one for the training, and one for its counts
-    assert refused.reason == "the client has answered as many queries as it ever will"
+    assert refused.reason == "the client has reached its lifetime query limit"
     assert charges(hospital) == ["training", "counts"]
     assert isinstance(answer(replace(hospital, queries=4), other, asked), Response)
     assert charges(hospital) == 2 * ["training", "counts"]

@@ -1,0 +1,127 @@
+"""A privacy card in plain words: the verdict, and how teachers are trained and answer."""
+
+import math
+from collections.abc import Iterator
+
+from fed_dpsd.accounts.card import NOTHING_NOTE, PrivacyCard, plan_of
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.privacy.epsilon import Epsilon
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE
+from fed_dpsd.privacy.mechanism import Unit, quorum_of, weakest
+
+MEANINGFUL_EPSILON = 10.0  # beyond it, an attacker may be sure of a record: docs/privacy.md
+MEANINGFUL_DELTA = 0.01  # beyond it, some of a hundred records may be published outright
+SEEDED_VERDICT = (
+    "the noise of this simulation is seeded: what it releases carries no guarantee, and the "
+    "numbers are those of the same run with noise=secure"
+)
+CHANGES: dict[Unit, tuple[str, str, str]] = {
+    "record": ("a record", "a record added or removed", "one replaced"),
+    "patient": ("all records of a patient at a client", "one added or removed", "one replaced"),
+    "client": ("a whole client", "one added or removed", "one replaced"),
+}
+
+
+def is_meaningful(epsilon: Epsilon) -> bool:
+    """Return whether a bound says anything about a person: both of its numbers must be small."""
+    return epsilon.value <= MEANINGFUL_EPSILON and epsilon.delta <= MEANINGFUL_DELTA
+
+
+def verdict(experiment: Experiment, card: PrivacyCard) -> Iterator[str]:
+    """Yield sentences on what a card proves: of a record first, then of more, then caveats."""
+    if card.covers_nothing:
+        yield f"{NOTHING_NOTE}: there is nothing to prove"
+        return
+    if card.review:
+        yield card.review
+    yield _of_records(experiment, card)
+    if card.label:
+        label = card.label
+        yield (
+            f"epsilon {label.number(3)} for a label alone that is replaced, "
+            f"{_against(experiment, label)}, delta {label.delta:g}: {IMAGES_NOTE}"
+        )
+    for unit in ("patient", "client"):
+        yield _of_more(experiment, card, unit)
+    if experiment.seeded:
+        yield SEEDED_VERDICT
+
+
+def _of_records(experiment: Experiment, card: PrivacyCard) -> str:
+    added = card.epsilon("record", "add_remove")
+    replaced = card.epsilon("record", "replace_one")
+    if math.isinf(added.value) and math.isinf(replaced.value):
+        return f"nothing is proven for a record: {card.content['reason']}"
+    looks = _against(experiment, added, replaced)
+    _, one, other = CHANGES["record"]
+    if not is_meaningful(added):
+        return (
+            f"nothing meaningful is left at {added.number(3)} (record, add_remove) and "
+            f"{replaced.number(3)} (record, replace_one), {looks}, {_deltas(added, replaced)}"
+        )
+    numbers = f"epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}"
+    if not is_meaningful(replaced):
+        numbers += ", which is nothing meaningful"
+    return f"{numbers}, {looks}, {_deltas(added, replaced)}"
+
+
+def _of_more(experiment: Experiment, card: PrivacyCard, unit: Unit) -> str:
+    """Say what is proven of a patient or of a client, whose numbers are seldom small."""
+    added, replaced = card.epsilon(unit, "add_remove"), card.epsilon(unit, "replace_one")
+    whole, one, other = CHANGES[unit]
+    if math.isinf(added.value) and math.isinf(replaced.value):
+        return f"nothing is proven for {whole}"
+    looks, deltas = _against(experiment, added, replaced), _deltas(added, replaced)
+    if not is_meaningful(added):
+        return (
+            f"nothing meaningful is left for {whole}: {added.number(3)} ({unit}, add_remove), "
+            f"{replaced.number(3)} ({unit}, replace_one), {looks}, {deltas}"
+        )
+    return (
+        f"for {whole}: epsilon {added.number(3)} for {one}, {_number(replaced)} for {other}, "
+        f"{looks}, {deltas}"
+    )
+
+
+def _number(epsilon: Epsilon) -> str:
+    """Return the number of a relation that is named after another one's."""
+    return "nothing proven" if math.isinf(epsilon.value) else epsilon.number(3)
+
+
+def _deltas(first: Epsilon, second: Epsilon) -> str:
+    """Return the delta of two numbers, each if they differ."""
+    deltas = dict.fromkeys(f"{e.delta:g}" for e in (first, second) if not math.isinf(e.value))
+    return f"delta {' and '.join(deltas)}"
+
+
+def _against(experiment: Experiment, *epsilons: Epsilon) -> str:
+    """Say against which observers the numbers hold, by the most trust that one of them needs."""
+    colluding = getattr(quorum_of(experiment.answers), "colluding", 0)
+    trust = weakest(epsilon.trust for epsilon in epsilons)
+    if trust == "server":
+        return "against any observer except the coordinator, which sees answers without noise"
+    if trust == "threshold":
+        others = f"all but {colluding} of the" if colluding else "all"
+        return f"against any observer if {others} clients are honest"
+    return "against any observer"
+
+
+def how_trained(experiment: Experiment) -> str:
+    """Say how the teachers are trained, and what the training alone protects."""
+    if experiment.config.teacher.path is not None:
+        return "none here: teachers are read from files"
+    return experiment.training.describe(plan_of(experiment).trainings)
+
+
+def how_answered(experiment: Experiment) -> str:
+    """Say what leaves a client in a run, where its noise is added, and what else leaves."""
+    context = PublicContext.of(experiment.config, experiment.training, experiment.answers)
+    return experiment.method.describe(context)
+
+
+def published_line(card: PrivacyCard) -> str:
+    """Return the epsilon of the papers' formulas, without guarantee, or say there is none."""
+    if math.isinf(card.published):
+        return "nothing published: the papers' formulas give no finite epsilon for this"
+    return f"epsilon published (no guarantee): {card.published:.6g}"

@@ -1,0 +1,289 @@
+"""Tables of a bench, from the JSON of `fed-dpsd bench`, and the places of a page that show them.
+
+All numbers are medians over repetitions, with the least and the most in brackets. A ratio is of two
+medians of one file; there is none between files, whose machines may have had other work.
+"""
+
+import json
+import math
+import re
+import statistics as stats
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.report.tables import paragraph, pipes
+
+FORMAT = 1
+Bench = Mapping[str, Any]
+Lines = list[list[str]]
+PAIRS = (("flower", "local"), ("local", "fedavg"), ("flower", "fedavg"), ("dense", "local"))
+RATIOS = {
+    "seconds.total": "seconds",
+    "seconds.rounds": "seconds of rounds",
+    "processor.seconds": "processor seconds",
+    "peak_memory": "peak memory",
+}
+# Title of a line, path of its number, factor.
+TIMES = {
+    "seconds in all": ("seconds.total", 1.0),
+    "until the server begins, s": ("seconds.start", 1.0),
+    "teachers and diagnostics, s": ("seconds.teachers", 1.0),
+    "rounds, s": ("seconds.rounds", 1.0),
+    "the rest, s": ("seconds.rest", 1.0),
+    "queries a second of rounds": ("queries.per_second", 1.0),
+    "student's accuracy, %": ("accuracy.student", 100.0),
+}
+COSTS = {
+    "peak memory, MB": ("peak_memory", 1e-6),
+    "processor seconds": ("processor.seconds", 1.0),
+    "of all cores, %": ("processor.share", 100.0),
+    "bytes to a client, a query": ("queries.bytes_to_client", 1.0),
+    "bytes from a client, a query": ("queries.bytes_to_server", 1.0),
+    "teachers' forward answers": ("queries.forward_answers", 1.0),
+    "teachers' backward answers": ("queries.backward_answers", 1.0),
+    "GFLOP/s of teachers' answers": ("operations.teachers_per_second", 1e-9),
+    "GFLOP/s of matrix products": ("operations.matmul_per_second", 1e-9),
+    "teachers of matrix products, %": ("operations.share_of_matmul", 100.0),
+    "device's peak memory, MB": ("device.peak_memory", 1e-6),
+    "device's matrix products, TFLOP/s": ("device.matmul_per_second", 1e-12),
+}
+MARK = re.compile(r"(<!-- bench: (\S+) (\S+) -->).*?(<!-- end of bench -->)", re.DOTALL)
+NOTHING = "-"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read the JSON that a bench wrote.
+
+    Raises:
+        UserError: the file cannot be read, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT or not content["rows"]:
+            raise ValueError
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path} was not written by `fed-dpsd bench --out`") from None
+    return dict(content)
+
+
+# --- numbers ---
+
+
+def statistics(repetitions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return median, least and most of each number that all repetitions have, by its path."""
+    flat = [dict(_numbers(each)) for each in repetitions]
+    found = {}
+    for path in flat[0]:
+        values = [each[path] for each in flat if path in each]
+        if len(values) == len(flat):
+            found[path] = {
+                "median": stats.median(values),
+                "least": min(values),
+                "most": max(values),
+            }
+    return found
+
+
+def _numbers(tree: Mapping[str, Any], prefix: str = "") -> Any:
+    """Yield the numbers of a tree with their paths, such as `seconds.total`."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{key}", value
+
+
+def ratios(bench: Bench) -> dict[str, dict[str, Any]]:
+    """Return what a row costs over another, for the PAIRS of rows that the bench has.
+
+    Of one run on two engines, `same_student` says whether all students have the same bits.
+    """
+    rows = {(row["row"], row["clients"]): row for row in bench["rows"]}
+    found = {}
+    for first, second in PAIRS:
+        for (kind, clients), row in rows.items():
+            other = rows.get((second, clients))
+            if kind != first or not other:
+                continue
+            pair: dict[str, Any] = {path: ratio(row, other, path) for path in RATIOS}
+            if (first, second) == PAIRS[0]:
+                hashes = {r["student_sha256"] for x in (row, other) for r in x["repetitions"]}
+                pair["same_student"] = len(hashes) == 1
+            found[f"{row['name']}/{other['name']}"] = pair
+    return found
+
+
+def ratio(row: Mapping[str, Any], other: Mapping[str, Any], path: str) -> float:
+    """Return the ratio of two rows' medians of a number."""
+    return float(row["statistics"][path]["median"] / other["statistics"][path]["median"])
+
+
+def number(value: float | None, scale: float = 1) -> str:
+    """Write a number with three digits, or with all of those before the point."""
+    if value is None:
+        return NOTHING
+    scaled = value * scale
+    digits = 2 - math.floor(math.log10(abs(scaled))) if scaled else 0
+    return f"{scaled:,.{max(0, digits)}f}"
+
+
+def _spread(row: Mapping[str, Any], path: str, scale: float = 1) -> str:
+    """Write a number of a row: the median, and where repetitions differ the least and the most."""
+    known = row["statistics"].get(path)
+    if known is None:
+        return NOTHING
+    median, least, most = (number(known[name], scale) for name in ("median", "least", "most"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
+# --- tables ---
+
+
+def times(bench: Bench) -> Lines:
+    """Return the table of times, and of the accuracies that they bought."""
+    return _by_row(bench, TIMES)
+
+
+def costs(bench: Bench) -> Lines:
+    """Return the table of memory, processors and traffic."""
+    return _by_row(bench, COSTS)
+
+
+def stages(bench: Bench) -> Lines:
+    """Return the table of seconds by stage; of Flower's processes, the requests alone are known."""
+    names = dict.fromkeys(
+        path for row in bench["rows"] for path in row["statistics"] if path.startswith("stages.")
+    )
+    return _by_row(bench, {f"{name.removeprefix('stages.')}, s": (name, 1) for name in names})
+
+
+def _by_row(bench: Bench, measures: Mapping[str, tuple[str, float]]) -> Lines:
+    """Return a table with a column for each row of the bench, without measures that none has."""
+    lines = [["", *(row["name"] for row in bench["rows"])]]
+    for title, (path, scale) in measures.items():
+        if any(path in row["statistics"] for row in bench["rows"]):
+            lines.append([title, *(_spread(row, path, scale) for row in bench["rows"])])
+    return lines
+
+
+def compared(bench: Bench) -> Lines:
+    """Return the table of ratios."""
+    same = {True: "yes", False: "no", None: NOTHING}
+    return [
+        ["", *RATIOS.values(), "same student"],
+        *(
+            [pair, *(number(found[path]) for path in RATIOS), same[found.get("same_student")]]
+            for pair, found in bench["ratios"].items()
+        ),
+    ]
+
+
+def clients(bench: Bench) -> Lines:
+    """Return the table over numbers of clients, with slopes against the first row of its kind."""
+    first: dict[str, Mapping[str, Any]] = {}
+    lines = [
+        [
+            *("row", "clients", "s", "peak MB", "processor s", "processor ms a client"),
+            *("KB for each more", "processor ms for each more"),
+        ]
+    ]
+    for row in bench["rows"]:
+        start, count = first.setdefault(row["row"], row), row["clients"]
+        medians = [row["statistics"][p]["median"] for p in ("peak_memory", "processor.seconds")]
+        slopes = [slope(start, row, "peak_memory"), slope(start, row, "processor.seconds")]
+        lines.append(
+            [
+                *(row["row"], f"{count:,}", _spread(row, "seconds.total")),
+                *(_spread(row, "peak_memory", 1e-6), _spread(row, "processor.seconds")),
+                *(number(medians[1] / count, 1e3), number(slopes[0], 1e-3), number(slopes[1], 1e3)),
+            ]
+        )
+    return lines
+
+
+def slope(first: Mapping[str, Any], row: Mapping[str, Any], path: str) -> float | None:
+    """Return what each client more has cost since the first row; None if there are no more."""
+    more = row["clients"] - first["clients"]
+    if not more:
+        return None
+    before, now = (each["statistics"][path]["median"] for each in (first, row))
+    return float((now - before) / more)
+
+
+TABLES: dict[str, Callable[[Bench], Lines]] = {
+    "times": times,
+    "costs": costs,
+    "stages": stages,
+    "ratios": compared,
+    "clients": clients,
+}
+
+
+def shown(bench: Bench) -> dict[str, Lines]:
+    """Return the tables that say something of this bench, by name."""
+    counts = {row["clients"] for row in bench["rows"]}
+    tables = {name: table(bench) for name, table in TABLES.items()}
+    if len(counts) == 1:
+        del tables["clients"]
+    return {name: lines for name, lines in tables.items() if len(lines) > 1}
+
+
+def origin(bench: Bench) -> str:
+    """Return where the numbers are from: commit, machine, load, command and repetitions."""
+    machine = bench["machine"]
+    repeated = len(bench["rows"][0]["repetitions"])
+    load = ", ".join(f"{value:.2f}" for value in machine["load_average"])
+    spread = "medians, with the least and the most in brackets, of" if repeated > 1 else "from"
+    return (
+        f"`{bench['command']}`: {spread} {repeated} run{'s' * (repeated > 1)} of each row, in "
+        f"turn, each in a process of its own. Commit {bench['versions']['commit']}, "
+        f"{machine['processor']}, {bench['versions']['machine']}, load average at the start {load}."
+    )
+
+
+def markdown(bench: Bench) -> str:
+    """Return all tables that say something, and the origin of their numbers."""
+    return "\n\n".join([*map(pipes, shown(bench).values()), paragraph(origin(bench))]) + "\n"
+
+
+# --- pages ---
+
+
+def filled(text: str, folder: Path) -> str:
+    """Return the text of a Markdown page with the figures of benches in its marked places.
+
+    A place is `<!-- bench: FILE NAME -->...<!-- end of bench -->`. FILE is a bench's JSON, by its
+    path from `folder`. NAME is a table (times, costs, stages, ratios, clients), `origin`, a number
+    of a row, such as `local.seconds.total`, or a ratio, such as `flower/local.seconds.total`.
+
+    Raises:
+        UserError: a file cannot be read, or has nothing of that name.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        mark, file, name, end = match.groups()
+        bench = read(folder / file)
+        if name in TABLES:
+            return f"{mark}\n\n{pipes(TABLES[name](bench))}\n\n{end}"
+        if name == "origin":
+            return f"{mark}\n\n{paragraph(origin(bench))}\n\n{end}"
+        return f"{mark}{number(_named(bench, name, file))}{end}"
+
+    return MARK.sub(fill, text)
+
+
+def _named(bench: Bench, name: str, file: str) -> float:
+    """Return the number or the ratio of that name."""
+    known: dict[str, float] = {
+        f"{row['name']}.{path}": value["median"]
+        for row in bench["rows"]
+        for path, value in row["statistics"].items()
+    }
+    known |= {f"{pair}.{path}": r[path] for pair, r in bench["ratios"].items() for path in RATIOS}
+    if name not in known:
+        raise UserError(f"{file} has no {name!r}; it has {', '.join([*TABLES, 'origin', *known])}")
+    return known[name]

@@ -1,0 +1,173 @@
+"""What does not go together in an experiment, and what to use instead.
+
+Methods, trainings, mechanisms and partitions check themselves, plug-ins' too. `check` calls them
+and checks the configuration's own keys.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from fed_dpsd.config import BUNDLED, Config
+from fed_dpsd.data.partition import Partition
+from fed_dpsd.errors import UserError, shown
+from fed_dpsd.methods.method import Method
+from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+from fed_dpsd.models.efficientnet import require_weights
+from fed_dpsd.models.torchvision_networks import GROUP_FORMS
+from fed_dpsd.privacy.mechanism import Mechanism
+from fed_dpsd.privacy.plan import Plan
+from fed_dpsd.privacy.training import Training
+
+# Squared ratio of signal to noise, over a whole run, up to which students are near chance: on MNIST
+# at chance at 128 (docs/results/mnist.md; 75.7 % at 64,000), on digits 23 to 34 % at 198
+# (training=plain answers=noisy_max, seeds 0 to 2).
+NEAR_CHANCE = 256
+
+
+def check(
+    config: Config,
+    method: Method | None,
+    training: Training | None,
+    answers: Mechanism | None,
+    partition: Partition | None,
+) -> list[str]:
+    """Return a sentence on each pair of choices that do not go together.
+
+    A choice is None where it has problems of its own.
+    """
+    if strangers := [*_strangers(method, training, answers)]:
+        return strangers
+    problems = unknown_networks(config) + _data(config) + mixing_networks(config, training)
+    if partition:
+        problems += partition.check(config)
+    if training:
+        problems += training.check(config, method, partition)
+    if method:
+        problems += method.check(config, training, answers)
+    if answers:
+        problems += answers.check(config, method, training)
+    return problems
+
+
+def _strangers(
+    method: Method | None, training: Training | None, answers: Mechanism | None
+) -> Iterator[str]:
+    """Yield the choices whose classes lack what every choice of their kind has."""
+    for key, choice, bases in (
+        ("method", method, (Method,)),
+        ("training", training, get_args(Training)),
+        ("answers", answers, (Mechanism,)),
+    ):
+        if choice is not None and not set(bases) & set(type(choice).__mro__):
+            names = " or ".join(f"{base.__module__}.{base.__name__}" for base in bases)
+            yield f"{key}._target_: {type(choice).__name__} does not derive from {names}"
+
+
+def _teachers_keys(config: Config) -> dict[str, str]:
+    """Return the architectures of teachers that are trained, by the keys that name them."""
+    if not config.model.teachers:
+        return {"model.teacher": config.model.teacher}
+    return {f"model.teachers[{i}]": name for i, name in enumerate(config.model.teachers)}
+
+
+def unknown_networks(config: Config) -> list[str]:
+    """Return the architectures that are unknown, or lack their public weights."""
+    model, known = config.model, ", ".join(CLASSIFIERS)
+    named = _teachers_keys(config) | {
+        "model.teacher": model.teacher,
+        "model.student": model.student,
+    }
+    if config.teacher.arch is not None:
+        named["teacher.arch"] = config.teacher.arch
+    problems = [
+        f"{key}={name} is unknown; choose one of: {known}"
+        for key, name in named.items()
+        if name not in CLASSIFIERS
+    ]
+    here = {model.student}
+    if config.federation.simulation:
+        here |= set(map(config.architecture, range(config.num_clients)))
+    if "pretrained" in here:
+        try:
+            require_weights()
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+def mixing_networks(config: Config, training: Training | None) -> list[str]:
+    """Return the networks whose layers mix records, which a private training cannot train."""
+    if training is None or not training.private:
+        return []
+    fitting = ", ".join(name for name in CLASSIFIERS if name not in NO_DP_SGD)
+    return [
+        f"{key}={name}: training={training.name} bounds each record's part, which it cannot in "
+        f"this network, whose layers mix records; use {GROUP_FORMS.get(name, 'cnn')}, or another "
+        f"of: {fitting}"
+        for key, name in list(_teachers_keys(config).items())[: config.num_clients]
+        if name in NO_DP_SGD
+    ]
+
+
+def _data(config: Config) -> list[str]:
+    """Return what data of this name, or in a deployment, cannot have.
+
+    Hospitals have records of their own under the name of the bundled digits, in a rehearsal.
+    """
+    data = config.data
+    if not config.federation.simulation:
+        if data.records_per_patient is None:
+            return []
+        return [
+            f"data.records_per_patient={data.records_per_patient} makes patients up, which a "
+            "deployment must not; use null, and files.patient_column in each hospital's site.yaml"
+        ]
+    if data.name != BUNDLED:
+        return []
+    if data.path is not None:
+        return [
+            f"data.path={data.path}: data={BUNDLED} comes with scikit-learn, and reads no file; "
+            f"use data=imagefolder data.path={data.path} for pictures of your own"
+        ]
+    fixed = {"num_classes": 10, "shape": (1, 8, 8), "hub": None, "patient_column": None}
+    return [
+        f"data.{key}={shown(getattr(data, key))}: data={BUNDLED} has {shown(value)}; leave it out, "
+        "or choose other data"
+        for key, value in fixed.items()
+        if getattr(data, key) != value
+    ]
+
+
+# --- what teaches nothing ---
+
+
+def unread(training: Training, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that set keys of plain teachers where a training has its own keys."""
+    if not hasattr(training, "learning_rate"):
+        return []
+    names = ("epochs", "min_steps", "batch_size", "learning_rate", "momentum")
+    return [o for o in overrides if o.startswith(tuple(f"teacher.{name}=" for name in names))]
+
+
+def warnings(config: Config, training: Training, answers: Mechanism, plan: Plan) -> list[str]:
+    """Return a sentence where a student is not going to learn from answers under their noise."""
+    queries = sum(s.requests * s.queries for s in plan.stages if s.mechanism == answers)
+    teachers = config.num_clients * config.teachers_per_client
+    clarity = answers.clarity(config.num_clients, config.teachers_per_client)
+    if not queries or queries * clarity > NEAR_CHANCE:
+        return []
+    field = str(answers.calibrated_by)
+    value = getattr(answers, field)
+    larger = field == "epsilon_per_answer"  # is less noise
+    fitting = f"answers.{field}={10 if larger else 0.1}"
+    if value >= 10 if larger else value <= 0.1:
+        remedy = "send more queries, by rounds or queries_per_round"
+    elif training.private:
+        remedy = f"training={training.name} carries the proof already: use {fitting}"
+    else:
+        remedy = f"use many more teachers (teachers_per_client), or training=dp_sgd {fitting}"
+    return [
+        f"answers={answers.name} with answers.{field}={value:.4g}: the noise hides what "
+        f"{teachers:,} teacher{'s' * (teachers > 1)} can say in {queries:,} queries, so expect a "
+        f"student near chance; {remedy}"
+    ]

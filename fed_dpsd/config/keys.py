@@ -1,0 +1,211 @@
+"""Choices and keys of conf/, read from its files without Hydra.
+
+This is quicker than Hydra, which composes what runs, and it knows which file a value comes from. A
+test compares both. The schema describes its keys. Comments describe the keys of chosen classes, and
+say what a value of one file is for.
+"""
+
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fed_dpsd.config.plugins import conf_folders, files_of
+from fed_dpsd.config.schema import field_of
+
+_ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MAIN = "config"
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of the configuration.
+
+    Args:
+        name: the key as it is typed, such as "training.steps".
+        value: its value, as a file has it.
+        meaning: its description.
+        file: the file of conf/ that sets the value, such as "training/dp_sgd".
+    """
+
+    name: str
+    value: str
+    meaning: str
+    file: str
+
+
+def groups() -> dict[str, str]:
+    """Return the groups of conf/, each with its default choice; "null" is none."""
+    return {name: choice for name, choice in _defaults(MAIN) if choice}
+
+
+def choices(group: str) -> dict[str, str]:
+    """Return the choices of a group by name, each with the sentence that its file begins with."""
+    lines = {name: file.read_text().splitlines() for name, file in files_of(group).items()}
+    return {
+        name: next(line for line in text if not line.startswith("# @")).removeprefix("# ")
+        for name, text in lines.items()
+    }
+
+
+def chosen(typed: Mapping[str, str]) -> dict[str, str]:
+    """Return the choice of each group, given the typed ones: files override choices of others.
+
+    What is typed comes first, then what an experiment says, then what a method says.
+    """
+    found = dict(typed)
+
+    def visit(group: str, choice: str) -> None:
+        defaults = _defaults(f"{group}/{choice}")
+        for name, value in defaults:
+            if name.startswith(("/", "override /")):
+                found.setdefault(name.removeprefix("override ").removeprefix("/"), value)
+        for name, value in reversed(defaults):
+            if not value and name != "_self_":
+                visit(group, name.partition("@")[0])
+
+    known = groups()
+    for group in reversed(known):
+        choice = found.get(group, known[group])
+        if choice in files_of(group):
+            visit(group, choice)
+    return known | found
+
+
+def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
+    """Return each key of a run, given the typed choices of groups, in the order of the files."""
+    choice_of = chosen(typed or {})
+    found = {key.name: key for key in _of_file(MAIN, "", choice_of)}
+    for group, choice in choice_of.items():
+        if "@" in group or choice not in files_of(group):
+            continue
+        for key in _of_file(f"{group}/{choice}", group, choice_of):
+            known = found.get(key.name)
+            meaning = key.meaning or (known.meaning if known else "")
+            found[key.name] = Key(key.name, key.value, meaning, key.file)
+    return list(found.values())
+
+
+def alternatives(key: Key) -> list[str]:
+    """Return the values that a key's type or description names, as in "client | server"."""
+    field = field_of(key.name)
+    if field and typing.get_origin(field.annotation) is typing.Literal:
+        return list(typing.get_args(field.annotation))
+    if key.value in ("true", "false"):
+        return ["true", "false"]
+    first, *others = key.meaning.split(" | ")
+    if not others:
+        return []
+    begun = re.search(r"(?:^|[:.] )([a-z][\w-]*)(?:$| \(|: [^|]*$)", first)
+    words = [key.value, *([begun.group(1)] if begun else [])]
+    words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
+    return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
+
+
+def homes(key: str) -> str:
+    """Return the choices whose files have a key of their group, as a text; "" where none has."""
+    group = key.partition(".")[0]
+    found = [
+        ("method", c) for c in files_of("method") if "@" in key and key in chosen({"method": c})
+    ]
+    if group in groups():
+        found += [
+            (group, choice)
+            for choice in files_of(group)
+            if key in {known.name for known in _of_file(f"{group}/{choice}", group, {})}
+        ]
+    *most, last = [f"{group}={name}" for group, name in dict.fromkeys(found)] or [""]
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of every key that is no group of keys."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the path of every key, and of every group of keys."""
+    keys = [prefix + key for key in tree]
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            keys += flat_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+# --- files ---
+
+
+def _text(name: str) -> str:
+    """Return the text of a file of conf/, ours or a plug-in's."""
+    paths = (folder / f"{name}.yaml" for folder in conf_folders())
+    return next(filter(Path.exists, paths)).read_text()
+
+
+def _defaults(name: str) -> list[tuple[str, str]]:
+    """Return the entries of a file's list of defaults, each with its choice; "" for a sibling."""
+    found = list[tuple[str, str]]()
+    for entry in (yaml.load(_text(name), _LOADER) or {}).get("defaults", []):
+        pairs = entry.items() if isinstance(entry, Mapping) else [(entry, "")]
+        found += [(key.removeprefix("optional "), "null" if c is None else c) for key, c in pairs]
+    return found
+
+
+def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
+    """Yield the keys of a file and of those that it builds on; a later one wins."""
+    text = _text(name)
+    if text.startswith("# @package _global_\n"):
+        package = package if "@" in package else ""
+    package = package.removeprefix("@")
+    defaults = _defaults(name) if name != MAIN else []
+    if ("_self_", "") not in defaults:
+        defaults = [*defaults, ("_self_", "")]
+    for other, choice in defaults:
+        sibling, _, place = other.partition("@")
+        if other == "_self_":
+            for key, value, comment in _keys(text):
+                path = f"{package}.{key}" if package else key
+                field = field_of(path)
+                yield Key(path, value, comment or (field and field.description) or "", name)
+        elif other.startswith("/"):
+            taken = choice_of.get(other.removeprefix("/"), choice)
+            yield from _of_file(f"{sibling.removeprefix('/')}/{taken}", f"@{place}", choice_of)
+        elif not choice:
+            group = name.partition("/")[0]
+            yield from _of_file(f"{group}/{sibling}", f"@{place}" if place else group, choice_of)
+
+
+def _keys(text: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a file's text that have a value, each with its value and its comments."""
+    lines = text.splitlines()
+
+    def comment(key: yaml.Node, value: yaml.Node) -> str:
+        above = key.start_mark.line
+        while above and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        # The comments at the top are on the choice.
+        found = lines[above : key.start_mark.line] if above else []
+        found.append(lines[value.end_mark.line][value.end_mark.column :].partition("#")[2])
+        return " ".join(filter(None, (line.strip(" #") for line in found)))
+
+    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, str, str]]:
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if key.value.startswith("_") or name in ("sweep", "defaults"):
+                continue
+            if isinstance(value, yaml.MappingNode) and value.value:
+                yield from walk(value, f"{name}.")
+            else:
+                shown = text[value.start_mark.index : value.end_mark.index]
+                yield name, shown, comment(key, value)
+
+    if isinstance(root := yaml.compose(text, _LOADER), yaml.MappingNode):
+        yield from walk(root, "")

@@ -1,0 +1,153 @@
+"""Plug-ins: installed packages with methods, mechanisms, data sets or networks of their own.
+
+A distribution declares its package as an entry point of the group `fed_dpsd.plugins`. A package
+that no configuration names is neither imported nor searched for files.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.storage import conf_folder
+
+GROUP = "fed_dpsd.plugins"
+_searched: ContextVar[tuple[Path, ...]] = ContextVar("folders of plug-ins", default=())
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An installed plug-in.
+
+    Args:
+        name: the name that its distribution declares.
+        version: the version of the distribution.
+        package: the package that classes may come from, besides our own.
+    """
+
+    name: str
+    version: str
+    package: str
+
+    def __str__(self) -> str:
+        """Return NAME==VERSION, by which a run records it."""
+        return f"{self.name}=={self.version}"
+
+    @property
+    def conf(self) -> Path | None:
+        """Return its folder of YAML files, which is laid out as ours; None if it has none.
+
+        The package is not imported for it.
+        """
+        spec = importlib.util.find_spec(self.package)
+        places = spec.submodule_search_locations if spec else None
+        folders = [Path(place).absolute() / "conf" for place in places or ()]
+        return next(filter(Path.is_dir, folders), None)
+
+    def load(self) -> ModuleType:
+        """Import the package.
+
+        Raises:
+            ConfigError: it cannot be imported; the error says why.
+        """
+        try:
+            return importlib.import_module(self.package)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            problem = f"plugins={self.name}: {self.package} cannot be imported: {reason}"
+            raise ConfigError([problem]) from error
+
+
+def installed() -> dict[str, Plugin]:
+    """Return all installed plug-ins by name, in order; none is imported."""
+    found = {
+        point.name: Plugin(point.name, point.dist.version if point.dist else "0", point.value)
+        for point in metadata.entry_points(group=GROUP)
+    }
+    return dict(sorted(found.items()))
+
+
+def find(names: Sequence[str]) -> tuple[Plugin, ...]:
+    """Return the installed plug-ins of some names, each NAME or NAME==VERSION.
+
+    Raises:
+        ConfigError: one is not installed, or in another version; the error names all such.
+    """
+    if not names:
+        return ()
+    known, plugins, problems = installed(), [], []
+    for text in names:
+        name, _, version = text.partition("==")
+        plugin = known.get(name)
+        if plugin is None:
+            problems.append(
+                f"plugins={name} is not installed; pip install the package that declares it as an "
+                f"entry point of {GROUP} (installed: {', '.join(known) or 'none'})"
+            )
+        elif version not in ("", plugin.version):
+            problems.append(
+                f"plugins={name}: version {plugin.version} is installed, and {version} is asked "
+                f"for; pip install version {version}, or name {name} alone"
+            )
+        else:
+            plugins.append(plugin)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(plugins)
+
+
+def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split overrides into the names of plug-ins and all other overrides.
+
+    >>> named_in(["rounds=2", "plugins=[retina,lungs==1.0]"])
+    (['retina', 'lungs==1.0'], ['rounds=2'])
+    """
+    settings = [override.partition("=") for override in overrides]
+    texts = [value.strip("[] ").split(",") for key, _, value in settings if key == "plugins"]
+    names = [name for text in (texts or [[]])[-1] if (name := text.strip(" '\""))]
+    return names, [each for each in overrides if each.partition("=")[0] != "plugins"]
+
+
+@contextlib.contextmanager
+def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
+    """Search the files of plug-ins, besides ours, during the block.
+
+    Raises:
+        ConfigError: a plug-in has a file by the name of another's, or of ours, so that a choice
+            would have two meanings.
+    """
+    folders, problems = [conf_folder()], []
+    for plugin in plugins:
+        if (conf := plugin.conf) is None:
+            continue
+        files = [path.relative_to(conf) for path in sorted(conf.glob("*/*.yaml"))]
+        problems += [
+            f"plugins={plugin.name}: its conf/{file} has the name of another file; rename it"
+            for file in files
+            if any((folder / file).exists() for folder in folders)
+        ]
+        folders.append(conf)
+    if problems:
+        raise ConfigError(problems)
+    token = _searched.set(tuple(folders[1:]))
+    try:
+        yield
+    finally:
+        _searched.reset(token)
+
+
+def conf_folders() -> tuple[Path, ...]:
+    """Return our folder of YAML files, and those of the plug-ins that are searched."""
+    return conf_folder(), *_searched.get()
+
+
+def files_of(group: str) -> dict[str, Path]:
+    """Return the files of a group of conf/ by their names, in order, those of plug-ins too."""
+    paths = (path for folder in conf_folders() for path in (folder / group).glob("*.yaml"))
+    return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}

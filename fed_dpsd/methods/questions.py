@@ -1,0 +1,155 @@
+"""The images that FedDPSD sends in a round: a public mixture, and images of trained generators.
+
+Procedural images (fed_dpsd/models/procedural.py), or crops of public pictures, depend on nothing
+private. Generators are trained against the student, which depends on private data only through
+released answers: Liu et al., arXiv 2601.19090, Eq. 8.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fed_dpsd import losses
+from fed_dpsd.config import require, require_positive
+from fed_dpsd.methods.method import PublicContext, ReplayBuffer, draw_public
+from fed_dpsd.models import procedural
+from fed_dpsd.models.divergence import descend, rates_of
+from fed_dpsd.models.inference import to_bytes
+from fed_dpsd.models.recombination import recombine
+from fed_dpsd.streams import Streams
+
+
+@dataclass(frozen=True)
+class Generators:
+    """New generators for every few images; conf/method/fed_dpsd.yaml explains the fields."""
+
+    images_per_generator: int
+    latent_size: int
+    generator_steps: int
+    generator_learning_rate: float
+    latent_learning_rate: float
+    one_hot_weight: float
+    entropy_weight: float
+    activation_weight: float
+
+    def __post_init__(self) -> None:
+        require(self, images_per_generator=2, latent_size=1, generator_steps=0)
+        require_positive(self, "generator_learning_rate", "latent_learning_rate")
+
+    def generate(
+        self, discriminator: nn.Module, context: PublicContext, count: int, rng: torch.Generator
+    ) -> torch.Tensor:
+        """Train a new generator on the discriminator by Eq. 8; return `count` of its images."""
+        generator = context.make_generator(self.latent_size, rng)
+        latents = torch.randn((count, self.latent_size), generator=rng).to(context.device)
+        latents.requires_grad_(True)
+        groups = [
+            {"params": generator.parameters(), "lr": self.generator_learning_rate},
+            {"params": [latents], "lr": self.latent_learning_rate},
+        ]
+        optimiser = torch.optim.Adam(groups, betas=(0.5, 0.999))
+        generator.train()
+        discriminator.eval().requires_grad_(False)
+        steps = range(self.generator_steps)
+        losses = (self.generator_loss(discriminator, generator(latents)) for _ in steps)
+        rates = rates_of(self, "generator_learning_rate", "latent_learning_rate")
+        descend(optimiser, losses, "the generator", rates)
+        discriminator.requires_grad_(True)
+        with torch.no_grad():
+            return generator(latents)
+
+    def generator_loss(self, discriminator: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        """Return the loss of Eq. 8: confident, balanced over the classes, with active features."""
+        features = discriminator.features(images)
+        logits = discriminator.classifier(features)
+        weights = self.one_hot_weight, self.entropy_weight, self.activation_weight
+        return losses.generator_loss(features, logits, *weights)
+
+
+@dataclass(frozen=True)
+class Questions(Generators):
+    """The mixture of a round's images; conf/method/fed_dpsd.yaml explains the fields."""
+
+    noise_fraction: float
+    areas_fraction: float
+    lines_fraction: float
+    leaves_fraction: float
+    recombined_fraction: float
+    polarity: Literal["both", "dark", "light", "answers"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fractions = self.fractions
+        if min(fractions.values()) < 0 or sum(fractions.values()) > 1:
+            *others, last = (f"{kind}_fraction={part}" for kind, part in fractions.items())
+            raise ValueError(
+                f"{', '.join(others)} and {last} must be >= 0 and at most 1 together; generators "
+                "make the other images"
+            )
+        if fractions["recombined"] == sum(fractions.values()) > 0:
+            raise ValueError(
+                f"recombined_fraction={self.recombined_fraction} needs procedural images to begin "
+                "with; give areas_fraction > 0, for example"
+            )
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """Return the fractions of procedural images by kind, and of recombined ones."""
+        return {
+            "noise": self.noise_fraction,
+            "areas": self.areas_fraction,
+            "lines": self.lines_fraction,
+            "leaves": self.leaves_fraction,
+            "recombined": self.recombined_fraction,
+        }
+
+    def mixture(self, queries: int) -> dict[str, int]:
+        """Return how many of a round's images are of each kind; generators make what is left."""
+        counts = {kind: int(fraction * queries) for kind, fraction in self.fractions.items()}
+        return {**counts, "generated": queries - sum(counts.values())}
+
+    def draw(
+        self,
+        discriminator: nn.Module,
+        context: PublicContext,
+        streams: Streams,
+        number: int,
+        buffer: Sequence[ReplayBuffer] = (),
+    ) -> NDArray[np.uint8]:
+        """Return (Q, C, H, W) uint8 images, which the student and the clients both see.
+
+        Procedural images or crops of public pictures come first, then images recombined from the
+        buffer, or in the first round from these, then the generators'.
+        """
+        counts = self.mixture(context.queries_per_round)
+        recombined, left = counts.pop("recombined"), counts.pop("generated")
+        parts = draw_public(counts, context, streams, number)
+        if not buffer and not sum(counts.values()):
+            recombined, left = 0, left + recombined  # there is nothing to recombine yet
+        if recombined:
+            answered = ReplayBuffer.joined(buffer) if buffer else None
+            images = answered.images if answered else np.concatenate(parts)
+            alike = np.zeros((len(images), context.num_classes))
+            labels = answered.labels if answered else alike
+            rng = streams.numpy("recombined images", query_id=number)
+            parts.append(recombine(images, labels, recombined, rng))
+        rng = streams.torch("generators", query_id=number)
+        while left > 0:
+            count = min(self.images_per_generator, left)
+            parts.append(to_bytes(self.generate(discriminator, context, count, rng)))
+            left -= count
+        return np.concatenate(parts)
+
+    def infer_polarity(self, buffer: list[ReplayBuffer]) -> procedural.Polarity:
+        """Return the polarity of the next images; "both" before answers can decide it."""
+        if self.polarity != "answers":
+            return self.polarity
+        if not buffer:
+            return "both"
+        answered = ReplayBuffer.joined(buffer)
+        return procedural.varied_polarity(answered.images, answered.labels)

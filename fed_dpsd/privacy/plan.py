@@ -1,0 +1,69 @@
+"""Plans: what a run will be charged for, known from public facts before it begins."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from fed_dpsd.privacy.accounting import Stage
+from fed_dpsd.privacy.mechanism import ExactCounts, KeptTeachers, passes_through_teachers
+from fed_dpsd.privacy.training import ClassCounts, Training, TrainingMechanism
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The charges that one client has to expect, from public facts only.
+
+    Args:
+        training: how the teachers are trained.
+        stages: what is released, in order: class counts, weights, answers.
+        trainings: number of trainings in the run, >= 1.
+    """
+
+    training: Training
+    stages: tuple[Stage, ...]
+    trainings: int = 1
+
+    @property
+    def trained(self) -> tuple[Stage, ...]:
+        """Return the stage of the private trainings; none where teachers are trained plainly."""
+        if not isinstance(self.training, TrainingMechanism):
+            return ()
+        return (Stage(self.training, self.trainings, 0),)
+
+    @property
+    def charged(self) -> tuple[Stage, ...]:
+        """Return all stages that a ledger holds."""
+        return (*self.stages, *self.trained)
+
+    @property
+    def paid(self) -> tuple[Stage, ...]:
+        """Return the stages that a budget counts.
+
+        A private training covers all that passes through its teachers, as post-processing.
+        """
+        if not self.trained:
+            return self.stages
+        others = (s for s in self.stages if not passes_through_teachers(s.mechanism))
+        return (*self.trained, *others)
+
+    @property
+    def ends_with_teachers(self) -> bool:
+        """Return whether the teachers themselves are the result, each at its client."""
+        return any(isinstance(stage.mechanism, KeptTeachers) for stage in self.stages)
+
+    @property
+    def counts(self) -> bool:
+        """Return whether class counts leave."""
+        return any(isinstance(s.mechanism, ClassCounts | ExactCounts) for s in self.stages)
+
+    @property
+    def queries(self) -> int:
+        """Return N, the number of queries in all stages."""
+        return sum(stage.requests * stage.queries for stage in self.stages)
+
+    @property
+    def releases(self) -> Counter[str]:
+        """Return the number of releases that a client is charged for, by name."""
+        totals = Counter[str]()
+        for stage in self.charged:
+            totals[stage.mechanism.name] += stage.mechanism.releases(stage.requests, stage.queries)
+        return totals

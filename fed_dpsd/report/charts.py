@@ -1,0 +1,304 @@
+"""What the charts of pages and papers show: their axes, series and tables of numbers."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fed_dpsd.report.facts import Facts
+from fed_dpsd.report.guarantee import review
+from fed_dpsd.report.numbers import percent, rounded_up, spread, written
+
+MOST_CLIENTS = 6  # with a line of their own
+ACCURACY = "accuracy on the test images, %"
+ENSEMBLE = "ensemble of the teachers"
+
+Point = tuple[float, float]
+Numbers = tuple[list[str], list[list[str]]]  # header and rows
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis.
+
+    Args:
+        title: its meaning, with the unit.
+        low: the lowest value shown; None follows the points.
+        high: the highest value shown; None follows the points.
+        logarithmic: whether the scale is logarithmic.
+        most: larger values are drawn together beyond the end of the axis.
+        whole: whether only whole numbers have ticks.
+        bound: whether values are upper bounds, which are never rounded down.
+    """
+
+    title: str
+    low: float | None = None
+    high: float | None = None
+    logarithmic: bool = False
+    most: float = math.inf
+    whole: bool = False
+    bound: bool = False
+
+    def text(self, value: float, decimals: int | None = None) -> str:
+        """Return a value as text; bounds have five digits, rounded up."""
+        if self.bound:
+            return rounded_up(value, 5)
+        if decimals is not None:
+            return f"{value:,.{decimals}f}"
+        return written(round(value, 3) if abs(value) >= 1 else float(f"{value:.3g}"))
+
+    def beyond(self, value: float) -> bool:
+        """Return whether a value is drawn beyond the end of the axis."""
+        return value > self.most or math.isinf(value)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind, by ascending x.
+
+    Args:
+        name: its name in the legend.
+        points: (x, y) pairs.
+        reach: for each point, one standard deviation, NaN for none; () for none at all.
+        kind: "line"; "band", a line whose deviations are shaded; "level", a grey line at one
+            height; "guide", a grey line; "points", grey circles; "faint", a thin dotted line that
+            only wide figures have.
+        like: for "faint", the name of the series whose colour it has.
+        labels: for each point, a name that only wide figures show; () for none.
+    """
+
+    name: str
+    points: Sequence[Point]
+    reach: Sequence[float] = ()
+    kind: str = "line"
+    like: str = ""
+    labels: Sequence[str] = ()
+
+    @property
+    def coloured(self) -> bool:
+        """Return whether the series has a colour, a dash and a marker of its own."""
+        return self.kind in ("line", "band")
+
+    def deviations(self) -> list[float]:
+        """Return the deviation of each point, 0 for none."""
+        return [0.0 if math.isnan(r) else r for r in self.reach] or [0.0] * len(self.points)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart over two axes.
+
+    Args:
+        name: identifies it in a page.
+        title: what it shows.
+        text: a sentence for readers who cannot see it.
+        x: the horizontal axis.
+        y: the vertical axis.
+        series: what is drawn.
+        table: the header and rows of its numbers, if other than the points.
+        note: a sentence on what is left out; "" for none.
+    """
+
+    name: str
+    title: str
+    text: str
+    x: Axis
+    y: Axis
+    series: Sequence[Series]
+    table: Numbers | None = None
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Return the caption of the numbers."""
+        return f"{self.title}: {self.y.title} by {self.x.title}"
+
+    def numbers(self) -> Numbers:
+        """Return a header, and a row for each x with a column for each series."""
+        if self.table:
+            return self.table
+        shown = [s for s in self.series if s.points and s.kind not in ("guide", "faint")]
+        places = sorted({x for s in shown if s.kind != "level" for x, _ in s.points})
+        rows = {place: [self.x.text(place)] for place in places}
+        for series in shown:
+            cells: dict[float, list[str]] = {}
+            for (x, y), deviation in zip(series.points, series.deviations(), strict=True):
+                cell = self.y.text(y, 1) + (f" ± {deviation:,.1f}" if deviation else "")
+                for place in places if series.kind == "level" else [x]:
+                    cells.setdefault(place, []).append(cell)
+            for place in places:
+                rows[place].append(", ".join(cells.get(place, ())))
+        return [self.x.title, *(s.name for s in shown)], list(rows.values())
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each setting, with the number that a paper prints.
+
+    Args:
+        name: identifies it in a page.
+        title: what it shows.
+        rows: (name, mean, deviation or NaN, printed accuracy or None), in percent.
+    """
+
+    name: str
+    title: str
+    rows: Sequence[tuple[str, float, float, float | None]]
+    note: str = ""
+
+    @property
+    def caption(self) -> str:
+        """Return the caption of the numbers."""
+        return self.title
+
+    @property
+    def text(self) -> str:
+        """Return a sentence for readers who cannot see the bars."""
+        return "; ".join(f"{name}: {spread(mean, dev)} %" for name, mean, dev, _ in self.rows)
+
+    def numbers(self) -> Numbers:
+        """Return a header, and a row for each bar."""
+        rows = [
+            [name, spread(mean, deviation), "-" if printed is None else f"{printed:g}"]
+            for name, mean, deviation, printed in self.rows
+        ]
+        return ["setting", "student, %", "a paper prints, %"], rows
+
+
+# --- one run ---
+
+ROUND = Axis("round", whole=True)
+
+
+def of_rounds(facts: Facts) -> list[Chart]:
+    """Return the charts of a run over its rounds that have points."""
+    charts = (_accuracy(facts), _agreement(facts), _spent(facts))
+    return [chart for chart in charts if chart]
+
+
+def _points(facts: Facts, key: str) -> list[Point]:
+    return [(line["round"], 100 * line[key]) for line in facts.rounds if line.get(key) is not None]
+
+
+def _accuracy(facts: Facts) -> Chart | None:
+    points = _points(facts, "student_accuracy")
+    if not points:
+        return None
+    series = [Series("student", points)]
+    ensemble = facts.summary["accuracy"]["ensemble"]
+    if ensemble is not None:
+        name = f"ensemble of all teachers: {percent(ensemble)}"
+        series.append(Series(name, [(0, 100 * ensemble)], kind="level"))
+    (first, start), (last, end) = points[0], points[-1]
+    text = (
+        f"The student's accuracy is {start:.1f} % after round {first:.0f} and {end:.1f} % after "
+        f"round {last:.0f}; chance is {100 / len(facts.classes):.1f} %."
+    )
+    return Chart("accuracy", "Accuracy of the student", text, ROUND, Axis(ACCURACY, 0, 100), series)
+
+
+def _agreement(facts: Facts) -> Chart | None:
+    points = _points(facts, "agreement")
+    if not points:
+        return None
+    text = (
+        f"Before learning from them, the student agreed with {points[0][1]:.1f} % of the answers "
+        f"of the first round and {points[-1][1]:.1f} % of the last."
+    )
+    axis = Axis("images with the same class, %", 0, 100)
+    series = [Series("student before learning, and answers", points)]
+    return Chart("agreement", "Agreement with the answers", text, ROUND, axis, series)
+
+
+def _spent(facts: Facts) -> Chart | None:
+    numbers = [line["round"] for line in facts.rounds]
+    row = facts.row("record", "add_remove")
+    planned, unit = float(row["epsilon"]), f"(record, add_remove{review(row)})"
+    series = []
+    for name, points in _by_client(facts.spent, numbers).items():
+        if finite := [point for point in points if math.isfinite(point[1])]:
+            series.append(Series(name, finite))
+    if not series:
+        return None
+    last = max(s.points[-1][1] for s in series)
+    if math.isfinite(planned):
+        name = f"the whole plan: {rounded_up(planned)}"
+        series.append(Series(name, [(0, planned)], kind="level"))
+    text = (
+        f"The {facts.clients} with the highest cost has spent epsilon {rounded_up(last)} {unit} "
+        f"after round {numbers[-1]}; the plan is {rounded_up(planned)}."
+    )
+    axis = Axis(f"epsilon {unit}", 0, bound=True)
+    title = f"Epsilon spent by each {facts.clients}"
+    return Chart("spent", title, text, ROUND, axis, series)
+
+
+def _by_client(
+    spent: Sequence[Mapping[int, float]], numbers: Sequence[int]
+) -> dict[str, list[Point]]:
+    """Return a line for clients with equal costs, or the most, the median and the least."""
+    known = list(zip(numbers, spent, strict=False))
+    clients = sorted({client for own in spent for client in own})
+    paths: dict[tuple[Point, ...], list[int]] = {}
+    for client in clients:
+        path = tuple((number, own[client]) for number, own in known if client in own)
+        paths.setdefault(path, []).append(client)
+    if len(paths) == 1 and len(clients) > 1:
+        return {f"all {len(clients)} alike": list(*paths)}
+    if len(paths) <= MOST_CLIENTS:
+        return {_listed(group): list(path) for path, group in paths.items()}
+    lines: dict[str, list[Point]] = {"most": [], "median": [], "least": []}
+    for number, own in known:
+        values = [own.get(client, 0.0) for client in clients]
+        for name, pick in (("most", max), ("median", statistics.median), ("least", min)):
+            lines[name].append((number, float(pick(values))))
+    return lines
+
+
+def _listed(clients: Sequence[int]) -> str:
+    listed = ", ".join(map(str, clients[:6])) + (" ..." if len(clients) > 6 else "")
+    return f"{'client' if len(clients) == 1 else 'clients'} {listed}"
+
+
+def response_times(facts: Facts) -> list[Chart]:
+    """Return the chart of the seconds from a request to its last response, if there are two."""
+    last = {r["query_id"]: r["seconds"] for r in facts.requests if r["kind"] == "answers"}
+    if len(last) < 2:
+        return []
+    number, longest = max(last.items(), key=lambda item: item[1])
+    text = f"The longest wait was {longest:.1f} s, in round {number}."
+    series = [Series("seconds until all responded or timed out", sorted(last.items()))]
+    title = "Time from a request to the last response"
+    return [Chart("times", title, text, ROUND, Axis("seconds", 0), series)]
+
+
+def _bins(parts: Mapping[str, Any]) -> list[tuple[float, float, int]]:
+    columns = zip(parts["confidence"], parts["accuracy"], parts["count"], strict=True)
+    return [(100 * sure, 100 * right, count) for sure, right, count in columns if count]
+
+
+def overconfidence(parts: Mapping[str, Any]) -> float:
+    """Return the sum of confidence minus accuracy over all images, in percent."""
+    return sum((sure - right) * count for sure, right, count in _bins(parts))
+
+
+def calibration(parts: Mapping[str, Any]) -> list[Chart]:
+    """Return the reliability diagram of the student's probabilities."""
+    bins = _bins(parts)
+    each = "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in bins)
+    rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in bins]
+    return [
+        Chart(
+            "calibration",
+            "Reliability of the student's probabilities",
+            f"How often the student is right, by its confidence: {each}",
+            Axis("confidence: largest probability, %", 0, 100),
+            Axis("how often right, %", 0, 100),
+            [
+                Series("student", [(sure, right) for sure, right, _ in bins]),
+                Series("perfect", [(0, 0), (100, 100)], kind="guide"),
+            ],
+            (["confidence", "right", "images"], rows),
+        )
+    ]

@@ -1,0 +1,312 @@
+"""Tables of settings as Markdown and CSV, their paired differences, and tables of attacks."""
+
+import csv
+import io
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.report.numbers import rounded_up, spread
+from fed_dpsd.report.settings import (
+    ACCURACIES,
+    CLAIMS,
+    LABEL,
+    LABEL_LEGEND,
+    LEGEND,
+    REASON,
+    SCORES,
+    Setting,
+    apart,
+    names,
+)
+from fed_dpsd.storage import encoded, write_atomically, writing
+
+FIRST_LINE = "<!-- Written by `fed-dpsd report`: edit the table it was made from instead. -->"
+SUMMARY_START = "seeds,"
+# Title, columns to sum, factor of the sum, digits after the point.
+COSTS = (
+    ("teacher answers", ("forward_answers", "backward_answers"), 1, 0),
+    ("megabytes", ("bytes_to_clients", "bytes_to_server"), 1e-6, 2),
+    ("seconds of rounds", ("seconds_rounds",), 1, 1),
+)
+CONFIDENCE = 0.95
+DIFFERENCES = (
+    "Differences between students, in points: the mean over the seeds that both settings have, and "
+    f"the {CONFIDENCE:.0%} interval of a paired t-test."
+)
+
+
+def rows(settings: Sequence[Setting]) -> list[list[str]]:
+    """Return the header and a row for each setting; values that all share are in the preface."""
+    columns = apart(settings)
+    scores = _scores(settings)
+    costs = _costs(settings)
+    claims = [f"epsilon {claim.replace('_', ', ', 1)}" for claim in CLAIMS]
+    reasons = [setting.all_of(REASON) for setting in settings]
+    why = ["why inf"] if any(reasons) else []
+    labels = _labels(settings)
+    lines = [[*columns, *scores, "seeds", *costs, *claims, "delta", "trust", *labels, *why]]
+    for number, setting in enumerate(settings):
+        row = [setting.values.get(key, "") for key in columns]
+        row += [spread(*setting.score(score), unknown="") for score in scores]
+        row += [str(len(setting.runs)), *(texts[number] for texts in costs.values())]
+        review = f" ({setting.review})" if setting.review else ""
+        row += [rounded_up(setting.epsilon(claim), 5) + review for claim in CLAIMS]
+        row += [setting.all_of("delta"), setting.all_of("trust")]
+        row += [texts[number] for texts in labels.values()]
+        lines.append([*row, reasons[number]] if why else row)
+    return lines
+
+
+def preface(settings: Sequence[Setting]) -> str:
+    """Return an explanation of the numbers, with the values that all rows share."""
+    costs = (
+        "Teacher answers (images times teachers, forward and backward), megabytes (sent both ways) "
+        "and seconds are means for one run. "
+    )
+    notes = ", ".join(dict.fromkeys(note for setting in settings for note in setting.caveats))
+    caveat = f" Caveats of one row or more (record, add_remove): {notes}." if notes else ""
+    if _labels(settings):
+        caveat += " An epsilon of labels alone protects no image."
+    return (
+        "Mean ± sample standard deviation over seeds, in percent, on the held-out test split after "
+        f"the last round. {costs * bool(_costs(settings))}Epsilons are proven, for one run; delta "
+        f"and trust are those of (record, add_remove).{caveat} In all rows: "
+        f"{', '.join(_shared(settings))}."
+    )
+
+
+def origin(settings: Sequence[Setting]) -> str:
+    """Return the commits and machines that the numbers are from."""
+    together = Setting({}, [run for setting in settings for run in setting.runs])
+    return f"Commit {together.all_of('commit')}. Machine: {together.all_of('machine')}."
+
+
+def markdown(settings: Sequence[Setting], differences: Sequence[Sequence[str]] = ()) -> str:
+    """Return the page: the preface, the rows, paired differences if any, and their origin."""
+    parts = [FIRST_LINE, paragraph(preface(settings)), pipes(rows(settings))]
+    if differences:
+        parts += [paragraph(DIFFERENCES), pipes(differences)]
+    return "\n\n".join([*parts, paragraph(origin(settings))]) + "\n"
+
+
+def paragraph(text: str) -> str:
+    """Wrap a text as the lines of a Markdown page."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def pipes(lines: Sequence[Sequence[str]]) -> str:
+    """Return a header and rows as a Markdown table."""
+    header, *others = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *others])
+
+
+def summary(settings: Sequence[Setting]) -> str:
+    """Return the rows as CSV, unrounded, with separate means and deviations; scores in percent."""
+    values = dict.fromkeys(key for setting in settings for key in setting.values)
+    lines = []
+    for setting in settings:
+        row = {"seeds": str(len(setting.runs))} | {k: setting.values.get(k, "") for k in values}
+        spreads = {score: setting.score(score) for score in _scores(settings)}
+        spreads |= {
+            title.replace(" ", "_"): setting.spread(*summed, scale=scale)
+            for title, summed, scale, _ in COSTS
+        }
+        for name, both in spreads.items():
+            for statistic, number in zip(("mean", "deviation"), both, strict=True):
+                row[f"{name}_{statistic}"] = "" if math.isnan(number) else str(number)
+        row |= {claim: str(setting.epsilon(claim)) for claim in CLAIMS}
+        shown = (*((LABEL, *LABEL_LEGEND) if _labels(settings) else ()), *LEGEND, REASON)
+        row |= {column: setting.all_of(column) for column in shown}
+        reviews = any(other.review for other in settings)
+        lines.append(row | ({"review": setting.review} if reviews else {}))
+    return csv_text(lines)
+
+
+def csv_text(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of all."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _shared(settings: Sequence[Setting]) -> list[str]:
+    """Return `column=value` for the values that all settings have in common."""
+    return [
+        f"`{column}={text}`"
+        for column, text in settings[0].values.items()
+        if all(setting.values.get(column) == text for setting in settings)
+    ]
+
+
+def _scores(settings: Sequence[Setting]) -> list[str]:
+    """Return the scores that some run has; areas under the curve only for two classes.
+
+    If two classes are not balanced, areas say more than accuracies.
+    """
+    shown = SCORES if any(s.values["num_classes"] == "2" for s in settings) else ACCURACIES
+    return [s for s in shown if any(not math.isnan(x.score(s)[0]) for x in settings)]
+
+
+def costs_of(setting: Setting) -> dict[str, str]:
+    """Return a setting's mean costs by title; "" for what no run of it knows."""
+    return {
+        title: "" if math.isnan(mean) else f"{mean:,.{digits}f}"
+        for title, summed, scale, digits in COSTS
+        for mean, _ in [setting.spread(*summed, scale=scale)]
+    }
+
+
+def _costs(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """Return each setting's costs by title, without costs that no setting has."""
+    each = [costs_of(setting) for setting in settings]
+    costs = {title: [own[title] for own in each] for title, *_ in COSTS}
+    return {title: texts for title, texts in costs.items() if any(texts)}
+
+
+def _labels(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """Return the epsilons of labels alone, by title; none if labels alone are private nowhere."""
+    known = [setting.label_epsilon for setting in settings]
+    if not any(known):
+        return {}
+    title = "epsilon of labels alone, replace_one"
+    legend = zip(("its delta", "its trust"), LABEL_LEGEND, strict=True)
+    return {title: ["" if e is None else rounded_up(e, 5) for e in known]} | {
+        title: [s.all_of(column) for s in settings] for title, column in legend
+    }
+
+
+def write_own(path: Path, text: str, start: str = FIRST_LINE) -> Path:
+    """Write `text`, which begins with `start`; a file to be replaced must begin with it too.
+
+    Raises:
+        UserError: the report did not write the existing file, or it cannot be written.
+    """
+    with writing(path):
+        own = not path.exists() or path.read_bytes().startswith(encoded(start))
+    if not own:
+        raise UserError(f"{path} was not written by `fed-dpsd report`; choose another --out")
+    write_atomically(path, encoded(text))
+    return path
+
+
+# --- paired differences ---
+
+
+def differences(settings: Sequence[Setting], against: str) -> list[list[str]]:
+    """Return the header and a row for each other setting: its student minus the one of `against`.
+
+    A difference is a mean over the seeds that both have, in points. Its interval is that of a
+    paired t-test, which assumes that differences are normal over seeds; it needs two seeds.
+
+    Args:
+        settings: the settings of a report.
+        against: name of one setting, as `names` returns it.
+
+    Raises:
+        UserError: no setting has that name.
+    """
+    known = dict(zip(names(settings), settings, strict=True))
+    if against not in known:
+        raise UserError(
+            f"--against={against!r} is no setting of these tables; give one of: {'; '.join(known)}"
+        )
+    base = known.pop(against)
+    shown = ["student", "auroc_student"] if base.values["num_classes"] == "2" else ["student"]
+    lines = [[f"minus {against}", *shown, "seeds"]]
+    for name, setting in known.items():
+        pairs = [_pairs(setting, base, score) for score in shown]
+        lines.append([name, *map(_interval, pairs), str(len(pairs[0]))])
+    return lines
+
+
+def _pairs(setting: Setting, base: Setting, score: str) -> list[float]:
+    """Return the differences in points, one for each seed that both have a score for."""
+    others = {run["seed"]: run for run in base.runs}
+    return [
+        100 * (float(run[score]) - float(others[run["seed"]][score]))
+        for run in setting.runs
+        if run.get(score) and others.get(run["seed"], {}).get(score)
+    ]
+
+
+def _interval(values: Sequence[float]) -> str:
+    """Return the mean with its confidence interval; "" without any, the mean alone of one."""
+    from scipy.stats import t
+
+    if not values:
+        return ""
+    mean, count = statistics.fmean(values), len(values)
+    if count == 1:
+        return f"{mean:+.1f}"
+    reach = t.ppf((1 + CONFIDENCE) / 2, count - 1) * statistics.stdev(values) / count**0.5
+    return f"{mean:+.1f} ({mean - reach:+.1f} to {mean + reach:+.1f})"
+
+
+# --- attacks ---
+
+
+def membership_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the header and a line for each attack on members, for Markdown."""
+    lines = [
+        [
+            *("setting", "victim", "attack", "accuracy", "AUC"),
+            *("TPR at 1 % FPR", "cap", "TPR at 0.1 % FPR", "cap"),
+            *("epsilon at least", "proven (record, add_remove)", "epsilon_published"),
+        ]
+    ]
+    for row in rows:
+        line = [str(row[key]) for key in ("setting", "victim", "attack")]
+        line += [_scaled(row, "accuracy", 100, 1), _scaled(row, "auc", 1, 3)]
+        for wanted in ("1%", "0.1%"):
+            low, high = (100 * row[f"tpr@{wanted}_{end}"] for end in ("low", "high"))
+            text = f"{100 * row[f'tpr@{wanted}']:.2f} ({low:.2f}-{high:.2f})"
+            line.append(text if row[f"resolved@{wanted}"] else f"{text}, not resolved")
+            line.append(_cap(row, wanted))
+        least = row["epsilon_at_least"]
+        line.append("-" if least is None else f"{least:.2f}")
+        lines.append([*line, _proven(row), str(row["epsilon_published"])])
+    return lines
+
+
+def inversion_table(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the header and a line for each attack on pictures, for Markdown."""
+    lines = [
+        [
+            *("setting", "victim", "attack", "Inception score", "recognised, %"),
+            *("nearest record is a member, %", "attack reached, %"),
+            *("proven (record, add_remove)", "epsilon_published"),
+        ]
+    ]
+    for row in rows:
+        line = [str(row[key]) or "-" for key in ("setting", "victim", "attack")]
+        line.append(_scaled(row, "inception", 1, 2))
+        line += [_scaled(row, key, 100, 1) for key in ("recognised", "nearest_member", "reached")]
+        lines.append([*line, _proven(row), str(row.get("epsilon_published", "-"))])
+    return lines
+
+
+def _proven(row: Mapping[str, Any]) -> str:
+    """Return the proven epsilon of a row, which has none if no model was attacked."""
+    review = " (not reviewed)" if row.get("review") else ""
+    return str(row.get("epsilon_proven", "-")) + review
+
+
+def _cap(row: Mapping[str, Any], wanted: str) -> str:
+    """Return the cap by the card's epsilon, and the cap by the whole proof if it is smaller."""
+    caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
+    one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
+    return one if one == whole else f"{one}; {whole}"
+
+
+def _scaled(row: Mapping[str, Any], key: str, scale: float, places: int) -> str:
+    mean, deviation = scale * row[key], scale * row[f"{key}_deviation"]
+    text = "-" if math.isnan(mean) else f"{mean:.{places}f}"
+    return text if math.isnan(deviation) else f"{text} ± {deviation:.{places}f}"

@@ -1,0 +1,179 @@
+"""The coordinator's log of what a run has cost its clients: charges.json.
+
+A client charges a run no more than the larger of the plan and this file. So that maximum is at
+least what any client's ledger holds for the run, whatever crashes.
+"""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fed_dpsd.claims import OTHER, TIMES_PLANNED
+from fed_dpsd.errors import ProtocolError, UserError
+from fed_dpsd.protocol import Refusal, Releases, Response, Statement, check_releases
+from fed_dpsd.storage import json_of, write_atomically
+
+logger = logging.getLogger("fed_dpsd")
+
+
+@dataclass
+class Known:
+    """The coordinator's knowledge of one client.
+
+    Args:
+        charged: releases by mechanism, never fewer than before.
+        forgotten: releases that the client's ledger has lost because its state was rolled back.
+        changed: how many times the client's records changed during the run.
+    """
+
+    charged: Counter[str] = field(default_factory=Counter)
+    forgotten: Counter[str] = field(default_factory=Counter)
+    changed: int = 0
+
+    def __post_init__(self) -> None:
+        self.charged, self.forgotten = Counter(self.charged), Counter(self.forgotten)
+        check_releases("charged", self.charged)
+        check_releases("forgotten", self.forgotten)
+        check_releases("changed", {"": self.changed})
+
+
+class ChargeLog:
+    """The charges of a run, in a file that only grows.
+
+    Args:
+        run_folder: the folder of charges.json.
+        planned: releases by mechanism that the plan charges every client for.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+
+    def __init__(self, run_folder: Path, planned: Releases) -> None:
+        self._path, self._planned = run_folder / "charges.json", planned
+        self.acknowledged, self.clients = Counter[str](), dict[int, Known]()
+        try:
+            if self._path.exists():
+                content = json.loads(self._path.read_text())
+                check_releases("acknowledged", content["acknowledged"])
+                self.acknowledged = Counter(content["acknowledged"])
+                clients = content["clients"].items()
+                self.clients = {int(client): Known(**known) for client, known in clients}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ProtocolError) as error:
+            raise UserError(
+                f"{self._path} cannot be read ({error}); restore it: without it nobody knows what "
+                "this run has cost"
+            ) from None
+
+    @property
+    def heard(self) -> dict[int, Releases]:
+        """Return what the run has cost each client by its own statement."""
+        return {client: dict(known.charged) for client, known in self.clients.items()}
+
+    @property
+    def charged(self) -> Counter[str]:
+        """Return the most releases that any client was or may be charged for, by mechanism."""
+        total = Counter(self.acknowledged)
+        for known in self.clients.values():
+            total |= known.charged
+        return total
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the facts that a reader of the card must know besides its numbers."""
+        lost = sorted(client for client, known in self.clients.items() if +known.forgotten)
+        changed = sorted(client for client, known in self.clients.items() if known.changed)
+        notes = (
+            (lost, "clients {} forgot charges: an older state was restored there"),
+            (changed, "clients {} changed records during the run"),
+        )
+        return tuple(note.format(", ".join(map(str, group))) for group, note in notes if group)
+
+    def take(self, answers: Mapping[int, Response | Refusal]) -> set[int]:
+        """Write down the clients' statements, and return the clients to send the request again.
+
+        Their charges are acknowledged, which is durable on return.
+        """
+        before, again = self._content(), set()
+        for client, response in answers.items():
+            if response.statement is not None:
+                self._hear(client, response.statement)
+                wanted = response.statement.wanted
+                if wanted and self._acknowledge(client, wanted):
+                    again.add(client)
+        if self._content() != before:
+            write_atomically(self._path, self._content())
+        return again
+
+    def _hear(self, client: int, statement: Statement) -> None:
+        known = self.clients.setdefault(client, Known())
+        if (forgotten := self._by_planned(statement.forgotten)) - known.forgotten:
+            known.forgotten |= forgotten
+            logger.warning(
+                "client %d: its ledger lacks charges of this run, so an older state was restored "
+                "there; the card keeps them",
+                client,
+            )
+        known.charged |= self._by_planned(statement.charged)
+        if statement.changed > known.changed:
+            known.changed = statement.changed
+            logger.warning("client %d: its records changed during the run", client)
+
+    def _by_planned(self, releases: Releases) -> Counter[str]:
+        """Count the releases of each of the run's mechanisms, and those of all others together.
+
+        A count stops one above the largest that is accounted for.
+        """
+        counts = Counter[str]()
+        for name, count in releases.items():
+            counts[name if name in self._planned else OTHER] += min(count, self._most(name) + 1)
+        return counts
+
+    def _acknowledge(self, client: int, wanted: Releases) -> bool:
+        """Put charges beyond the plan on the card, if the plan knows their mechanisms."""
+        if any(count > self._most(name) for name, count in wanted.items()):
+            return False
+        logger.warning("client %d: more is charged than planned, which the card says", client)
+        self.acknowledged |= Counter(wanted)
+        return True
+
+    def _most(self, name: str) -> int:
+        """Return how many releases of a mechanism are accounted for; 0 if it is not planned."""
+        return TIMES_PLANNED * self._planned.get(name, 0)
+
+    def _content(self) -> bytes:
+        clients = {client: vars(known) for client, known in sorted(self.clients.items())}
+        return json_of({"acknowledged": self.acknowledged, "clients": clients})
+
+
+def by_ranges(charges: Mapping[int, Releases]) -> dict[str, dict[str, int]]:
+    """Return the charges of clients once for all that have the same, by the clients' numbers.
+
+    >>> by_ranges({0: {"label": 64}, 1: {"label": 64}, 2: {"label": 64}, 4: {"label": 32}})
+    {'0-2': {'label': 64}, '4': {'label': 32}}
+    """
+    groups: dict[frozenset[tuple[str, int]], list[int]] = {}
+    for client, releases in sorted(charges.items()):
+        groups.setdefault(frozenset(releases.items()), []).append(client)
+    return {",".join(_runs(clients)): dict(charges[clients[0]]) for clients in groups.values()}
+
+
+def _runs(numbers: list[int]) -> Iterator[str]:
+    """Yield ascending numbers as ranges."""
+    first = last = numbers[0]
+    for number in [*numbers[1:], -1]:
+        if number != last + 1:
+            yield str(first) if first == last else f"{first}-{last}"
+            first = number
+        last = number
+
+
+def clients_in(ranges: str) -> list[int]:
+    """Return the clients' numbers of a key of `by_ranges`.
+
+    >>> clients_in("0-2,4")
+    [0, 1, 2, 4]
+    """
+    ends = [part.partition("-") for part in ranges.split(",")]
+    return [n for first, _, last in ends for n in range(int(first), int(last or first) + 1)]

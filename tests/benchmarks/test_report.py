@@ -1,0 +1,168 @@
+"""Tables of benches, and the places of pages that show their figures."""
+
+import json
+
+import pytest
+
+from fed_dpsd.benchmarks import report as bench
+from fed_dpsd.benchmarks.report import (
+    FORMAT,
+    filled,
+    markdown,
+    number,
+    ratios,
+    read,
+    slope,
+    statistics,
+)
+from fed_dpsd.errors import UserError
+
+
+def repetition(total, rounds=10.0, memory=2e9, processor=20.0, student="aa", **more):
+    return {
+        "seconds": {"total": total, "start": 1.0, "rounds": rounds},
+        "stages": {"asks": rounds / 2},
+        "processor": {"seconds": processor, "share": 0.5},
+        "peak_memory": memory,
+        "operations": None,
+        "accuracy": {"student": 0.9, "ensemble": None},
+        "student_sha256": student,
+        **more,
+    }
+
+
+def row(name, *repetitions, clients=5):
+    return {
+        **{"name": name, "row": name.partition("@")[0], "overrides": [], "clients": clients},
+        **{"statistics": statistics(repetitions), "repetitions": list(repetitions)},
+    }
+
+
+def content(*rows):
+    whole = {
+        "format": FORMAT,
+        "command": "fed-dpsd bench rounds=2",
+        "machine": {"processor": "P", "cores": 2, "memory": 8, "load_average": [0.5, 1, 2]},
+        "versions": {"commit": "abc", "machine": "m, 2 cores"},
+        "rows": list(rows),
+    }
+    return whole | {"ratios": ratios(whole)}
+
+
+@pytest.fixture
+def three():
+    return content(
+        row("local", repetition(20.0), repetition(10.0), repetition(16.0)),
+        row("flower", repetition(40.0), repetition(32.0, 25.0), repetition(30.0, 30.0, 8e9)),
+        row("fedavg", repetition(8.0, 4.0, student=None)),
+    )
+
+
+def test_statistics_are_median_least_and_most_of_what_all_repetitions_have():
+    known = statistics([repetition(4.0, device={"peak_memory": 1}), repetition(1.0)])
+    assert known["seconds.total"] == {"median": 2.5, "least": 1.0, "most": 4.0}
+    assert known["accuracy.student"]["median"] == 0.9
+    assert not {"device.peak_memory", "accuracy.ensemble", "student_sha256"} & set(known)
+
+
+def test_ratios_are_of_medians_of_rows_with_as_many_clients(three):
+    assert set(three["ratios"]) == {"flower/local", "local/fedavg", "flower/fedavg"}
+    flower = three["ratios"]["flower/local"]
+    assert flower["seconds.total"] == 32 / 16
+    assert flower["seconds.rounds"] == 25 / 10
+    assert flower["peak_memory"] == 1
+    assert flower["same_student"] is True
+    assert "same_student" not in three["ratios"]["local/fedavg"]
+    few, many = (
+        row("flower@2", repetition(4.0), clients=2),
+        row("local@9", repetition(1), clients=9),
+    )
+    assert content(few, many)["ratios"] == {}
+
+
+def test_another_student_is_told():
+    other = content(row("local", repetition(1)), row("flower", repetition(1, student="bb")))
+    assert other["ratios"]["flower/local"]["same_student"] is False
+    assert "| flower/local | 1.00 | 1.00 | 1.00 | 1.00 | no |" in markdown(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "scale", "text"),
+    [
+        *((16.04, 1, "16.0"), (0.01234, 1, "0.0123"), (2e9, 1e-6, "2,000"), (0, 1, "0")),
+        *((1_234_567, 1, "1,234,567"), (0.9, 100, "90.0"), (-3.5, 1, "-3.50"), (None, 1, "-")),
+    ],
+)
+def test_numbers_have_three_digits(value, scale, text):
+    assert number(value, scale) == text
+
+
+def test_the_page_has_every_table_that_says_something(three):
+    assert markdown(three) == (
+        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
+        "| seconds in all | 16.0 (10.0 to 20.0) | 32.0 (30.0 to 40.0) | 8.00 |\n"
+        "| until the server begins, s | 1.00 | 1.00 | 1.00 |\n"
+        "| rounds, s | 10.0 | 25.0 (10.0 to 30.0) | 4.00 |\n"
+        "| student's accuracy, % | 90.0 | 90.0 | 90.0 |\n\n"
+        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
+        "| peak memory, MB | 2,000 | 2,000 (2,000 to 8,000) | 2,000 |\n"
+        "| processor seconds | 20.0 | 20.0 | 20.0 |\n"
+        "| of all cores, % | 50.0 | 50.0 | 50.0 |\n\n"
+        "|  | local | flower | fedavg |\n| --- | --- | --- | --- |\n"
+        "| asks, s | 5.00 | 12.5 (5.00 to 15.0) | 2.00 |\n\n"
+        "|  | seconds | seconds of rounds | processor seconds | peak memory | same student |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| flower/local | 2.00 | 2.50 | 1.00 | 1.00 | yes |\n"
+        "| local/fedavg | 2.00 | 2.50 | 1.00 | 1.00 | - |\n"
+        "| flower/fedavg | 4.00 | 6.25 | 1.00 | 1.00 | - |\n\n"
+        "`fed-dpsd bench rounds=2`: medians, with the least and the most in brackets, of 3 runs of "
+        "each row,\nin turn, each in a process of its own. Commit abc, P, m, 2 cores, load average "
+        "at the start 0.50,\n1.00, 2.00.\n"
+    )
+
+
+def test_slopes_are_against_the_first_row_of_the_kind():
+    rows = [
+        row("local@10", repetition(10.0, memory=1e9, processor=5.0), clients=10),
+        row("local@110", repetition(10.0, memory=1.1e9, processor=25.0), clients=110),
+        row("fedavg@10", repetition(1.0), clients=10),
+    ]
+    assert slope(rows[0], rows[1], "peak_memory") == pytest.approx(1e6)
+    assert slope(rows[0], rows[0], "peak_memory") is None
+    header, first, second, third = bench.clients(content(*rows))
+    assert len({len(header), len(first), len(second), len(third)}) == 1
+    assert first[1:] == ["10", "10.0", "1,000", "5.00", "500", "-", "-"]
+    assert second[1:] == ["110", "10.0", "1,100", "25.0", "227", "1,000", "200"]
+    assert third[0] == "fedavg"
+    assert third[-2:] == ["-", "-"]
+    assert list(bench.shown(content(*rows)))[-1] == "clients"
+
+
+def test_marked_places_are_filled_and_the_rest_stays(three, tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps(three))
+    page = (
+        "# Title\n\nFlower takes <!-- bench: b.json flower/local.seconds.total -->?<!-- end of "
+        "bench --> times the <!-- bench: b.json local.seconds.total --><!-- end of bench --> s.\n\n"
+        "<!-- bench: b.json ratios -->\nold\n<!-- end of bench -->\n\nLast.\n"
+    )
+    new = filled(page, tmp_path)
+    assert "Flower takes <!-- bench: b.json flower/local.seconds.total -->2.00<!-- end" in new
+    assert "local.seconds.total -->16.0<!-- end of bench --> s." in new
+    assert "ratios -->\n\n|  | seconds |" in new
+    assert "old" not in new
+    assert new.startswith("# Title\n\n")
+    assert new.endswith("\n\nLast.\n")
+    assert filled(new, tmp_path) == new
+    (tmp_path / "b.json").write_text(json.dumps(content(row("local", repetition(1.0)))))
+    with pytest.raises(UserError, match="b.json has no 'flower/local.seconds.total'; it has times"):
+        filled(new, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "rows": [1]}', '{"format": 1}'])
+def test_another_file_is_refused(tmp_path, text):
+    path = tmp_path / "b.json"
+    with pytest.raises(UserError, match="b.json cannot be read"):
+        read(path)
+    path.write_text(text)
+    with pytest.raises(UserError, match="was not written by `fed-dpsd bench --out`"):
+        read(path)

@@ -1,0 +1,280 @@
+"""Tables of sweeps and of attacks: what is read, and the numbers that are written."""
+
+import csv
+import io
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from fed_dpsd.errors import UserError
+from fed_dpsd.report import tables
+from fed_dpsd.report.settings import NEEDED, RESULTS, names, read, rows_by_key
+from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
+from fed_dpsd.report.tables import (
+    FIRST_LINE,
+    SUMMARY_START,
+    csv_text,
+    differences,
+    markdown,
+    pipes,
+    summary,
+    write_own,
+)
+from fed_dpsd.sweep import sweep as sweeps
+from tests.sweep.test_sweep import TINY, at_once
+
+
+def lines(page):
+    """The rows of a Markdown table as dictionaries by its header, and the header."""
+    found = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    header, _, *rows = ([cell.strip() for cell in line] for line in found)
+    return header, [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_means_and_sample_deviations_over_seeds(table):
+    """Of 0.5, 0.6 and 0.8: mean 63.33 %, deviation sqrt(0.07 / 3) = 15.28 points."""
+    areas = {0.5: "", 0.6: 0.9, 0.8: 0.7}
+    seeds = [{"student": s, "auroc_student": a, "num_classes": 2} for s, a in areas.items()]
+    other = {"num_classes": 2, "rounds": 40, "student": 0.25, "seed": 0, "record_add_remove": "inf"}
+    settings = read([table(*seeds, other)])
+    header, (first, second) = lines(markdown(settings))
+    assert header[:5] == ["rounds", "student", "ensemble", "auroc_student", "seeds"]
+    claims = ("record, add_remove", "record, replace_one", "patient, add_remove")
+    claims += ("client, add_remove",)
+    assert [first[c] for c in header[:5]] == ["20", "63.3 ± 15.3", "90.0 ± 0.0", "80.0 ± 14.1", "3"]
+    assert [first[f"epsilon {claim}"] for claim in claims] == ["2", "4", "inf", "8"]
+    assert (second["student"], second["seeds"], second["auroc_student"]) == ("25.0", "1", "")
+    assert second["epsilon record, add_remove"] == "inf"
+    row, _ = csv.DictReader(io.StringIO(summary(settings)))
+    assert (row["seeds"], row["data"], row["rounds"], row["delta"]) == ("3", "mnist", "20", "1e-05")
+    assert float(row["student_mean"]) == pytest.approx(190 / 3)
+    assert float(row["student_deviation"]) == pytest.approx(100 * math.sqrt(0.07 / 3))
+    ten = read([table({"auroc_student": 0.9}, name="ten.csv")])
+    assert "auroc_student" not in markdown(ten)  # areas are for two classes
+
+
+def test_an_epsilon_is_rounded_up_and_is_the_largest_of_its_seeds(table):
+    settings = read([table({"record_add_remove": 1.00001}, {"record_add_remove": 1.23451})])
+    _, (row,) = lines(markdown(settings))
+    assert row["epsilon record, add_remove"] == "1.2346"
+    (row,) = csv.DictReader(io.StringIO(summary(settings)))
+    assert row["record_add_remove"] == "1.23451"  # unrounded
+
+
+def test_costs_are_summed_and_averaged_over_seeds(table):
+    """Seconds 7 and 9: mean 8, deviation sqrt(2). One run knows no bytes; one setting, nothing."""
+    cost = {"forward_answers": 1000, "backward_answers": 500, "bytes_to_clients": 3e6}
+    cost |= {"bytes_to_server": 250_000, "seconds_rounds": 7}
+    seeds = [cost, cost | {"forward_answers": 2000, "bytes_to_server": "", "seconds_rounds": 9}]
+    settings = read([table(*seeds, {"rounds": 40})])
+    titles = ("teacher answers", "megabytes", "seconds of rounds")
+    _, (first, second) = lines(markdown(settings))
+    assert [first[title] for title in titles] == ["2,000", "3.25", "8.0"]
+    assert [second[title] for title in titles] == ["", "", ""]
+    first, second = csv.DictReader(io.StringIO(summary(settings)))
+    means = [first[f"{title.replace(' ', '_')}_mean"] for title in titles]
+    assert [float(mean) for mean in means] == pytest.approx([2000, 3.25, 8])
+    assert float(first["seconds_of_rounds_deviation"]) == pytest.approx(math.sqrt(2))
+    assert first["megabytes_deviation"] == second["megabytes_mean"] == ""
+    assert "answers" not in markdown(read([table({}, name="none.csv")]))
+
+
+def test_the_epsilon_of_a_label_has_columns_of_its_own_and_is_no_records(table):
+    label = {"label_replace_one": 1.00001, "label_delta": "0.0", "label_trust": "nobody"}
+    label |= {"record_add_remove": "inf", "method": "central"}
+    settings = read([table(label, label | {"label_replace_one": 1.5}, {"method": "dpsd"})])
+    _, (private, other) = lines(markdown(settings))
+    title = "epsilon of labels alone, replace_one"
+    assert (private[title], private["its delta"], private["its trust"]) == ("1.5", "0.0", "nobody")
+    assert private["epsilon record, add_remove"] == "inf"
+    assert (other[title], other["its delta"], other["its trust"]) == ("", "", "")
+    assert "labels alone protects no image" in " ".join(markdown(settings).split())
+    first, second = csv.DictReader(io.StringIO(summary(settings)))
+    assert (first["label_replace_one"], second["label_replace_one"]) == ("1.00001, 1.5", "")
+
+
+def test_a_setting_is_named_by_what_sets_it_apart(table):
+    """Columns that follow from a grid's name, and equal columns, are left out."""
+    rows = [
+        {"method": "dpsd", "privacy": "label", "on": "true"},
+        {"method": "dense", "privacy": "label", "answers.k": 3, "on": "true"},
+        {"method": "dense", "privacy": "votes", "on": "false"},
+    ]
+    settings = read([table(*rows)])
+    assert names(settings) == [
+        *("dpsd, label, on=true", "dense, label, on=true, k=3", "dense, votes, on=false"),
+    ]
+    assert names(settings, ("method", "on")) == ["label", "label, k=3", "votes"]
+    assert names(settings[:1]) == ["the only setting"]
+    grids = [
+        {"grid": "DENSE", "method": "dense", "rounds": 20, "reason": "weights leave"},
+        {"grid": "DENSE", "method": "dense", "rounds": 40},
+        {"grid": "bounds", "method": "ensemble", "rounds": 1},
+    ]
+    settings = read([table(*grids)])
+    header, (first, *_) = lines(markdown(settings))
+    assert header[:3] == ["grid", "rounds", "student"]
+    assert names(settings) == ["DENSE, rounds=20", "DENSE, rounds=40", "bounds, rounds=1"]
+    assert first["why inf"] == "weights leave"
+    equal = markdown(read([table(*({"privacy": p, "mechanism": p} for p in ("label", "votes")))]))
+    assert lines(equal)[0][0] == "mechanism"
+    assert "`data=mnist`, `num_classes=10`, `teachers_per_client=1`" in " ".join(equal.split())
+    assert "Commit abc. Machine: m." in equal
+
+
+def test_several_tables_are_one_and_a_repeated_key_counts_once(table):
+    first = table({}, {"student": 0.7}, name="a.csv")
+    second = table({"key": "a.csv1", "seed": 1, "student": 0.9}, {"seed": 2}, name="b.csv")
+    (setting,) = read([first, second])
+    assert [run["student"] for run in setting.runs] == ["0.5", "0.9", "0.5"]
+    paths = table({}, name="a.csv"), table({"answers.k": 3}, name="b.csv")
+    assert [each.values.get("answers.k") for each in read(paths)] == [None, "3"]
+
+
+def test_what_cannot_be_read_is_an_error_that_names_file_and_cell(table, tmp_path):
+    cases = [
+        ([{"student": "good"}], r"curve.csv: student='good' of curve.csv0 is no number"),
+        ([{"forward_answers": "many"}], r"curve.csv: forward_answers='many' of curve.csv0 is no"),
+        ([{"partition.alpha": "[1]"}], r"curve.csv: partition.alpha='\[1\]' of curve.csv0 is no"),
+        ([{"record_add_remove": ""}], r"curve.csv: record_add_remove='' of curve.csv0 is no"),
+        ([{"seed": 3}, {"seed": 3}], r"seed=3 twice .*curve.csv0 and curve.csv1"),
+    ]
+    for rows, expected in cases:
+        with pytest.raises(UserError, match=expected):
+            read([table(*rows)])
+    for column in NEEDED:
+        with pytest.raises(UserError, match=rf"curve.csv has no column '{column}'"):
+            read([table({}, without=(column,))])
+    with pytest.raises(UserError, match=r"none.csv cannot be read .*No such file"):
+        read([tmp_path / "none.csv"])
+    for header in (",".join(NEEDED), "key"):  # a sweep begins with the latter
+        (tmp_path / "empty.csv").write_text(f"{header}\n")
+        with pytest.raises(UserError, match="empty.csv: no run to report"):
+            read([tmp_path / "empty.csv"])
+
+
+def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_counts(tmp_path):
+    columns = ROUND_COLUMNS
+    header = ",".join(("key", *columns))
+    cases = {
+        "key,round\n": "curve_rounds.csv has no column 'seconds'",
+        "round\n": "curve_rounds.csv has no column 'key'",
+        f"{header}\nk,one,,,,\n": "curve_rounds.csv: round='one' of k is no number",
+        f"{header}\nk,1,,0,0,\n": "curve_rounds.csv: seconds='' of k is no number",
+    }
+    for content, expected in cases.items():
+        (tmp_path / "curve_rounds.csv").write_text(content)
+        with pytest.raises(UserError, match=expected):
+            rows_by_key([tmp_path / "curve.csv"], "rounds", columns)
+    (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.5\nother,1,1,5,0,0.5\n")
+    (tmp_path / "again_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.7\n")
+    paths = [tmp_path / "curve.csv", tmp_path / "again.csv", tmp_path / "none.csv"]
+    found = rows_by_key(paths, "rounds", columns)
+    assert [row["student_accuracy"] for row in found["k"]] == ["0.7"]
+    assert len(found["other"]) == 1
+
+
+def test_a_file_that_the_report_did_not_write_stays(table, tmp_path):
+    settings = read([table({})])
+    for name, text, start in (
+        ("results.md", markdown(settings), FIRST_LINE),
+        ("results_summary.csv", summary(settings), SUMMARY_START),
+    ):
+        mine = tmp_path / name
+        mine.write_text("key\n")
+        with pytest.raises(UserError, match=rf"{name} was not written by .*choose another --out"):
+            write_own(mine, text, start)
+        assert mine.read_text() == "key\n"
+        written = write_own(tmp_path / "new" / name, text, start)
+        assert write_own(written, text, start) == written
+
+
+def test_every_column_of_a_sweep_is_a_result_or_a_setting(tmp_path):
+    planned = sweeps.plan((*TINY, "seed=0"), tmp_path / "sweep", tmp_path, print)
+    assert not sweeps.run(planned, at_once, tmp_path / "table.csv", print)
+    (setting,) = read([tmp_path / "table.csv"])
+    given = {override.split("=")[0] for override in TINY}
+    fixed = {"method", "data", "num_classes", "num_clients", "teachers_per_client", "mechanism"}
+    assert set(setting.values) == given | fixed
+    assert set(setting.runs[0]) == given | fixed | RESULTS | {"grid"}  # which is empty here
+
+
+# --- paired differences ---
+
+FIRST, SECOND = (0.70, 0.90, 0.80), (0.75, 0.92, 0.86)
+
+
+def runs(grid, students, **more):
+    return [{"grid": grid, "seed": n, "student": s} | more for n, s in enumerate(students)]
+
+
+def test_an_interval_is_that_of_a_paired_test(table):
+    """An unpaired one, over students this far apart, would be three times as wide."""
+    path = table(*runs("first", FIRST), *runs("second", SECOND))
+    header, (name, cell, seeds) = differences(read([path]), "first")
+    assert (header, name, seeds) == (["minus first", "student", "seeds"], "second", "3")
+    test = ttest_rel(SECOND, FIRST)
+    low, high = test.confidence_interval(0.95)
+    numbers = [float(number) for number in re.findall(r"[+-][\d.]+", cell)]
+    mean = sum(SECOND) / 3 - sum(FIRST) / 3
+    assert numbers == pytest.approx([100 * mean, 100 * low, 100 * high], abs=0.05)
+
+
+def test_only_seeds_that_both_have_are_compared(table):
+    two = {"num_classes": 2, "auroc_student": 0.9}
+    cases = [  # rows of the second setting in any order, and what is shown
+        (list(reversed(runs("second", (*SECOND[:2], 0.1))[:2])), ["second", "+3.5", "2"]),
+        (runs("second", SECOND[:1]), ["second", "+5.0", "1"]),
+        ([{"grid": "second", "seed": 5, "student": 0.5}], ["second", "", "0"]),
+    ]
+    for others, expected in cases:
+        _, row = differences(read([table(*runs("first", FIRST), *others)]), "first")
+        assert [row[0], row[1].partition(" (")[0], row[2]] == expected
+    path = table(*runs("first", FIRST, **two), *runs("second", SECOND[:1], **two))
+    header, row = differences(read([path]), "first")
+    assert header == ["minus first", "student", "auroc_student", "seeds"]
+    assert row[2] == "+0.0"
+    with pytest.raises(UserError, match="--against='third' is no .*; give one of: first; second"):
+        differences(read([path]), "third")
+
+
+# --- attacks ---
+
+MEMBERS = {
+    **{"setting": "proven, 1", "victim": "student", "attack": "lira", "accuracy": 0.75},
+    **{"accuracy_deviation": 0.02, "auc": 0.512, "auc_deviation": 0.004, "tpr@1%": 0.0123},
+    **{"tpr@1%_low": 0.009, "tpr@1%_high": 0.016, "resolved@1%": True, "cap@1%": 0.031},
+    **{"profile_cap@1%": 0.027, "tpr@0.1%": 0.001, "tpr@0.1%_low": 0.0, "tpr@0.1%_high": 0.003},
+    **{"resolved@0.1%": False, "cap@0.1%": 1.0, "profile_cap@0.1%": 1.0},
+    **{"epsilon_at_least": None, "epsilon_proven": "0.99993", "epsilon_published": "inf"},
+}
+
+
+def test_a_line_on_members_has_rates_with_intervals_and_both_caps():
+    head, line = tables.membership_table([MEMBERS])
+    assert line[3:9] == [
+        *("75.0 ± 2.0", "0.512 ± 0.004", "1.23 (0.90-1.60)", "3.10; 2.70"),
+        *("0.10 (0.00-0.30), not resolved", "none"),
+    ]
+    assert line[9:] == ["-", "0.99993", "inf"]
+    assert head[10] == "proven (record, add_remove)"
+    _, line = tables.membership_table([MEMBERS | {"review": "not reviewed: of a plug-in"}])
+    assert line[10] == "0.99993 (not reviewed)"
+
+
+def test_a_line_on_pictures_leaves_out_what_a_control_has_not():
+    score = {"inception": 5.0, "recognised": 0.5, "nearest_member": 0.52}
+    row = score | {f"{name}_deviation": 0.1 for name in score}
+    row |= {"setting": "random pixels", "victim": "", "attack": ""}
+    row |= {"reached": np.nan, "reached_deviation": np.nan}
+    _, line = tables.inversion_table([row])
+    scores = ["5.00 ± 0.10", "50.0 ± 10.0", "52.0 ± 10.0"]
+    assert line == ["random pixels", "-", "-", *scores, "-", "-", "-"]
+
+
+def test_a_table_has_the_columns_of_all_rows():
+    assert csv_text([{"a": 1}, {"a": 2, "b": 0.1}]) == "a,b\n1,\n2,0.1\n"
+    assert pipes([["x", "y"], ["1", "2"]]) == "| x | y |\n| --- | --- |\n| 1 | 2 |"

@@ -1,0 +1,38 @@
+"""Runs of a method without the loop of fed_dpsd/server/run.py, and tables of refused settings."""
+
+import re
+
+from fed_dpsd.engines.local import LocalFederation
+from fed_dpsd.errors import ConfigError
+from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.streams import Streams
+
+
+def context_of(experiment):
+    return PublicContext.of(experiment.config, experiment.training, experiment.answers)
+
+
+def rounds(experiment, folder, resume=None):
+    """The rounds of a run, one at a time."""
+    federation = LocalFederation(experiment, folder)
+    return experiment.method.server(federation, context_of(experiment), Streams(0), resume)
+
+
+def finish(experiment, folder, wrapped=lambda federation: federation):
+    """A federation, which may be wrapped, and all rounds of a run over it."""
+    federation = wrapped(LocalFederation(experiment, folder))
+    server = experiment.method.server(federation, context_of(experiment), Streams(0), None)
+    return federation, list(server)
+
+
+def not_refused(small, table, *first):
+    """The rows (overrides, expected) whose error is another one, or none; {} if all are refused."""
+    wrong = {}
+    for overrides, expected in table:
+        try:
+            small(*first, *overrides.split())
+            wrong[overrides] = "no error"
+        except ConfigError as error:
+            if not re.search(expected, str(error)):
+                wrong[overrides] = str(error)
+    return wrong

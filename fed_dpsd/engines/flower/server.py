@@ -12,10 +12,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config, given
-from fed_dpsd.engines.ready import ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line, printable
-from fed_dpsd.experiment import Experiment, test_split, unused
+from fed_dpsd.experiment import Experiment, partitions, test_split, unused
 from fed_dpsd.models.devices import number_of_gpus, require_device
+from fed_dpsd.server.checks import cautions, require_writable, weak_delta
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
@@ -119,13 +119,14 @@ def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
     """
     config = experiment.config
     require_tracker(config.tracker)
+    key = "device" if config.client_device == config.server_device else "server_device"
+    require_device(key, config.server_device, number_of_gpus())
     if config.federation.simulation:
-        _, warnings = ready(experiment, ())
-        for warning in filter(None, (*warnings, unused(experiment))):
+        warnings = cautions(experiment)
+        require_writable("cache", Path(config.cache))
+        partitions(experiment)
+        for warning in filter(None, (*warnings, *weak_delta(experiment), unused(experiment))):
             print(f"warning: {as_typed(warning, run_config)}", flush=True)
-    else:
-        key = "device" if config.client_device == config.server_device else "server_device"
-        require_device(key, config.server_device, number_of_gpus())
     test_split(experiment)
 
 

@@ -113,7 +113,7 @@ def serve(grid: Grid, context: Context) -> None:
     seconds = time.perf_counter() - started
     failed = any(reply.has_error() for reply in replies)
     if failed or len(trained.train_metrics_clientapp) < rounds:
-        raise RuntimeError("a client of plain FedAvg failed")  # Flower goes on without it
+        raise RuntimeError("a client of plain FedAvg failed")  # Flower continues without it
     travelled = clients * rounds * sum(array.numpy().nbytes for array in first.values())
     passes = clients * rounds * settings["images_per_round"]
     summary = {

@@ -139,7 +139,7 @@ class Sample:
     Args:
         at: seconds since the epoch.
         memory: bytes of memory that they hold; pages that they share count once.
-        processor_seconds: user and system time so far, also of those that have ended.
+        processor_seconds: user and system time so far, including processes that have ended.
     """
 
     at: float
@@ -208,7 +208,7 @@ def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Return the bytes of a process and its part of those that it shares; 0 if it is gone."""
+    """Return the bytes of a process, with its part of shared bytes; 0 if it has ended."""
     try:
         held = process.memory_full_info()
     except psutil.Error:
@@ -230,7 +230,7 @@ def _repetition(
     during = [sample for sample in samples if sample.at <= ended]
     seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
     queries = summary["queries"]
-    answers = queries["answered"] * clients  # 0 with a method that asks nothing
+    answers = queries["answered"] * clients  # 0 with a method without queries
     return {
         "seconds": {
             "total": total,

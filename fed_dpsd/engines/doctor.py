@@ -171,7 +171,7 @@ def _ports() -> Check:
 
 def _processors() -> Check:
     count = os.cpu_count() or 1
-    remedy = "" if count > 1 else "`flwr run` asks for 2 a client: use fed-dpsd run --engine flower"
+    remedy = "" if count > 1 else "`flwr run` needs 2 per client: use fed-dpsd run --engine flower"
     return Check("processors", count > 1, str(count), remedy)
 
 

@@ -57,7 +57,7 @@ def _printing_utf8() -> Iterator[None]:
 
 @_printing_utf8()
 def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
-    """Run the experiment that `flwr run --run-config` asks for, and print its result.
+    """Run the experiment of `flwr run --run-config`, and print its result.
 
     With `resume`, resume the run of that folder; no other key may be set then. A completed run is
     not changed.

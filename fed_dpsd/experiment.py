@@ -12,20 +12,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dpsd.binder import Binder
 from fed_dpsd.checks import check, unread, warnings
 from fed_dpsd.claims import cost
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
+from fed_dpsd.config.bind import Binder
+from fed_dpsd.config.compose import Composition, read
+from fed_dpsd.config.plugins import find
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
 from fed_dpsd.data.partition import PARTITIONS, Partition
 from fed_dpsd.data.sources import LAYOUT, is_place, with_classes
-from fed_dpsd.errors import UserError, shown
+from fed_dpsd.errors import ConfigError, UserError, shown
 from fed_dpsd.methods.method import Method, PublicContext
 from fed_dpsd.models.classifiers import add_networks
 from fed_dpsd.models.pictures import PACKAGES
-from fed_dpsd.overrides import Composition, read
-from fed_dpsd.plugins import Plugin, find
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.mechanism import Mechanism
 from fed_dpsd.privacy.randomized_response import LARGEST_EPSILON
@@ -34,6 +34,10 @@ from fed_dpsd.storage import home
 
 logger = logging.getLogger("fed_dpsd")
 
+PLUGINS_RUN = (
+    "plug-ins run with all rights of this process, and nothing is proven of what they do until "
+    "somebody has reviewed their code and their proofs"
+)
 # For each field that calibrates a mechanism: the value that spends least, and that spends most.
 CALIBRATED_BETWEEN = {
     "noise_multiplier": (1e7, 1e-2),
@@ -83,23 +87,22 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
         ConfigError: the overrides, or the values, have problems. No data has been read.
     """
     experiment = of_composition(read(overrides), base)
+    name = experiment.training.name
     for setting in unread(experiment.training, overrides):
-        _say_unread(setting, experiment.training.name)
+        _warn(f"{setting} has no effect: training={name} has keys of its own, training.*")
     return experiment
-
-
-@functools.cache
-def _say_unread(setting: str, training: str) -> None:
-    logger.warning(
-        "%s has no effect: training=%s has keys of its own, training.*", setting, training
-    )
 
 
 def of_composition(composition: Composition, base: Path | None) -> Experiment:
     """Bind what overrides were composed to, as `from_overrides` does."""
-    binder = Binder(lambda: composition.defaults, composition.sources)
+    binder = Binder(composition.defaults, composition.sources)
     binder.problems += composition.problems
     return _bind(binder, composition.values, base, written=False)
+
+
+def from_json(text: str) -> Experiment:
+    """Return the experiment that `Experiment.to_json` wrote."""
+    return set_up(json.loads(text), None, written=True)
 
 
 def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
@@ -117,12 +120,21 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
     return _bind(Binder(), raw, base, written)
 
 
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning once in a process."""
+    logger.warning(text)
+
+
 def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bool) -> Experiment:
-    if plugins := _plugins(raw):
-        raw = {**raw, "plugins": list(map(str, plugins))}
-        if not written:
-            _warn(" and ".join(raw["plugins"]))
-    binder.packages = tuple(plugin.package for plugin in plugins)
+    names = raw.get("plugins", [])
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        add_networks(plugins := find(names))
+        binder.packages = tuple(plugin.package for plugin in plugins)
+        if plugins:
+            raw = {**raw, "plugins": list(map(str, plugins))}
+            if not written:
+                _warn(f"{' and '.join(raw['plugins'])}: {PLUGINS_RUN}")
     if isinstance(raw["data"], Mapping) and not written:
         raw = {**raw, "data": with_classes(raw["data"], base, binder.problems)}
     config = binder.bind(Config, raw)
@@ -148,30 +160,10 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
         config = _resolve_paths(binder, config, base, written)
     binder.finish()
     assert config is not None
-    if config.privacy.target_epsilon is not None and not written:
-        experiment = _calibrate(binder, Experiment(config, method, training, answers, partition))
-        binder.finish()
+    experiment = Experiment(config, method, training, answers, partition)
+    if config.privacy.target_epsilon is None or written:
         return experiment
-    return Experiment(config, method, training, answers, partition)
-
-
-def _plugins(raw: Mapping[str, Any]) -> tuple[Plugin, ...]:
-    """Return the plug-ins that a configuration names, imported, with their networks among ours."""
-    names = raw.get("plugins", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        return ()  # binding says so
-    add_networks(plugins := find(names))
-    return plugins
-
-
-@functools.cache
-def _warn(plugins: str) -> None:
-    """Say once in a process what running the code of plug-ins means."""
-    logger.warning(
-        "%s: plug-ins run with all rights of this process, and nothing is proven of what they do "
-        "until somebody has reviewed their code and their proofs",
-        plugins,
-    )
+    return _calibrate(experiment)
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:
@@ -189,28 +181,30 @@ def calibrated_axis(experiment: Experiment) -> Literal["training", "answers"]:
     return "training" if isinstance(experiment.training, TrainingMechanism) else "answers"
 
 
-def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
+def _calibrate(experiment: Experiment) -> Experiment:
     """Calibrate an axis's noise so that the planned run spends target_epsilon on a record.
 
     A private training whose unit is the patient spends it on a patient.
+
+    Raises:
+        ConfigError: there is no noise to set, or none that spends this.
     """
     config, method = experiment.config, experiment.method
     settings, axis = config.privacy, calibrated_axis(experiment)
-    mechanism = getattr(experiment, axis)
+    mechanism, target = getattr(experiment, axis), settings.target_epsilon
     field = mechanism.calibrated_by
     if field is None:
-        binder.problems.append(
-            f"privacy.target_epsilon={settings.target_epsilon}: training=plain and "
-            f"answers={mechanism.name} have no noise to set; choose others, or target_epsilon=null"
+        raise ConfigError(
+            [
+                f"privacy.target_epsilon={target}: training=plain and answers={mechanism.name} "
+                "have no noise to set; choose others, or target_epsilon=null"
+            ]
         )
-        return experiment
+    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
 
     def with_value(value: float) -> Experiment:
-        return dataclasses.replace(
-            experiment, **{axis: dataclasses.replace(mechanism, **{field: value})}
-        )
-
-    unit = mechanism.unit if isinstance(mechanism, TrainingMechanism) else "record"
+        changed = dataclasses.replace(mechanism, **{field: value})
+        return dataclasses.replace(experiment, **{axis: changed})
 
     def spend(value: float, together: bool = False) -> float:
         trial = with_value(value)
@@ -218,7 +212,7 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
         return cost(plan, settings.delta, unit, together)
 
     contracted = functools.partial(spend, together=True)
-    target, (least, most) = settings.target_epsilon, CALIBRATED_BETWEEN[field]
+    least, most = CALIBRATED_BETWEEN[field]
     try:
         value = calibrate(spend, target, least, most)
         # A budget counts the training alone. Without one, noise on both axes counts together.
@@ -226,8 +220,7 @@ def _calibrate(binder: Binder, experiment: Experiment) -> Experiment:
         if gains and contracted(most) >= target:
             value = calibrate(contracted, target, least, most)
     except ValueError as error:
-        binder.problems.append(f"privacy.{error}")
-        return experiment
+        raise ConfigError([f"privacy.{error}"]) from None
     values = {**getattr(config, axis), field: value}
     return dataclasses.replace(
         with_value(value), config=dataclasses.replace(config, **{axis: values})
@@ -255,11 +248,6 @@ def evaluated_on(experiment: Experiment, test: Split | None) -> str:
     simulation = experiment.config.federation.simulation
     whose = "taken as public in a simulation" if simulation else "the coordinator's own"
     return f"{len(test):,} test images of {experiment.config.data.name}, {whose}"
-
-
-def from_json(text: str) -> Experiment:
-    """Return the experiment that `Experiment.to_json` wrote."""
-    return set_up(json.loads(text), None, written=True)
 
 
 def _bind_class(
@@ -298,14 +286,13 @@ def _resolve_paths(binder: Binder, config: Config, base: Path | None, written: b
             )
         return str(path if base is None else base / path)
 
-    default_out = home() / "runs" if base is None else base / "runs"
+    root = home() if base is None else base
     changes: dict[str, Any] = {
-        "out": absolute("out", config.out) if config.out else str(default_out),
+        "out": absolute("out", config.out) if config.out else str(root / "runs"),
         "cache": absolute("cache", config.cache) if config.cache else str(home() / "cache"),
+        "run_folder": config.run_folder and absolute("run_folder", config.run_folder),
+        "ledger": config.ledger and absolute("ledger", config.ledger),
     }
-    for key in ("run_folder", "ledger"):
-        if getattr(config, key):
-            changes[key] = absolute(key, getattr(config, key))
     if config.data.path is not None:
         path = absolute("data.path", config.data.path)
         if not is_place(Path(path)):

@@ -4,7 +4,6 @@ Heavy libraries are imported inside functions: the process that only hands out t
 """
 
 import collections
-import copy
 import os
 import shutil
 import subprocess
@@ -104,30 +103,8 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _composed_once():
-    """Hydra takes a fifth of a second, and most tests ask for what others asked for."""
-    from fed_dpsd import overrides as module
-    from fed_dpsd.plugins import conf_folders
-
-    compose, original, known = module._compose, module.conf_folder, {}
-
-    def remembering(overrides):
-        key = tuple(overrides)
-        own = len(conf_folders()) > 1 or module.conf_folder is not original
-        if own:  # a test with files of its own
-            return compose(overrides)
-        if key not in known:
-            known[key] = compose(overrides)
-        return copy.deepcopy(known[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_compose", remembering)
-        yield
-
-
 def composed(*overrides):
-    from fed_dpsd.overrides import compose
+    from fed_dpsd.config.compose import compose
 
     return compose(overrides)
 

@@ -9,9 +9,8 @@ PACKAGE = ROOT / "fed_dpsd"
 # Each room, and what it may import besides itself: the rooms of its own line and all above it.
 LADDER = (
     {"classes", "errors", "storage", "protocol", "streams", "progress"},
-    {"plugins"},
-    {"config", "keys", "overrides"},
-    {"binder", "cohort", "losses", "data", "models", "report", "privacy"},
+    {"config"},
+    {"cohort", "losses", "data", "models", "report", "privacy"},
     {"methods"},
     {"checks", "claims"},
     {"experiment"},
@@ -187,7 +186,7 @@ LIBRARIES = {
         *("fed_dpsd/engines/flower/server.py", "client_app/__init__.py", "server_app/__init__.py"),
     },
     "flwr_datasets": {"fed_dpsd/data/partition.py"},
-    "hydra": {"fed_dpsd/overrides.py"},
+    "hydra": {"fed_dpsd/config/compose.py"},
     **{name: set() for name in ("pickle", "dill", "cloudpickle", "joblib", "shelve")},
 }
 

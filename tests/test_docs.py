@@ -11,10 +11,10 @@ from PIL import Image
 
 from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks, sampling
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.placement import place
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device, gib
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon

@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import (
-    _say_unread,
+    _warn,
     evaluated_on,
     from_json,
     from_overrides,
@@ -17,7 +18,6 @@ from fed_dpsd.experiment import (
     set_up,
 )
 from fed_dpsd.experiment import test_split as held_out
-from fed_dpsd.overrides import compose
 
 RECORDS = 1_437  # of digits, to train with
 
@@ -34,16 +34,17 @@ def test_an_experiment_survives_its_json(tmp_path):
         assert json.loads(again.to_json()) == json.loads(experiment.to_json())
 
 
-@pytest.mark.parametrize("rule", ["dirichlet", "iid", "class"])
-def test_simulated_clients_share_no_record_and_the_largest_is_known(small, rule):
-    experiment = small("num_clients=3", f"partition={rule}")
-    parts = partitions(experiment)
-    shared = np.concatenate(parts)
-    assert len(np.unique(shared)) == len(shared)
-    assert (len(shared) == RECORDS) == (rule != "class")  # three clients of two classes leave some
-    assert partitions(experiment) is parts  # once a process
-    assert partitions(small("num_clients=2", f"partition={rule}")) is not parts
-    assert largest_partition(experiment) == max(map(len, parts))
+def test_simulated_clients_share_no_record_and_the_largest_is_known(small):
+    for rule in ("dirichlet", "iid", "class"):
+        experiment = small("num_clients=3", f"partition={rule}")
+        parts = partitions(experiment)
+        shared = np.concatenate(parts)
+        assert len(np.unique(shared)) == len(shared)
+        # Three clients of two classes leave some.
+        assert (len(shared) == RECORDS) == (rule != "class")
+        assert partitions(experiment) is parts  # once a process
+        assert partitions(small("num_clients=2", f"partition={rule}")) is not parts
+        assert largest_partition(experiment) == max(map(len, parts))
 
 
 def test_too_many_clients_are_an_error_and_then_no_partition_is_the_largest(small):
@@ -87,15 +88,16 @@ def test_a_method_is_named_by_its_file_and_data_is_loaded_once(small):
     assert load_data(config.data, config.cache) is load_data(config.data, config.cache)
 
 
-@pytest.mark.parametrize("override", ["partition=class", "data.records_per_patient=4"])
-def test_labels_that_are_private_divide_no_records(small, override):
+def test_labels_that_are_private_divide_no_records(small):
     """Otherwise one label would decide which records are trained on, or in which shard."""
-    with pytest.raises(ConfigError, match="by (their )?labels, which training=alibi keeps private"):
-        small("method=central", "training=alibi", "answers=probabilities", override)
+    message = "by (their )?labels, which training=alibi keeps private"
+    for override in ("partition=class", "data.records_per_patient=4"):
+        with pytest.raises(ConfigError, match=message):
+            small("method=central", "training=alibi", "answers=probabilities", override)
 
 
 def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(tmp_path, caplog):
-    _say_unread.cache_clear()
+    _warn.cache_clear()
     from_overrides(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
     assert "teacher.learning_rate=1e30 has no effect: training=dp_sgd has keys" in caplog.text
     caplog.clear()

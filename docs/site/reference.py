@@ -1,4 +1,4 @@
-"""Pages of the reference: made of docstrings, of the comments in conf/, and of `--help`."""
+"""Pages of the reference: made of docstrings, of the keys' descriptions, and of `--help`."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from typer.main import get_command
 
-from fed_dpsd import keys as conf
 from fed_dpsd.cli import app
+from fed_dpsd.config import keys as conf
 
 ROOT = Path(__file__).parents[2]
 API = {
@@ -59,7 +59,7 @@ def _configuration() -> str:
     parts = [
         "# Configuration",
         "Each key is typed as `KEY=VALUE` behind a command. The tables are those of "
-        "`fed-dpsd list` and `fed-dpsd list keys`: the values and the comments in conf/.",
+        "`fed-dpsd list` and `fed-dpsd list keys`: the values in conf/ and their descriptions.",
         "## Keys of every run",
         _keys(key for key in conf.all_keys() if key.file == "config"),
     ]

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from fed_dpsd.accounts.database import is_database, ledgers_in
 from fed_dpsd.accounts.entry import MARK, Entry, of_entries
 from fed_dpsd.claims import Proof, claims, covers, of_plan, on, proofs
-from fed_dpsd.config import Config, read_yaml
+from fed_dpsd.config import Config
+from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment
 from fed_dpsd.methods.method import PublicContext

@@ -3,10 +3,11 @@
 import io
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,35 +34,43 @@ _CREATING = threading.Lock()
 _MARK = b"This client has a ledger. If the .sqlite file is missing, restore it from a backup.\n"
 
 
-class Ledger(Protocol):
+class Ledger(ABC):
     """A client's account. All but `transaction` is called inside a transaction."""
 
+    @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
         """Keep everyone else out; no transaction lies in another."""
 
+    @abstractmethod
     def charges(self) -> Charges:
         """Return all charges so far, for queries about them."""
 
     def entries(self) -> Sequence[Entry]:
         """Return all charges so far, oldest first."""
+        return self.charges().entries()
 
+    @abstractmethod
     def charge(self, entry: Entry) -> None:
         """Write a charge; it is durable when this returns, and only then may noise be drawn."""
 
+    @abstractmethod
     def stored(self, digest: str) -> NDArray[Any] | None:
         """Return the answer already given to the charge with this digest."""
 
+    @abstractmethod
     def store(self, digest: str, values: NDArray[Any]) -> None:
         """Keep a charge's answer; it is durable when this returns, and only then may it leave."""
 
+    @abstractmethod
     def noted(self, name: str) -> bytes | None:
         """Return what was noted under a name: what a client must not forget besides its charges."""
 
+    @abstractmethod
     def note(self, name: str, content: bytes) -> None:
         """Note it, for ever; it is durable when this returns."""
 
 
-class MemoryLedger:
+class MemoryLedger(Ledger):
     """A ledger that lives as long as its process."""
 
     def __init__(self) -> None:
@@ -79,10 +88,6 @@ class MemoryLedger:
     def charges(self) -> Charges:
         """Return all charges so far, for queries about them."""
         return self._charges
-
-    def entries(self) -> Sequence[Entry]:
-        """Return all charges so far, oldest first."""
-        return self._charges.entries()
 
     def charge(self, entry: Entry) -> None:
         """Remember a charge."""
@@ -105,7 +110,7 @@ class MemoryLedger:
         self._notes[name] = content
 
 
-class FileLedger:
+class FileLedger(Ledger):
     """A ledger that outlives its process and a loss of power.
 
     What was verified is remembered, and believed for as long as the file is as it was left.
@@ -162,10 +167,6 @@ class FileLedger:
     def charges(self) -> Charges:
         """Return all charges so far, for queries about them."""
         return self._account().charges
-
-    def entries(self) -> Sequence[Entry]:
-        """Return all charges so far, oldest first."""
-        return self.charges().entries()
 
     def charge(self, entry: Entry) -> None:
         """Write a charge, in a transaction of SQLite's that is durable on return."""

@@ -2,7 +2,7 @@
 
 A proof bounds epsilon from above, an audit from below: a proven number below an audited one means a
 bug. The adversary knows every answer but a teacher's and guesses which of two worlds, one record
-apart, an answer came from; how well it guesses bounds epsilon (docs/privacy.md, "Audits").
+apart, an answer came from; how well it guesses bounds epsilon (docs/audits.md, "Audits").
 """
 
 import math

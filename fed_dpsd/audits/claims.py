@@ -8,16 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dp_accounting import DpEvent
-
 from fed_dpsd.audits.black_box import Audit, Proof, verdict
 from fed_dpsd.config import Config
 from fed_dpsd.experiment import CALIBRATED_BETWEEN
-from fed_dpsd.privacy.accounting import Stage, epsilon, prove
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.calibration import calibrate
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.epsilon import Epsilon
-from fed_dpsd.privacy.mechanism import Charged, Relation, trust_of
+from fed_dpsd.privacy.mechanism import Charged, Relation
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 
@@ -109,15 +107,6 @@ def own_epsilon(mechanism: Charged, queries: int, delta: float, relation: Relati
     if isinstance(mechanism, DPSGD):
         return prove([Stage(mechanism, 1, queries)], delta, mechanism.unit, relation)
     return prove([Stage(mechanism, queries, 1)], delta, "record", relation)
-
-
-def event_epsilon(event: DpEvent, delta: float, mechanism: DPSGD) -> Epsilon:
-    """Prove an epsilon of a part of a training, for an added or removed unit."""
-    bound = epsilon(event, delta)
-    return Epsilon(
-        *(bound.epsilon, bound.delta, mechanism.unit, "add_remove", trust_of(mechanism.noise_at)),
-        *(bound.accountant, 0),
-    )
 
 
 def secrets_of(config: Config, purpose: str) -> Iterator[SecretStreams]:

@@ -7,7 +7,7 @@ arXiv 2601.19090. A failed attack proves nothing.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.shadows import Row, ShadowRun, Victim, facts, rows_of
 from fed_dpsd.client.learning import train
 from fed_dpsd.config import DataConfig
@@ -29,7 +30,6 @@ from fed_dpsd.models.inference import predict, to_bytes
 from fed_dpsd.progress import reported
 from fed_dpsd.streams import Streams
 
-Say = Callable[[str], None]
 Images = NDArray[np.uint8]
 Attack = Literal["fredrikson", "generative"]
 ATTACKS: tuple[Attack, ...] = ("fredrikson", "generative")

@@ -4,7 +4,7 @@ A failed attack proves nothing. One that succeeds beyond the cap of a proof refu
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dpsd.audits.claims import Say
 from fed_dpsd.audits.lira import Members, Scores, lira, logits
 from fed_dpsd.audits.one_run import Guesses, approximate, profile, refuted, strongest
 from fed_dpsd.audits.roc import FAILURE, Claim, Point, auc, cap, point
@@ -20,8 +21,6 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
 from fed_dpsd.progress import reported
-
-Say = Callable[[str], None]
 
 WANTED = (0.01, 0.001)  # rates of false positives
 TARGETS = 3  # one run in so many is attacked; the others are its shadows

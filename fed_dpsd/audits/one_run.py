@@ -1,7 +1,7 @@
 """Lower bounds from canaries: records that fair coins put into a data set, and guesses at them.
 
 Every bound here holds whatever the audited algorithm does with the canaries, however they disturb
-each other (docs/privacy.md, Theorems 12 and 13).
+each other (docs/audits.md, Theorems 12 and 13).
 """
 
 import math

@@ -17,16 +17,17 @@ from fed_dpsd.audits.claims import (
     Attack,
     Say,
     close_to,
-    event_epsilon,
     own_epsilon,
     secrets_of,
 )
 from fed_dpsd.audits.one_run import conclude
 from fed_dpsd.client.teachers import make_teacher
 from fed_dpsd.experiment import Experiment
+from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.dp_sgd import DPSGD
 from fed_dpsd.privacy.gdp import gaussian_mu
 from fed_dpsd.privacy.noise import SecretStreams
+from fed_dpsd.privacy.training import ClassCounts
 from fed_dpsd.progress import reporting
 
 # Enough steps to sample most canaries, and enough runs to count them.
@@ -152,13 +153,13 @@ def _counts(
     guesses = canaries.guess_counts(
         victims.break_noise(counting, broken), COUNTED_CANARIES, secrets, COUNTED_RUNS
     )
-    event = GaussianDpEvent(counting.count_noise)
+    proven = prove([Stage(ClassCounts(counting), 1, 0)], delta, close.unit, "add_remove")
     return Attack(
         "counts",
         f"the class counts (one {close.unit} a class)",
         counting,
         conclude(guesses, delta, ATTACK_FAILURE, 0, COUNTS, "class counts", close.unit),
-        Proof(event_epsilon(event, delta, counting), gaussian_mu(event)),
+        Proof(proven, gaussian_mu(GaussianDpEvent(counting.count_noise))),
     )
 
 

@@ -21,13 +21,13 @@ import torch
 
 from fed_dpsd.api import Engine, new_job
 from fed_dpsd.benchmarks.stages import PASSES, Clock, Passes, matmul_peak, timed
+from fed_dpsd.config.compose import choices, compose
 from fed_dpsd.engines.flower.superlink import run_app
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
 from fed_dpsd.experiment import Experiment, load_data, partitions
 from fed_dpsd.models import torch_threads
-from fed_dpsd.overrides import choices, compose
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name, write_json

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from fed_dpsd import __version__, keys
+from fed_dpsd import __version__
 from fed_dpsd.cli import (
     bench,
     catalogue,
@@ -59,6 +59,8 @@ class _Commands(TyperGroup):
 
 def _explained(error: click.NoSuchOption) -> click.UsageError:
     """Return the error of a key that was typed as an option, or the same error of any other."""
+    from fed_dpsd.config import keys
+
     option = error.option_name
     key = option.lstrip("-").replace("-", "_")
     if key not in {known.name for known in keys.all_keys()} | set(keys.groups()):
@@ -159,14 +161,14 @@ _add(
     to=privacy.app,
 )
 _add(
-    *(privacy.audit, "audit", "", "docs/privacy.md"),
+    *(privacy.audit, "audit", "", "docs/audits.md"),
     "fed-dpsd privacy audit training=plain",
     "fed-dpsd privacy audit training=plain --broken half",
     to=privacy.app,
     codes=AUDIT_CODE,
 )
 _add(
-    *(privacy.attack, "attack", "", "docs/privacy.md"),
+    *(privacy.attack, "attack", "", "docs/audits.md"),
     "fed-dpsd privacy attack membership runs/sweep",
     to=privacy.app,
     codes=AUDIT_CODE,

@@ -1,14 +1,16 @@
-"""The command `fed-dpsd list`: every choice and every key, in the words of the files of conf/."""
+"""The command `fed-dpsd list`: every choice and every key, with their descriptions."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 
-from fed_dpsd import keys
 from fed_dpsd.cli.completion import override
 from fed_dpsd.errors import UserError
-from fed_dpsd.plugins import Plugin, find, installed, named_in, searching
+
+if TYPE_CHECKING:
+    from fed_dpsd.config.plugins import Plugin
 
 GROUPS = {
     "methods": "method",
@@ -20,21 +22,15 @@ GROUPS = {
     "federations": "federation",
     "experiments": "experiment",
 }
-Kind = Literal[
-    "methods",
-    "data",
-    "training",
-    "answers",
-    "models",
-    "partitions",
-    "federations",
-    "experiments",
-    "keys",
-]
 
 
 def show(
-    kind: Annotated[Kind | None, typer.Argument(help="Choices of one kind, or all keys.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="Choices of one kind, or all keys.", click_type=click.Choice([*GROUPS, "keys"])
+        ),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -45,6 +41,9 @@ def show(
     ] = None,
 ) -> None:
     """List what can be chosen, a line each, or every key with its default and meaning."""
+    from fed_dpsd.config import keys
+    from fed_dpsd.config.plugins import find, installed, named_in, searching
+
     names, others = named_in(overrides or [])
     if others and kind != "keys":
         raise UserError(
@@ -63,16 +62,21 @@ def show(
         print(f"{name} ({group}=...):")
         for choice, sentence in listed.items():
             print(f"  {choice:{width}}  {sentence}")
-        if name == "models":
-            _show_architectures(named)
+    if kind == "models":
+        _show_architectures(named)
+    if not kind:
+        print("architectures: fed-dpsd list models")
 
 
-def _of_plugins(group: str, plugins: Iterable[Plugin]) -> dict[str, str]:
-    """Return the choices of plug-ins, each with a sentence and the plug-in that it is of.
+def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
+    """Return the choices of plug-ins, each with its sentence and the plug-in's name.
 
     Raises:
         ConfigError: a file has the name of one of ours.
     """
+    from fed_dpsd.config import keys
+    from fed_dpsd.config.plugins import searching
+
     ours, found = keys.choices(group), dict[str, str]()
     for plugin in plugins:
         with searching([plugin]):
@@ -82,11 +86,13 @@ def _of_plugins(group: str, plugins: Iterable[Plugin]) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _show_architectures(plugins: Sequence[Plugin]) -> None:
-    """Print the names of networks: ours, and those of named plug-ins, which are imported for it."""
-    (ours,) = (key.meaning for key in keys.all_keys() if key.name == "model.teacher")
+def _show_architectures(plugins: Sequence["Plugin"]) -> None:
+    """Print the names of networks: ours, and those of named plug-ins. This imports torch."""
+    from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
+
     print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")
-    print(f"  {ours}")
+    print(f"  {', '.join(CLASSIFIERS)}")
+    print(f"  not with training=dp_sgd: {', '.join(NO_DP_SGD)}")
     for plugin in plugins:
         networks = ", ".join(getattr(plugin.load(), "CLASSIFIERS", {})) or "none"
         print(f"  {networks} (plugins={plugin.name}, of {plugin.package})")
@@ -94,11 +100,13 @@ def _show_architectures(plugins: Sequence[Plugin]) -> None:
 
 def _show_keys(overrides: list[str]) -> None:
     """Print each key of the run that overrides mean, its value there, and what it means."""
+    from fed_dpsd.config import keys
+
     typed = dict(override.split("=", 1) for override in overrides if "=" in override)
     if overrides:
-        from fed_dpsd.overrides import compose
+        from fed_dpsd.config.compose import compose
 
-        compose(overrides)  # names what is wrong with them
+        compose(overrides)  # reports what is wrong with them
     for key in keys.all_keys(typed):
         value = typed.get(key.name, key.value)
         print(f"{key.name}={value}{f'  # {key.meaning}' if key.meaning else ''}")

@@ -1,6 +1,6 @@
 """Completion in bash, zsh and fish: of commands and options, and of overrides, KEY=VALUE.
 
-It reads conf/ as text and imports nothing heavy, since a shell calls it at each TAB.
+Only architectures import torch: a shell calls this at each TAB.
 """
 
 import os
@@ -9,8 +9,6 @@ import typer
 from click.shell_completion import CompletionItem, add_completion_class, split_arg_string
 from typer import _completion_shared
 from typer._completion_classes import BashComplete, ZshComplete
-
-from fed_dpsd import keys
 
 # Neither shell may add a blank after `rounds=` or `privacy.`.
 BASH = """
@@ -48,7 +46,7 @@ compdef %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """Bash, which splits words at each = unless COMP_WORDBREAKS is told otherwise."""
+    """Bash, which splits words at each = unless COMP_WORDBREAKS lacks it."""
 
     source_template = BASH
 
@@ -113,21 +111,27 @@ def override(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 
 def _values(name: str, typed: dict[str, str]) -> dict[str, str]:
-    """Return the values that are known of a group or key."""
+    """Return the values that are known of a group or key, each with a line on it."""
+    from fed_dpsd.config import keys
+
     group = name.partition("@")[0]
     if group in keys.groups():
         return keys.choices(group)
-    meant = "model.teacher" if name == "model.student" else name
-    named = {key.name: key for key in keys.all_keys(typed)}
-    return dict.fromkeys(keys.alternatives(named[meant]), "") if meant in named else {}
+    if name in ("model.teacher", "model.student", "teacher.arch"):
+        from fed_dpsd.models.classifiers import CLASSIFIERS  # imports torch
+
+        return dict.fromkeys(CLASSIFIERS, "")
+    found = (keys.alternatives(key) for key in keys.all_keys(typed) if key.name == name)
+    return dict.fromkeys(next(found, []), "")
 
 
 def _names(begun: str, typed: dict[str, str]) -> dict[str, str]:
     """Return groups, keys and sections of keys; of a section only if its name is written out."""
+    from fed_dpsd.config import keys
+
     section = begun[: begun.rfind(".") + 1]
-    names = (
-        {} if section else {f"{group}=": f"see fed-dpsd list: {group}" for group in keys.groups()}
-    )
+    groups = {} if section else keys.groups()
+    names = {f"{group}=": f"see fed-dpsd list: {group}" for group in groups}
     for key in keys.all_keys(typed):
         if key.name.startswith(section):
             first, dot, _ = key.name[len(section) :].partition(".")

@@ -1,4 +1,4 @@
-"""The whole configuration of a run, as YAML in which a comment on each value says who set it."""
+"""The whole configuration of a run, as YAML in which a comment on each value gives its origin."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,9 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-
-from fed_dpsd import keys
-from fed_dpsd.plugins import find, searching
 
 if TYPE_CHECKING:
     from fed_dpsd.experiment import Experiment
@@ -30,6 +27,7 @@ def print_config(overrides: Sequence[str]) -> None:
         ConfigError: it has problems.
     """
     from fed_dpsd.api import composed
+    from fed_dpsd.config.plugins import find, searching
 
     experiment = composed(overrides)
     with searching(find(experiment.config.plugins)):
@@ -46,16 +44,23 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
         overrides: as they were typed.
         experiment: what `set_up` made of them.
     """
-    settled = json.loads(experiment.to_json())
+    from fed_dpsd.config import keys
+    from fed_dpsd.experiment import calibrated_axis
+
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     chosen, groups = keys.chosen(typed), keys.groups()
     known = {key.name: key for key in keys.all_keys(typed)}
-    lines = [
-        f"# {group}={choice}: {_origin_of_choice(group, choice, typed)}"
-        for group, choice in chosen.items()
-        if choice != "null" and group in groups
-    ]
-    target = experiment.config.privacy.target_epsilon
+    target, axis = experiment.config.privacy.target_epsilon, calibrated_axis(experiment)
+    calibrated = f"{axis}.{getattr(experiment, axis).calibrated_by}"
+
+    def origin_of_choice(group: str, choice: str) -> str:
+        if group in typed:
+            return "typed"
+        for above in ("experiment", "method") if groups[group] != choice else ():
+            named = {above: chosen[above]}
+            if named[above] != "null" and keys.chosen(named).get(group) == choice:
+                return f"by {above}={named[above]}"
+        return "default"
 
     def origin(name: str) -> str:
         within = [name[:end] for end, letter in enumerate(name) if letter == "."]
@@ -63,22 +68,24 @@ def annotated(overrides: Sequence[str], experiment: "Experiment") -> str:
             return "typed"
         if name in ("client_device", "server_device") and "device" in typed:
             return "typed, as device"
-        key = known.get(name)
-        if target is not None and name == _calibrated(experiment):
+        if target is not None and name == calibrated:
             return f"calibrated to privacy.target_epsilon={target:g}"
-        if key is None:
-            return "default"
-        if key.value.startswith("${"):
+        key = known.get(name)
+        if key and key.value.startswith("${"):
             return f"as {key.value[2:-1]}"
-        group, _, choice = key.file.partition("/")
+        group, _, choice = key.file.partition("/") if key else ("", "", "")
         if not choice:
             return "default"
-        if key.file != f"{group}/{chosen.get(group)}":
-            return f"{key.file}.yaml, on which {group}={chosen.get(group)} builds"
+        if choice != chosen.get(group):
+            return f"{group}/{choice}.yaml, on which {group}={chosen.get(group)} builds"
         return "default" if groups[group] == choice else f"{group}={choice}"
 
-    lines += _lines(settled, origin)
-    return "\n".join(lines)
+    lines = [
+        f"# {group}={choice}: {origin_of_choice(group, choice)}"
+        for group, choice in chosen.items()
+        if choice != "null" and group in groups
+    ]
+    return "\n".join([*lines, *_lines(json.loads(experiment.to_json()), origin)])
 
 
 def _lines(
@@ -95,24 +102,3 @@ def _lines(
             text = text.removesuffix("\n").removesuffix("\n...")
             comment = "" if key == "_target_" else f" # {origin(prefix + key)}"
             yield f"{margin}{key}: {text}{comment}"
-
-
-def _origin_of_choice(group: str, choice: str, typed: Mapping[str, str]) -> str:
-    """Say who chose a group's file."""
-    if group in typed:
-        return "typed"
-    if keys.groups().get(group) == choice:
-        return "default"
-    for above in ("experiment", "method"):
-        named = {above: keys.chosen(typed)[above]}
-        if named[above] != "null" and keys.chosen(named).get(group) == choice:
-            return f"by {above}={named[above]}"
-    return "default"
-
-
-def _calibrated(experiment: "Experiment") -> str:
-    """Return the key whose value follows privacy.target_epsilon."""
-    from fed_dpsd.experiment import calibrated_axis
-
-    axis = calibrated_axis(experiment)
-    return f"{axis}.{getattr(experiment, axis).calibrated_by}"

@@ -50,7 +50,8 @@ def report(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write to. Default: that of the first table.")
+        Path | None,
+        typer.Option(help="Folder to write to. Default: the folder of the first table."),
     ] = None,
     against: Annotated[
         str | None,

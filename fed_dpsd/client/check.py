@@ -20,11 +20,11 @@ from fed_dpsd.client.hospital import Hospital
 from fed_dpsd.client.records import HospitalRecords
 from fed_dpsd.client.teachers import Teachers
 from fed_dpsd.client.terms import NotAllowed
+from fed_dpsd.config.errors import quoted
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.models import torch_threads
 from fed_dpsd.models.inference import Images
-from fed_dpsd.overrides import quoted
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.protocol import Refusal, Request
 

@@ -16,12 +16,11 @@ from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.accounts.database import ledgers_in
 from fed_dpsd.accounts.ledger import FileLedger
 from fed_dpsd.accounts.secret import exchange_key, secret_of
-from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalRecords, read
 from fed_dpsd.client.secure_sum import Summing
 from fed_dpsd.client.site import Site
 from fed_dpsd.client.terms import NotAllowed, Terms, reading
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config.bind import bound, read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.models.devices import number_of_gpus, require_device
@@ -193,11 +192,7 @@ def open_file(path: Path) -> Hospital:
             "such as `classes: [normal, pneumonia]`; where your labels have other names, say so "
             "under files, such as `labels: {NORMAL: normal}`"
         )
-    binder = Binder()
-    hospital = binder.bind(Hospital, raw, "site.")
-    binder.finish()
-    assert hospital is not None
-    return _with_absolute_paths(hospital, path.parent.absolute())
+    return _with_absolute_paths(bound(Hospital, raw, "site."), path.parent.absolute())
 
 
 def _with_absolute_paths(hospital: Hospital, folder: Path) -> Hospital:

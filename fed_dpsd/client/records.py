@@ -7,6 +7,7 @@ and log, and never part of a message.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class HospitalFiles:
     label_column: str | None
     patient_column: str | None
     skip_unreadable: bool
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[Any, Any] = field(default_factory=dict)  # of texts, checked below
     label_columns: tuple[str, ...] = ()
     pixel_bits: int = 16
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fed_dpsd.accounts.account import WhenRecordsChange
-from fed_dpsd.binder import Binder
 from fed_dpsd.client.records import HospitalFiles
-from fed_dpsd.config import DataConfig, read_yaml, require, require_device_name
+from fed_dpsd.config import DataConfig, Device, require
+from fed_dpsd.config.bind import bound, read_yaml
+from fed_dpsd.config.plugins import files_of, find, searching
 from fed_dpsd.errors import ConfigError, ProtocolError
 from fed_dpsd.models.classifiers import CLASSIFIERS, add_networks
-from fed_dpsd.plugins import files_of, find, searching
 from fed_dpsd.privacy.mechanism import Relation, Trust
 from fed_dpsd.privacy.training import TrainedUnit
 from fed_dpsd.protocol import MOST_CLASSES, are_classes, compare_classes
@@ -117,13 +117,12 @@ class Terms:
     when_records_change: WhenRecordsChange = "refuse"
     budget_relation: Relation = "add_remove"
     units: tuple[TrainedUnit, ...] = get_args(TrainedUnit)
-    device: str = "cpu"
+    device: Device = "cpu"
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require(self, client=0, num_clients=1, queries=0, threads=1)
         require(self, colluding=0)
-        require_device_name(self, "device")
         if (
             len(self.shape) != 3
             or self.shape[0] not in (1, 3)
@@ -238,10 +237,7 @@ class Terms:
             self._check_classes(json.loads(text))
 
     def _check_classes(self, raw: Mapping[str, Any]) -> None:
-        binder = Binder()
-        data = binder.bind(DataConfig, raw["data"], "data.")
-        binder.finish()
-        assert data is not None
+        data = bound(DataConfig, raw["data"], "data.")
         if data.num_classes > MOST_CLASSES:  # before the names of so many are written
             raise NotAllowed(f"data.num_classes is at most {MOST_CLASSES:,}")
         try:

@@ -75,7 +75,7 @@ def split_of(name: str) -> str:
 
 def listed(names: Iterable[str]) -> str:
     """Return the setting of these classes, as it is typed in a shell."""
-    from fed_dpsd.overrides import quoted  # imports Hydra; needed for messages alone
+    from fed_dpsd.config.errors import quoted
 
     plain = re.compile("(?!(true|false|null|nan|inf)$)[a-z_][a-z0-9_-]*", re.IGNORECASE)
     texts = (name if plain.fullmatch(name) else quoted(name) for name in names)

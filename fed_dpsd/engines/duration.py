@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config.bind import read_yaml
+from fed_dpsd.config.keys import leaves
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import leaves
 from fed_dpsd.methods.fed_dpsd import FedDPSD
 
 # Settings on which no second depends, or by which the seconds are scaled.

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fed_dpsd.config.plugins import Plugin
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.models.patches import Patches
 from fed_dpsd.models.pretrained import Pretrained
 from fed_dpsd.models.scattering import Scattering
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, backbone
-from fed_dpsd.plugins import Plugin
 
 
 class Classifier(nn.Module):

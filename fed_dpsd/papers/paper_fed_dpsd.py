@@ -88,10 +88,7 @@ class PaperFedDPSD(Method):
         }
         student_rate = rates_of(self, "student_learning_rate")
         generator_rate = rates_of(self, "generator_learning_rate")
-        buffer: list[ReplayBuffer] = []
-        if resume is not None:
-            restore(learners, latents, resume)
-            buffer = list(resume.buffer)
+        buffer = restore(learners, latents, resume) if resume else []
 
         for number in range(len(buffer) + 1, context.rounds + 1):  # 1
             if self.latents == "drawn":
@@ -115,15 +112,14 @@ class PaperFedDPSD(Method):
             for group in student_optimiser.param_groups:
                 group["lr"] = self.rate(number, context.rounds)
             done = number - 1
-            step = descend(
-                student_optimiser, [student_loss], "the student", student_rate, done
-            )  # 16
-            metrics = {"student_loss": step.item()}
+            # 16
+            loss = descend(student_optimiser, [student_loss], "the student", student_rate, done)
+            metrics = {"student_loss": loss.item()}
             if self.generator_learning_rate > 0:
                 loss = self.generator_loss(student, generator(latents), targets)  # 17
                 either = student_rate | generator_rate  # it is a loss at the student's new weights
-                step = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
-                metrics["generator_loss"] = step.item()
+                loss = descend(generator_optimiser, [loss], "the generator", either, done)  # 18
+                metrics["generator_loss"] = loss.item()
             buffer.append(ReplayBuffer.of(total, labels))
             yield Round(
                 State(number, tensors_of(learners, latents), buffer),
@@ -237,8 +233,10 @@ def tensors_of(learners: dict[str, Learner], latents: torch.Tensor) -> dict[str,
     return tensors
 
 
-def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -> None:
-    """Load the tensors of `tensors_of` in place."""
+def restore(
+    learners: dict[str, Learner], latents: torch.Tensor, state: State
+) -> list[ReplayBuffer]:
+    """Load the tensors of `tensors_of` in place; return the buffer."""
     with torch.no_grad():
         latents.copy_(state.tensors["latents"])
     for name, learner in learners.items():
@@ -251,3 +249,4 @@ def restore(learners: dict[str, Learner], latents: torch.Tensor, state: State) -
             number, key = path.split(".")
             moments.setdefault(int(number), {})[key] = tensor
         learner.load_state_dict(learner.state_dict() | {"state": moments})
+    return list(state.buffer)

@@ -24,7 +24,7 @@ def contracted(training: Profile, answers: Profile) -> Profile:
     """Return the profile of answers that depend on records through a trained teacher alone.
 
     With a = training(epsilon) it is a * answers(log(1 + (exp(epsilon) - 1) / a)). An upper bound of
-    a gives an upper bound of it (docs/privacy.md, Theorem 22; the split is by Balle, Barthe,
+    a gives an upper bound of it (docs/proofs.md, Theorem 22; the split is that of Balle, Barthe,
     Gaboardi, arXiv 1807.01647, Theorem 2).
 
     Args:

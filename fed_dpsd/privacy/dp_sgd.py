@@ -233,7 +233,7 @@ class DPSGD(TrainingMechanism):
 
     def _counted(self, replaced: bool) -> DpEvent:
         # Beyond this scale a count moves by steps of the lattice: a record's by one of them, a
-        # patient's, in parts of 1 / R, by a step more for each part (docs/privacy.md, patients).
+        # patient's, in parts of 1 / R, by a step more for each part (docs/proofs.md, Theorem 15).
         most = 2.0**24 / self.records_per_patient if self.unit == "patient" else 2.0**25
         return GaussianDpEvent(min(self.count_noise, most) / math.sqrt(2 if replaced else 1))
 

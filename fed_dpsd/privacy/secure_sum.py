@@ -16,7 +16,7 @@ shares travel with the masked values. A sum takes three messages:
 
 Guarantee: with m parties, of which c work for the server, and 2 * threshold > m + c, the server
 learns one sum, over at least threshold - c honest parties, and nothing else of them. Proof sketch:
-docs/privacy.md. All arithmetic is modulo 2^64.
+docs/proofs.md, Theorem 9. All arithmetic is modulo 2^64.
 """
 
 import hashlib

@@ -20,11 +20,11 @@ import yaml
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
+from fed_dpsd.config.compose import read
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower.superlink import QUIET, run_flwr
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
-from fed_dpsd.overrides import read
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.rehearsal.sites import agreeing, write_site

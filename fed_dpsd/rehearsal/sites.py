@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fed_dpsd.config.keys import chosen
+from fed_dpsd.config.plugins import find, searching
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import chosen
-from fed_dpsd.plugins import find, searching
 
 # What every file allows, by its keys, besides what the run asks for.
 ALLOWED = {

@@ -172,7 +172,7 @@ ROUND = Axis("round", whole=True)
 
 
 def of_rounds(facts: Facts) -> list[Chart]:
-    """Return the charts of a run over its rounds, without those that have no points."""
+    """Return the charts of a run over its rounds that have points."""
     charts = (_accuracy(facts), _agreement(facts), _spent(facts))
     return [chart for chart in charts if chart]
 
@@ -270,7 +270,7 @@ def response_times(facts: Facts) -> list[Chart]:
     text = f"The longest wait was {longest:.1f} s, in round {number}."
     series = [Series("seconds until all responded or timed out", sorted(last.items()))]
     title = "Time from a request to the last response"
-    return [Chart("asked", title, text, ROUND, Axis("seconds", 0), series)]
+    return [Chart("times", title, text, ROUND, Axis("seconds", 0), series)]
 
 
 def _bins(parts: Mapping[str, Any]) -> list[tuple[float, float, int]]:
@@ -286,13 +286,13 @@ def overconfidence(parts: Mapping[str, Any]) -> float:
 def calibration(parts: Mapping[str, Any]) -> list[Chart]:
     """Return the reliability diagram of the student's probabilities."""
     bins = _bins(parts)
-    said = "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in bins)
+    each = "; ".join(f"{x:.0f} % sure, {y:.0f} % right, {n:,} images" for x, y, n in bins)
     rows = [[f"{sure:.1f} %", f"{right:.1f} %", f"{n:,}"] for sure, right, n in bins]
     return [
         Chart(
             "calibration",
             "Reliability of the student's probabilities",
-            f"How often the student is right, by its confidence: {said}",
+            f"How often the student is right, by its confidence: {each}",
             Axis("confidence: largest probability, %", 0, 100),
             Axis("how often right, %", 0, 100),
             [

@@ -63,8 +63,8 @@ class Facts:
         samples: pictures of synthetic images, by round.
         requests: the lines of asks.jsonl, which Flower servers write.
         charges: the content of charges.json.
-        ledgers: the charges of each ledger that may hold other runs, in words, by client: those of
-            a rehearsal's hospitals, or of simulated clients that share one.
+        ledgers: by client, the charges of a ledger that may hold other runs, in words: of a
+            rehearsal's hospitals, or of simulated clients whose ledger is shared.
         unfinished: the state of a run that has not completed; None for a completed one.
     """
 

@@ -25,8 +25,8 @@ from fed_dpsd.report.charts import ENSEMBLE, Axis, Bars, Chart, Series
 from fed_dpsd.report.numbers import spread, written
 from fed_dpsd.storage import replacing
 
-# The light colours of templates/style.css, by variable. Those of lines are close to the ones of
-# Okabe and Ito, which colour-blind readers can tell apart, and dark enough to stand out on white.
+# The light colours of templates/style.css, by variable. Lines have colours close to the palette of
+# Okabe and Ito, which is safe for colour-blind readers, and dark enough to stand out on white.
 PALETTE = {
     **{"s0": "#0072b2", "s1": "#d55e00", "s2": "#008060", "s3": "#a8518a", "s5": "#9a6a00"},
     **{"ink": "#1b1f24", "soft": "#4f5862", "line": "#c9d1d9", "paper": "#ffffff"},

@@ -20,7 +20,7 @@ from fed_dpsd.report.charts import Bars, Chart
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.report.guarantee import MEANINGFUL, MEANINGFUL_DELTA
 from fed_dpsd.report.numbers import counted, with_interval
-from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, beside, names, read
+from fed_dpsd.report.settings import CLAIMS, GRID, Row, Setting, apart, names, read, rows_by_key
 from fed_dpsd.report.tables import FIRST_LINE, SUMMARY_START, write_own
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -80,8 +80,8 @@ def write(
     """
     settings, stem = read(paths), paths[0].stem
     differences = tables.differences(settings, against) if against else []
-    rounds = beside(paths, "rounds", sweep_charts.ROUND_COLUMNS)
-    pairs = beside(paths, "confusion", plots.PAIR_COLUMNS)
+    rounds = rows_by_key(paths, "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = rows_by_key(paths, "confusion", plots.PAIR_COLUMNS)
     drawn = {
         stem: figures.draw(sweep_charts.over_epsilon(settings), across=1),
         f"{stem}_settings": figures.draw_bars(

@@ -149,7 +149,7 @@ def read(paths: Sequence[Path]) -> list[Setting]:
     ]
 
 
-def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
+def rows_by_key(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str, list[Row]]:
     """Read the rows of files that a sweep wrote next to its tables, by the run's key.
 
     A table without such a file has no rows.
@@ -162,14 +162,14 @@ def beside(paths: Sequence[Path], name: str, columns: Sequence[str]) -> dict[str
     Raises:
         UserError: a file cannot be read, lacks a column or has no number where one belongs.
     """
-    rows_by_key: dict[str, list[Row]] = {}
+    found: dict[str, list[Row]] = {}
     for path in (path.with_stem(f"{path.stem}_{name}") for path in paths):
         if path.exists():
             rows: dict[str, list[Row]] = {}
             for row in _rows(path, ("key", *columns), columns):
                 rows.setdefault(row["key"], []).append(row)
-            rows_by_key |= rows
-    return rows_by_key
+            found |= rows
+    return found
 
 
 def _rows(path: Path, needed: Sequence[str], numbers: Sequence[str]) -> list[Row]:

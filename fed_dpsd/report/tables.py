@@ -300,7 +300,7 @@ def _proven(row: Mapping[str, Any]) -> str:
 
 
 def _cap(row: Mapping[str, Any], wanted: str) -> str:
-    """Return the cap of the card's epsilon, and that of the whole proof if it is smaller."""
+    """Return the cap by the card's epsilon, and the cap by the whole proof if it is smaller."""
     caps = [100 * row[f"{kind}@{wanted}"] for kind in ("cap", "profile_cap")]
     one, whole = ("none" if cap > 99.995 else f"{cap:.2f}" for cap in caps)
     return one if one == whole else f"{one}; {whole}"

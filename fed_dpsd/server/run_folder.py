@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from fed_dpsd import __version__
-from fed_dpsd.config import read_yaml
+from fed_dpsd.config.bind import read_yaml
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import Experiment, set_up
 from fed_dpsd.methods.method import ReplayBuffer

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fed_dpsd import __version__
-from fed_dpsd.binder import Binder
+from fed_dpsd.config.bind import bound
 from fed_dpsd.errors import ConfigError, Diverged, UserError
 from fed_dpsd.methods.method import below
 from fed_dpsd.models import initialise, misfit, procedural, read_file
@@ -154,7 +154,7 @@ def open_student(path: Path) -> Student:
     """
     if problem := _no_model(path):
         raise UserError(f"{path} {problem}")
-    binder, weights = Binder(), {}
+    weights = {}
     try:
         if path.suffix == ".onnx":
             model = OnnxModel(path)
@@ -162,8 +162,7 @@ def open_student(path: Path) -> Student:
         else:
             weights, metadata = read_file(path)
         facts = json.loads(metadata[FACTS])
-        network = binder.bind(Network, facts["network"], "network.")
-        binder.finish()
+        network = bound(Network, facts["network"], "network.")
         if lacking := FACT_KEYS - facts.keys():
             raise ValueError(f"it lacks {', '.join(sorted(lacking))}")
     except (ValueError, KeyError, TypeError, ConfigError) as error:

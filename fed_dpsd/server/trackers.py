@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, one_line
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import leaves
 from fed_dpsd.privacy.epsilon import Epsilon
 
 PROJECT = "fed-dpsd"

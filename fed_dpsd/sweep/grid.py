@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fed_dpsd.config.compose import Composition, choices, declared_sweep, read
+from fed_dpsd.config.plugins import searching
 from fed_dpsd.errors import ConfigError, shown
 from fed_dpsd.experiment import Experiment, of_composition
-from fed_dpsd.overrides import Composition, choices, declared_sweep, read
-from fed_dpsd.plugins import searching
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]

@@ -6,10 +6,10 @@ import os
 import shlex
 from typing import Any
 
+from fed_dpsd.config.compose import read
+from fed_dpsd.config.keys import choices, leaves
 from fed_dpsd.errors import shown
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
-from fed_dpsd.keys import choices, leaves
-from fed_dpsd.overrides import read
 
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
 DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")

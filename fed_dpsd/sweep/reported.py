@@ -18,9 +18,9 @@ from fed_dpsd.accounts.verdict import (
     verdict,
 )
 from fed_dpsd.claims import smallest_claim
+from fed_dpsd.config.keys import leaves
 from fed_dpsd.errors import UserError, shown
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.keys import leaves
 from fed_dpsd.privacy.plan import Plan
 from fed_dpsd.report.facts import Facts, Unfinished
 from fed_dpsd.server import checkpoint

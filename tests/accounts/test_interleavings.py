@@ -31,9 +31,9 @@ from fed_dpsd.accounts.account import Account
 from fed_dpsd.accounts.database import journal, opened
 from fed_dpsd.accounts.ledger import FileLedger, LedgerError
 from fed_dpsd.client.site import Site, answer
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.accounting import Stage, unchanged_epsilon, within_budget
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.plan import Plan

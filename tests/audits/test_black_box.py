@@ -73,7 +73,7 @@ class NoNoise(NormalizedGradient):
         return value.sum(0)
 
 
-# --- the setting of privacy.md, rule 8 ---
+# --- gradients ---
 
 
 @every("seed", [0, 1, 2])

@@ -1,16 +1,15 @@
 """`fed-dpsd list` and `--version`, and what they must not import."""
 
+import os
 import subprocess
 import sys
 
-import pytest
-import yaml
-
 import fed_dpsd as package
-from fed_dpsd import keys
 from fed_dpsd.cli.catalogue import GROUPS
+from fed_dpsd.config import keys
 from fed_dpsd.storage import conf_folder
 from tests.conftest import composed
+from tests.test_config import values
 
 HEAVY = {"torch", "scipy", "matplotlib", "dp_accounting", "hydra", "flwr", "ray", "pyarrow", "PIL"}
 
@@ -30,37 +29,14 @@ def choices_of(group):
     return list((conf_folder() / group).glob("*.yaml"))
 
 
-def values(tree, prefix=""):
-    """Every value, by the path of its key."""
-    found = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= values(value, f"{prefix}{key}.")
-        elif key != "_target_":
-            found[prefix + key] = value
-    return found
-
-
 def test_every_key_of_the_default_run_is_listed_once(fed_dpsd):
     listed = [key.name for key in keys.all_keys()]
     assert sorted(listed) == sorted([*values(composed()), "device"])  # which stands for two others
     _, out, _ = fed_dpsd("list", "keys")
-    assert "seed=0" in out
-    assert "rounds=20" in out
-    assert any(line.startswith("partition.alpha=0.5  # ") for line in out)
-
-
-EVERY_CHOICE = [(group, choice) for group in keys.groups() for choice in keys.choices(group)]
-
-
-def test_the_files_read_as_text_say_what_hydra_composes():
-    for group, choice in EVERY_CHOICE:
-        expected = values(composed(f"{group}={choice}"))
-        known = {key.name: key for key in keys.all_keys({group: choice}) if key.name != "device"}
-        assert known.keys() == expected.keys(), (group, choice)
-        for name, key in known.items():
-            if "${" not in key.value:
-                assert str(yaml.safe_load(key.value)) == str(expected[name]), (group, choice, key)
+    assert any(line.startswith("seed=0") for line in out)
+    assert any(line.startswith("rounds=20") for line in out)
+    assert any(line.startswith("partition.alpha=0.5  # ") for line in out)  # a file's comment
+    assert "privacy.delta=1.0e-5  # delta of every guarantee" in out  # the schema's
 
 
 def test_what_is_typed_stands_above_what_a_file_chooses():
@@ -77,17 +53,15 @@ def test_keys_of_chosen_groups_are_listed_with_what_is_typed(fed_dpsd):
     code, out, _ = fed_dpsd("list", "keys", "method=dense", "rounds=3")
     assert code == 0
     assert any(line.startswith("method.generator_steps=30") for line in out)
-    assert "rounds=3" in out
+    assert any(line.startswith("rounds=3 ") for line in out)
     assert not any(line.startswith("method.student_steps=") for line in out)
 
 
-def test_architectures_are_listed_and_all_of_them_exist(fed_dpsd):
+def test_architectures_are_listed(fed_dpsd):
     from fed_dpsd.models.classifiers import CLASSIFIERS
 
-    (key,) = (key for key in keys.all_keys() if key.name == "model.teacher")
-    assert set(keys.alternatives(key)) == set(CLASSIFIERS)
     _, out, _ = fed_dpsd("list", "models")
-    assert "architectures (model.teacher=..., " in " ".join(out)
+    assert f"  {', '.join(CLASSIFIERS)}" in out
 
 
 def test_the_version_is_the_packages(fed_dpsd):
@@ -107,7 +81,7 @@ def test_help_says_what_every_argument_is(fed_dpsd):
         assert text in " ".join(" ".join(out).replace("│", " ").split())
 
 
-def imported(command):
+def imported(command, **environment):
     """The modules that a command has imported when it ends."""
     program = (
         f"import sys; sys.argv = ['fed-dpsd', *{command.split()!r}]\n"
@@ -115,28 +89,21 @@ def imported(command):
         "try:\n    main()\n"
         "finally:\n    print('modules', *{m.partition('.')[0] for m in sys.modules})"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     first, *modules = done.stdout.splitlines()[-1].split()
     assert first == "modules"
     return set(modules)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "--help",
-        "--version",
-        "list",
-        "list keys",
-        "run --help",
-        "bench --help",
-        "privacy --help",
-        "site --help",
-    ],
-)
-def test_a_command_that_only_tells_imports_nothing_heavy(command):
-    assert HEAVY.isdisjoint(imported(command))
+def test_commands_that_only_print_import_nothing_heavy():
+    assert HEAVY.isdisjoint(imported("--help"))
+    assert HEAVY.isdisjoint(imported("list keys"))
 
 
 def test_a_plan_imports_no_more_than_it_needs():

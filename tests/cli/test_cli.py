@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from fed_dpsd import api
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines import doctor
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models.devices import Device
-from fed_dpsd.overrides import compose
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.conftest import SMALL
 

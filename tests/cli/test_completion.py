@@ -1,97 +1,100 @@
-"""Completion as shells ask for it: their protocols, and a real bash and zsh on a terminal."""
+"""Completion: the shells' protocols, and a real bash and zsh on a terminal."""
 
 import os
 import pty
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from fed_dpsd import keys
-from tests.cli.test_catalogue import HEAVY
+from fed_dpsd.cli import app, completion
+from fed_dpsd.config import keys
+from tests.cli.test_catalogue import HEAVY, imported
 
-SCRIPT = "import sys; sys.argv[0] = 'fed-dpsd'; from fed_dpsd.cli import main; main()"
-
-
-def request(protocol, program=SCRIPT, **environment):
-    given = os.environ | environment | {"_FED_DPSD_COMPLETE": protocol}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True
-    )
-    assert done.stderr == ""
-    return done.stdout.split()
-
-
-def bash(*words):
-    return request(
-        "complete_bash",
-        COMP_WORDS="\n".join(("fed-dpsd", *words)),
-        COMP_CWORD=str(len(words)),
-    )
-
-
-def zsh(line):
-    given = os.environ | {"_TYPER_COMPLETE_ARGS": line, "_FED_DPSD_COMPLETE": "complete_zsh"}
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=given, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("resu",), ["resume"]),
-        (("run", "rou"), ["rounds="]),
-        (("run", "meth"), ["method=", "method."]),
-        (("run", "method", "=", "fed_"), ["fed_dpsd"]),  # as bash splits words
-        (("run", "method=fed_"), ["method=fed_dpsd"]),  # where COMP_WORDBREAKS has no =
-        (("run", "method", "=", "dense", "method.generator_s"), ["method.generator_steps="]),
-        (
-            ("run", "data", "=", "mnist", "privacy.bud"),
-            ["privacy.budget=", "privacy.budget_relation="],
-        ),
-        (("run", "experiment", "=", "two"), ["two_axes"]),
-        (("run", "model.student", "=", "resnet1"), ["resnet18"]),
-        (("run", "answers.noise_at", "="), ["client", "distributed"]),
-        (("run", "partition.self_balancing", "=", "t"), ["true"]),
-        (("sweep", "seed", "=", "0,1", "answers", "=", "label,vo"), ["label,votes"]),
-        (("privacy", "plan", "training", "=", "dp"), ["dp_sgd"]),
-        (("list", "ke"), ["keys"]),
-        (("list", "keys", "method", "=", "dgd_"), ["dgd_plus"]),
-        (("run", "--eng"), ["--engine"]),
-        (("run", "--engine", "fl"), ["flower"]),
-        (("run", "nothing_begins_so"), []),
-    ],
-)
-def test_bash_is_told_what_can_follow(words, expected):
-    assert bash(*words) == expected
+WORDS = [
+    (("resu",), ["resume"]),
+    (("run", "rou"), ["rounds="]),
+    (("run", "meth"), ["method=", "method."]),
+    (("run", "method", "=", "fed_"), ["fed_dpsd"]),  # as bash splits words
+    (("run", "method=fed_"), ["method=fed_dpsd"]),  # where COMP_WORDBREAKS has no =
+    (("run", "method", "=", "dense", "method.generator_s"), ["method.generator_steps="]),
+    (
+        ("run", "data", "=", "mnist", "privacy.bud"),
+        ["privacy.budget=", "privacy.budget_relation="],
+    ),
+    (("run", "experiment", "=", "two"), ["two_axes"]),
+    (("run", "model.student", "=", "resnet1"), ["resnet18"]),
+    (("run", "noise", "="), ["seeded", "secure"]),  # the schema's
+    (("run", "answers.noise_at", "="), ["client", "distributed"]),  # a class's
+    (("run", "partition.self_balancing", "=", "t"), ["true"]),
+    (("sweep", "seed", "=", "0,1", "answers", "=", "label,vo"), ["label,votes"]),
+    (("privacy", "plan", "training", "=", "dp"), ["dp_sgd"]),
+    (("list", "ke"), ["keys"]),
+    (("list", "keys", "method", "=", "dgd_"), ["dgd_plus"]),
+    (("run", "--eng"), ["--engine"]),
+    (("run", "--engine", "fl"), ["flower"]),
+    (("run", "nothing_begins_so"), [""]),
+]
 
 
-def test_every_group_and_section_is_offered_before_a_letter_is_typed():
+@pytest.fixture
+def complete(monkeypatch, capsys):
+    """Call a shell's protocol in this process; returns the lines that it prints."""
+
+    def call(protocol, **environment):
+        for name, value in (environment | {"_FED_DPSD_COMPLETE": protocol}).items():
+            monkeypatch.setenv(name, value)
+        command = get_command(app)
+        completion.switch_on()  # as main does, after typer's own
+        with pytest.raises(SystemExit) as stop:
+            command.main(prog_name="fed-dpsd")
+        output = capsys.readouterr()
+        assert (stop.value.code or 0, output.err) == (0, "")
+        return output.out.splitlines()
+
+    return call
+
+
+@pytest.fixture
+def bash(complete):
+    def call(*words):
+        typed = "\n".join(("fed-dpsd", *words))
+        return complete("complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words)))
+
+    return call
+
+
+def test_bash_gets_what_can_follow(bash):
+    found = {words: bash(*words) for words, _ in WORDS}
+    assert found == dict(WORDS)
+
+
+def test_every_group_and_section_is_offered_before_a_letter_is_typed(bash):
     offered = bash("run", "")
     assert {f"{group}=" for group in keys.groups()} <= set(offered)
     assert {"rounds=", "privacy.", "method."} <= set(offered)
     assert len(offered) < 50
 
 
-def test_zsh_is_told_a_line_on_each_choice():
-    (line,) = zsh("fed-dpsd run seed=1 method=fed_")
-    assert line == f"method=fed_dpsd:{keys.choices('method')['fed_dpsd']}"
-    assert zsh("fed-dpsd run privacy.del") == ["privacy.delta=:1.0e-5"]
-    assert zsh("fed-dpsd run data.path=x") == [""]  # files are meant
+def test_zsh_gets_a_line_on_each_choice(complete):
+    for typed, lines in {
+        "fed-dpsd run seed=1 method=fed_": [
+            f"method=fed_dpsd:{keys.choices('method')['fed_dpsd']}"
+        ],
+        "fed-dpsd run privacy.del": ["privacy.delta=:1.0e-5 delta of every guarantee"],
+        "fed-dpsd run data.path=x": [""],  # files are meant
+    }.items():
+        assert complete("complete_zsh", _TYPER_COMPLETE_ARGS=typed) == lines, typed
 
 
 def test_completion_imports_nothing_heavy():
-    program = (
-        f"{SCRIPT.replace('; main()', '')}\ntry:\n    main()\nfinally:\n    print(*sys.modules)"
-    )
     words = {"COMP_WORDS": "fed-dpsd\nrun\nmethod\n=\nfed_", "COMP_CWORD": "4"}
-    modules = {module.partition(".")[0] for module in request("complete_bash", program, **words)}
+    modules = imported("", _FED_DPSD_COMPLETE="complete_bash", **words)
     assert "fed_dpsd" in modules  # the control
     assert HEAVY.isdisjoint(modules)
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fed_dpsd.accounts.card import NO_SECRET_NOTE
+from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import new_run_folder
@@ -262,7 +262,7 @@ def test_an_audit_of_sums_says_that_it_asks_one_image(fed_dpsd, few_draws, monke
     claim = json.loads(out[0])
     _, out, _ = fed_dpsd("privacy", "plan", "--json", *settings)
     planned = json.loads(out[0])["privacy"]["proven"][1]
-    assert claim["title"].endswith("asks of one image, which cost less than the run's")
+    assert claim["title"].endswith("requests of one image, which cost less than the run's")
     assert claim["epsilon_proven"] < planned["epsilon"] / 100
 
 

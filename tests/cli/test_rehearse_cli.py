@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.rehearsal import faults, rehearsal
 from tests.conftest import SMALL
 

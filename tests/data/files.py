@@ -8,9 +8,9 @@ import pyarrow.parquet
 from PIL import Image
 
 from fed_dpsd.client import records
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 
 CLASSES = ("ill", "well")
 

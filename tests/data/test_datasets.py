@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.config import DataConfig
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.storage import conf_folder
 from tests.data.files import (
     everything,

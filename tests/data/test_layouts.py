@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.client import records
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from tests import shapes
 from tests.data.files import (
     bound,

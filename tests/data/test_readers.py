@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from fed_dpsd.config import DataConfig
+from fed_dpsd.config.compose import compose
 from fed_dpsd.data import datasets, sources
 from fed_dpsd.data.images import open_image
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import load_data, set_up
-from fed_dpsd.overrides import compose
 from tests.data.files import (
     CLASSES,
     bound,

@@ -11,13 +11,13 @@ from torchvision import models
 
 from fed_dpsd.client.teacher_file import read_teacher
 from fed_dpsd.client.teachers import make_teacher
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import initialise, load_vector, to_vector, write_weights
 from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 from fed_dpsd.models.torchvision_networks import GROUP_FORMS, NETWORKS, own_names
-from fed_dpsd.overrides import compose
 from fed_dpsd.privacy import dp_sgd, lattice
 from fed_dpsd.server.run import run
 from fed_dpsd.server.run_folder import new_run_folder

@@ -15,7 +15,7 @@ from fed_dpsd.papers.alibi import ALIBI
 from fed_dpsd.papers.label_pate import LabelPATE
 from fed_dpsd.papers.lp_mst import LPMST
 from fed_dpsd.privacy.accounting import pure
-from fed_dpsd.privacy.label_dp import IMAGES_NOTE, LabelPrivate, fixed, prove_label
+from fed_dpsd.privacy.label_dp import IMAGES_NOTE, fixed, prove_label
 from fed_dpsd.privacy.mechanism import top_k
 from fed_dpsd.privacy.noise import SecretStreams
 from fed_dpsd.privacy.training import Plain, TrainingMechanism
@@ -342,6 +342,8 @@ def test_the_student_learns_from_the_noisy_votes_on_asked_images_alone(monkeypat
 
 @every("training", TRAININGS)
 def test_the_epsilon_is_a_labels_and_says_so(training):
+    assert isinstance(training, Plain)  # it covers no answer
+    assert not isinstance(training, TrainingMechanism)
     claim = prove_label(training, ("per run",), 1)
     pate = training is PATE
     assert (claim.unit, claim.relation) == ("label", "replace_one")
@@ -350,13 +352,6 @@ def test_the_epsilon_is_a_labels_and_says_so(training):
     assert claim.value == pytest.approx(training.epsilon, rel=1e-3 if pate else 1e-9)
     assert claim.value <= training.epsilon * (1 + 1e-14)  # with the loss by finite precision
     assert claim.notes == (IMAGES_NOTE, "per run")
-
-
-@every("training", TRAININGS)
-def test_it_is_a_plain_training_and_covers_no_answer(training):
-    assert isinstance(training, Plain)
-    assert isinstance(training, LabelPrivate)
-    assert not isinstance(training, TrainingMechanism)
 
 
 @every("training", TRAININGS[:3])

@@ -501,11 +501,6 @@ def test_what_no_proof_covers_is_an_error_not_a_number(event):
         within_budget([event], 1.0, DELTA)
 
 
-def test_dp_sgd_proves_nothing_for_a_patient_or_a_client():
-    for unit, relation in UNITS_AND_RELATIONS:
-        assert math.isinf(proven(dp_sgd(2.0), 1, unit, relation).value) == (unit != "record")
-
-
 @every(
     "answers",
     [Probabilities(), Weights(), NormalizedGradient(10, 100.0), response(1, 3)],

@@ -18,7 +18,6 @@ from fed_dpsd.privacy.mechanism import (
     Shards,
     Weights,
     top_k,
-    trust_of,
 )
 from fed_dpsd.privacy.noise import SecureGenerator
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
@@ -149,11 +148,6 @@ def test_sensitivities_are_attained_and_folded_into_the_event():
     assert np.linalg.norm(one) == pytest.approx(gradient.sensitivity("client", "add_remove"))
     assert ideal(gradient.event("record", "replace_one")).noise_multiplier == pytest.approx(1.5)
     assert ideal(gradient.event("client", "add_remove")).noise_multiplier == pytest.approx(3.0)
-
-
-def test_trust_follows_who_adds_the_noise():
-    assert trust_of(NormalizedGradient(10, 1.0).noise_at) == "nobody"
-    assert trust_of(NormalizedGradient(10, 1.0, noise_at="server").noise_at) == "server"
 
 
 def test_a_private_mask_keeps_the_largest_entries_and_costs_the_same():
@@ -462,15 +456,6 @@ def test_where_others_are_trusted_with_noise_there_is_some(make, field, places):
         quorum = Quorum(3) if place == "distributed" else None
         with pytest.raises(ValueError, match=f"{field}={none:g} leaves nothing"):
             make(4, noise_at=place, quorum=quorum, **{field: none})
-
-
-@every(
-    "mechanism",
-    [NormalizedGradient(10, 1.0), TopKRandomizedResponse(10, 1.0, 3), Probabilities()],
-)
-def test_mechanisms_are_frozen(mechanism):
-    with pytest.raises(AttributeError):
-        mechanism.noise_at = "server"
 
 
 @every("show", [str, repr, "{}".format, "{:.1f}".format, lambda e: f"{e}"])

@@ -1,6 +1,7 @@
 """Tables as `fed-dpsd sweep` writes them, without a sweep."""
 
 import csv
+import functools
 
 import pytest
 
@@ -12,17 +13,17 @@ RUN = {
 }
 
 
+def write_table(folder, *changes, name="curve.csv", without=()):
+    """Write rows, each RUN with changes, and a key of its own unless given."""
+    rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
+    columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
+    with (folder / name).open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / name
+
+
 @pytest.fixture
 def table(tmp_path):
-    """Writes rows, each RUN with changes, and a key of its own unless given."""
-
-    def write(*changes, name="curve.csv", without=()):
-        rows = [{"key": f"{name}{n}", "seed": n} | RUN | change for n, change in enumerate(changes)]
-        columns = list(dict.fromkeys(c for row in rows for c in row if c not in without))
-        with (tmp_path / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
-        return tmp_path / name
-
-    return write
+    return functools.partial(write_table, tmp_path)

@@ -88,15 +88,15 @@ def run(folder, **changes):
 
 def deployment(folder, **changes):
     """The facts of a deployment in which hospital 1 was late, refused and was restored."""
-    asked = {"kind": "answers", "ask": "aa", "at": "2026-11-25T08:52:23Z", "seconds": 1.5}
+    sent = {"kind": "answers", "ask": "aa", "at": "2026-11-25T08:52:23Z", "seconds": 1.5}
     late = {"1": "no answer within 20 s"}
     requests = [
-        asked | {"kind": "counts", "query_id": 0, "answered": [0, 1, 2], "refused": {}},
-        asked | {"query_id": 1, "answered": [0, 1, 2], "refused": {}},
-        asked | {"query_id": 2, "answered": [0, 2], "refused": late, "seconds": 20.0},
-        asked | {"query_id": 3, "answered": [0, 2], "refused": late},
-        asked | {"query_id": 3, "answered": [0, 1, 2], "refused": {}},
-        asked | {"query_id": 4, "answered": [0, 2], "refused": {"1": "the budget is <spent>"}},
+        sent | {"kind": "counts", "query_id": 0, "answered": [0, 1, 2], "refused": {}},
+        sent | {"query_id": 1, "answered": [0, 1, 2], "refused": {}},
+        sent | {"query_id": 2, "answered": [0, 2], "refused": late, "seconds": 20.0},
+        sent | {"query_id": 3, "answered": [0, 2], "refused": late},
+        sent | {"query_id": 3, "answered": [0, 1, 2], "refused": {}},
+        sent | {"query_id": 4, "answered": [0, 2], "refused": {"1": "the budget is <spent>"}},
     ]
     statement = {"charged": {"dp_sgd": 1, "label": 512}, "forgotten": {}, "changed": 0}
     restored = statement | {"forgotten": {"label": 128}, "changed": 1}

@@ -8,7 +8,7 @@ import pytest
 
 from fed_dpsd.report import pages, plots, sweep_charts
 from fed_dpsd.report.facts import Unfinished
-from fed_dpsd.report.settings import beside, read
+from fed_dpsd.report.settings import read, rows_by_key
 from tests.report.runs import SUMMARY, deployment, run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -62,8 +62,8 @@ def files(tmp_path_factory):
         command="fed-dpsd run " + "method.a_long_key=" * 20,
     )
     table = RESULTS / "table5_cifar10.csv"
-    rounds = beside([table], "rounds", sweep_charts.ROUND_COLUMNS)
-    pairs = beside([table], "confusion", plots.PAIR_COLUMNS)
+    rounds = rows_by_key([table], "rounds", sweep_charts.ROUND_COLUMNS)
+    pairs = rows_by_key([table], "confusion", plots.PAIR_COLUMNS)
     texts = (
         *(pages.run_page(run(folder)), pages.run_page(many), pages.run_page(deployment(folder))),
         pages.run_page(deployment(folder, unfinished=STOPPED)),
@@ -79,24 +79,24 @@ def files(tmp_path_factory):
 @pytest.fixture
 def opened(browser, files):
     """Opens a page, and at the end finds no message on its console, and no request but its own."""
-    contexts, said, asked = [], [], []
+    contexts, messages, urls = [], [], []
 
     def open_page(name, width=1440, **settings):
         context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: urls.append(request.url))
         page.goto((files / f"{name}.html").as_uri())
         return page
 
     yield open_page
     for context in contexts:
         context.close()
-    assert not said
-    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
-    assert sum(url.startswith("file:") for url in asked) == len(contexts)
+    assert not messages
+    assert {url.partition(":")[0] for url in urls} <= {"file", "data"}
+    assert sum(url.startswith("file:") for url in urls) == len(contexts)
 
 
 @pytest.mark.parametrize("name", PAGES)

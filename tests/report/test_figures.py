@@ -1,6 +1,5 @@
 """Charts and figures: the numbers that they show, and the files that they are written to."""
 
-import csv
 import math
 import re
 
@@ -13,34 +12,26 @@ from fed_dpsd.errors import UserError
 from fed_dpsd.report import figures, pages, plots, sweep_charts
 from fed_dpsd.report.charts import Axis, Chart, Series
 from fed_dpsd.report.literature import published
-from fed_dpsd.report.settings import beside, read
+from fed_dpsd.report.settings import read
 
 
-def write(path, columns, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *rows])
+def rows_of(columns, *rows):
+    """Rows of each run, by the run's key, as they are read."""
+    found = {}
+    for key, *values in rows:
+        row = dict(zip(columns, map(str, values), strict=True))
+        found.setdefault(key, []).append(row)
+    return found
 
 
-@pytest.fixture
-def rounds(tmp_path):
-    """Writes curve_rounds.csv: key, round, seconds, answers (forward, backward) and accuracy."""
-
-    def write_rounds(*rows):
-        write(tmp_path / "curve_rounds.csv", ("key", *sweep_charts.ROUND_COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "rounds", sweep_charts.ROUND_COLUMNS)
-
-    return write_rounds
+def rounds(*rows):
+    """Key, round, seconds, answers (forward, backward) and accuracy."""
+    return rows_of(sweep_charts.ROUND_COLUMNS, *rows)
 
 
-@pytest.fixture
-def pairs(tmp_path):
-    """Writes curve_confusion.csv: key, truth, predicted, count."""
-
-    def write_pairs(*rows):
-        write(tmp_path / "curve_confusion.csv", ("key", *plots.PAIR_COLUMNS), rows)
-        return beside([tmp_path / "curve.csv"], "confusion", plots.PAIR_COLUMNS)
-
-    return write_pairs
+def pairs(*rows):
+    """Key, truth, predicted, count."""
+    return rows_of(plots.PAIR_COLUMNS, *rows)
 
 
 def chart(*series, x=None, y=None):
@@ -213,7 +204,7 @@ def test_another_data_set_is_another_chart_and_one_epsilon_makes_none(table):
 # --- rounds, alphas, settings ---
 
 
-def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(table, rounds):
+def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(table):
     rows = [{"method": "dpsd"}, {"method": "dpsd"}, {"method": "dense", "seed": 0}]
     rows.append({"method": "fedavg", "seed": 0})
     known = rounds(
@@ -244,7 +235,7 @@ def test_a_line_is_the_mean_over_seeds_of_each_round_in_a_band_of_one_deviation(
     assert [at_first.min(), at_first.max()] == pytest.approx([30 - reach, 30 + reach])
 
 
-def test_of_many_settings_a_page_has_the_best(table, rounds):
+def test_of_many_settings_a_page_has_the_best(table):
     rows = [{"answers.k": k, "student": k / 10} for k in range(1, 6)]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(5) for k in (1, 2)))
     chart, _ = sweep_charts.over_rounds(read([table(*rows)]), known, 2)
@@ -252,7 +243,7 @@ def test_of_many_settings_a_page_has_the_best(table, rounds):
     assert [series.name for series in chart.series] == ["k=5", "k=4"]
 
 
-def test_a_data_set_and_an_alpha_have_charts_of_their_own(table, rounds):
+def test_a_data_set_and_an_alpha_have_charts_of_their_own(table):
     places = [("mnist", 0.5), ("mnist", 0.1), ("digits", 0.5)]
     cells = [{"data": d, "partition.alpha": a, "method": m} for d, a in places for m in "ab"]
     known = rounds(*((f"curve.csv{n}", k, k, 10 * k, 0, 0.5) for n in range(6) for k in (1, 2)))
@@ -262,7 +253,7 @@ def test_a_data_set_and_an_alpha_have_charts_of_their_own(table, rounds):
     assert all([s.name for s in chart.series] == ["a", "b"] for chart in found)
 
 
-def test_without_two_known_rounds_there_is_no_line(table, rounds):
+def test_without_two_known_rounds_there_is_no_line(table):
     settings = read([table({})])
     for known in (
         {},
@@ -315,7 +306,7 @@ def test_a_bar_shows_mean_and_deviation_and_what_a_table_prints_for_its_grid(tab
 # --- confusions, clients, attacks ---
 
 
-def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table, pairs):
+def test_a_matrix_is_summed_over_seeds_and_normalised_by_true_class(table):
     two = {"num_classes": 2}
     rows = [two | {"method": method} for method in ("dpsd", "dpsd", "dense", "local")]
     settings = read([table(*rows)])
@@ -368,7 +359,7 @@ def test_attacks_have_a_panel_for_each_victim_and_a_cap_only_where_there_is_one(
 # --- files ---
 
 
-def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_path):
+def test_what_there_are_no_numbers_for_is_not_written(table, tmp_path):
     path = table({"partition.alpha": 1}, {"partition.alpha": 2, "record_add_remove": 1})
 
     def written(path, *against):
@@ -379,8 +370,10 @@ def test_what_there_are_no_numbers_for_is_not_written(table, rounds, pairs, tmp_
 
     first = ["curve.md", "curve_summary.csv"]
     assert written(path) == [*first, *both(""), *both("_alpha"), "curve.html"]
-    rounds(("curve.csv0", 1, 1, 5, 0, 0.5), ("curve.csv0", 2, 2, 9, 0, 0.6))
-    pairs(("curve.csv0", 1, 1, 5))
+    columns = ",".join(("key", *sweep_charts.ROUND_COLUMNS))
+    lines = f"{columns}\ncurve.csv0,1,1,5,0,0.5\ncurve.csv0,2,2,9,0,0.6\n"
+    (tmp_path / "curve_rounds.csv").write_text(lines)
+    (tmp_path / "curve_confusion.csv").write_text("key,truth,predicted,count\ncurve.csv0,1,1,5\n")
     every = [*both(""), *both("_progress"), *both("_alpha"), *both("_confusion")]
     assert written(path) == [*first, *every, "curve.html"]
     old = written(table({"grid": "first"}, {"grid": "second", "seed": 0}, name="old.csv"), "first")

@@ -9,7 +9,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from fed_dpsd.accounts import card, words
+from fed_dpsd.accounts import card, verdict
 from fed_dpsd.report import guarantee, pages
 from fed_dpsd.report.facts import Unfinished
 from tests.report.runs import CARD, SUMMARY, check_structure, deployment, run
@@ -118,8 +118,10 @@ def test_what_protects_nothing_says_so(tmp_path):
 
 def test_thresholds_and_words_are_those_of_the_account():
     thresholds = guarantee.MEANINGFUL, guarantee.MEANINGFUL_DELTA
-    assert thresholds == (words.MEANINGFUL_EPSILON, words.MEANINGFUL_DELTA)
+    assert thresholds == (verdict.MEANINGFUL_EPSILON, verdict.MEANINGFUL_DELTA)
     assert guarantee.BY == card.BY
+    notes = {card.SEEDED_NOTE, card.RUN_NOTE, card.PATIENT_NOTE, card.SAME_IMAGE_NOTE}
+    assert set(guarantee.NOTES) == notes | {card.TUNING_NOTE}
 
 
 def test_a_run_that_releases_nothing_claims_nothing(tmp_path):

@@ -11,7 +11,7 @@ from scipy.stats import ttest_rel
 
 from fed_dpsd.errors import UserError
 from fed_dpsd.report import tables
-from fed_dpsd.report.settings import NEEDED, RESULTS, beside, names, read
+from fed_dpsd.report.settings import NEEDED, RESULTS, names, read, rows_by_key
 from fed_dpsd.report.sweep_charts import ROUND_COLUMNS
 from fed_dpsd.report.tables import (
     FIRST_LINE,
@@ -168,11 +168,11 @@ def test_a_wrong_file_next_to_a_table_is_an_error_and_of_two_files_the_last_coun
     for content, expected in cases.items():
         (tmp_path / "curve_rounds.csv").write_text(content)
         with pytest.raises(UserError, match=expected):
-            beside([tmp_path / "curve.csv"], "rounds", columns)
+            rows_by_key([tmp_path / "curve.csv"], "rounds", columns)
     (tmp_path / "curve_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.5\nother,1,1,5,0,0.5\n")
     (tmp_path / "again_rounds.csv").write_text(f"{header}\nk,1,1,5,0,0.7\n")
     paths = [tmp_path / "curve.csv", tmp_path / "again.csv", tmp_path / "none.csv"]
-    found = beside(paths, "rounds", columns)
+    found = rows_by_key(paths, "rounds", columns)
     assert [row["student_accuracy"] for row in found["k"]] == ["0.7"]
     assert len(found["other"]) == 1
 

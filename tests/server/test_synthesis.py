@@ -6,10 +6,10 @@ import datasets
 import numpy as np
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import set_up
 from fed_dpsd.models import procedural
-from fed_dpsd.overrides import compose
 from fed_dpsd.server.completed import open_completed
 from fed_dpsd.server.student import student_of
 from fed_dpsd.server.synthesis import drawn, synthesize

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.progress import listening
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.summary import write_failure

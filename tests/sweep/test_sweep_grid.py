@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from fed_dpsd import overrides as typed
-from fed_dpsd import plugins
+from fed_dpsd.config import compose as typed
+from fed_dpsd.config import plugins
+from fed_dpsd.config.compose import compose
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import set_up
-from fed_dpsd.overrides import compose
 from fed_dpsd.storage import conf_folder
 from fed_dpsd.sweep.grid import Point, expand, names, one_run
 from tests.sweep.test_sweep import plan
@@ -23,8 +23,7 @@ def cells(overrides):
 def experiments(tmp_path, monkeypatch):
     """Adds experiment files to a copy of conf/."""
     conf = shutil.copytree(conf_folder(), tmp_path / "conf")
-    for module in (typed, plugins):
-        monkeypatch.setattr(module, "conf_folder", lambda: conf)
+    monkeypatch.setattr(plugins, "conf_folder", lambda: conf)
 
     def write(name, text):
         (conf / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
@@ -151,11 +150,10 @@ def test_each_of_several_experiments_brings_its_own_grid(experiments):
     ]
 
 
-def test_an_experiment_is_composed_once(tmp_path, monkeypatch):
-    compose, composed = typed._compose, []
-    monkeypatch.setattr(typed, "_compose", lambda each: [composed.append(each), compose(each)][1])
+def test_an_experiment_is_composed_once(tmp_path):
+    typed._composed.cache_clear()
     assert one_run(["experiment=mnist", "rounds=2"], tmp_path).config.rounds == 2
-    assert composed == [["experiment=mnist", "rounds=2"]]
+    assert typed._composed.cache_info().misses == 1
     with pytest.raises(ConfigError, match="experiment=ci is a grid of"):
         one_run(["experiment=ci"], tmp_path)
 

@@ -9,9 +9,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from fed_dpsd.config.compose import split_overrides
+from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.errors import ConfigError, shown
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.overrides import QUOTES, quoted, split_overrides
 from fed_dpsd.sweep.grid import one_run
 
 # The flat keys whose names are shorter than those of the keys that they set.

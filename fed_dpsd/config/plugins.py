@@ -108,20 +108,15 @@ def named_in(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> named_in(["rounds=2", "plugins=[retina,lungs==1.0]"])
     (['retina', 'lungs==1.0'], ['rounds=2'])
     """
-    names, others = [], []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key != "plugins":
-            others.append(override)
-            continue
-        texts = value.strip("[] ").split(",")
-        names = [name for text in texts if (name := text.strip(" '\""))]
-    return names, others
+    settings = [override.partition("=") for override in overrides]
+    texts = [value.strip("[] ").split(",") for key, _, value in settings if key == "plugins"]
+    names = [name for text in (texts or [[]])[-1] if (name := text.strip(" '\""))]
+    return names, [each for each in overrides if each.partition("=")[0] != "plugins"]
 
 
 @contextlib.contextmanager
 def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
-    """Search the files of plug-ins beside ours during the block.
+    """Search the files of plug-ins, besides ours, during the block.
 
     Raises:
         ConfigError: a plug-in has a file by the name of another's, or of ours, so that a choice

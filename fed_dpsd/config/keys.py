@@ -1,24 +1,25 @@
-"""Choices and keys of conf/, read from its files as text, in the words of the comments beside them.
+"""Choices and keys of conf/, read from its files without Hydra.
 
-Hydra composes what runs. This is quicker, and it knows which file a value comes from. A test
-compares both. For a choice or key that is unknown, there is one to use in its place.
+This is quicker than Hydra, which composes what runs, and it knows which file a value comes from. A
+test compares both. The schema describes its keys. Comments describe the keys of chosen classes, and
+say what a value of one file is for.
 """
 
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import typing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fed_dpsd.plugins import conf_folders, files_of
+import yaml
 
-_KEY = re.compile(r"( *)(\w+):(?: ([^#]*?))?(?: *# (.*))?")
-_DEFAULT = re.compile(r"^  - (?:optional )?([\w/@. ]+?)(?:: (\w+))?(?: +#.*)?$", re.MULTILINE)
+from fed_dpsd.config.plugins import conf_folders, files_of
+from fed_dpsd.config.schema import field_of
+
 _ALTERNATIVE = re.compile(r"([\w-]+)(?=$|: | \(|, |\. )")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAIN = "config"
-# What other libraries call our keys.
-_OURS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Key:
     Args:
         name: the key as it is typed, such as "training.steps".
         value: its value, as a file has it.
-        meaning: the comments on it.
+        meaning: its description.
         file: the file of conf/ that sets the value, such as "training/dp_sgd".
     """
 
@@ -44,8 +45,12 @@ def groups() -> dict[str, str]:
 
 
 def choices(group: str) -> dict[str, str]:
-    """Return the choices of a group by name, each with a sentence on it."""
-    return {name: _comments(file)[0] for name, file in files_of(group).items()}
+    """Return the choices of a group by name, each with the sentence that its file begins with."""
+    lines = {name: file.read_text().splitlines() for name, file in files_of(group).items()}
+    return {
+        name: next(line for line in text if not line.startswith("# @")).removeprefix("# ")
+        for name, text in lines.items()
+    }
 
 
 def chosen(typed: Mapping[str, str]) -> dict[str, str]:
@@ -58,10 +63,8 @@ def chosen(typed: Mapping[str, str]) -> dict[str, str]:
     def visit(group: str, choice: str) -> None:
         defaults = _defaults(f"{group}/{choice}")
         for name, value in defaults:
-            if name.startswith("override /"):
-                found.setdefault(name.removeprefix("override /"), value)
-            elif name.startswith("/"):
-                found.setdefault(name.removeprefix("/"), value)
+            if name.startswith(("/", "override /")):
+                found.setdefault(name.removeprefix("override ").removeprefix("/"), value)
         for name, value in reversed(defaults):
             if not value and name != "_self_":
                 visit(group, name.partition("@")[0])
@@ -77,9 +80,7 @@ def chosen(typed: Mapping[str, str]) -> dict[str, str]:
 def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
     """Return each key of a run, given the typed choices of groups, in the order of the files."""
     choice_of = chosen(typed or {})
-    found: dict[str, Key] = {}
-    for key in _of_file(MAIN, "", choice_of):
-        found[key.name] = key
+    found = {key.name: key for key in _of_file(MAIN, "", choice_of)}
     for group, choice in choice_of.items():
         if "@" in group or choice not in files_of(group):
             continue
@@ -91,7 +92,10 @@ def all_keys(typed: Mapping[str, str] | None = None) -> list[Key]:
 
 
 def alternatives(key: Key) -> list[str]:
-    """Return the values that the comments on a key name, as in "client | server"."""
+    """Return the values that a key's type or description names, as in "client | server"."""
+    field = field_of(key.name)
+    if field and typing.get_origin(field.annotation) is typing.Literal:
+        return list(typing.get_args(field.annotation))
     if key.value in ("true", "false"):
         return ["true", "false"]
     first, *others = key.meaning.split(" | ")
@@ -101,42 +105,6 @@ def alternatives(key: Key) -> list[str]:
     words = [key.value, *([begun.group(1)] if begun else [])]
     words += [match.group(1) for part in others if (match := _ALTERNATIVE.match(part))]
     return [word for word in dict.fromkeys(words) if word not in ("null", '""')]
-
-
-def unknown_choice(group: str, name: str) -> str:
-    """Return the problem of a choice that has no file; "" where it has one."""
-    names = list(files_of(group))
-    if name in names or (group, name) == ("experiment", "null"):
-        return ""
-    problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
-    if near := difflib.get_close_matches(name.lower(), names, n=1):
-        return f"{problem}; did you mean {near[0]}?"
-    if group == "model":
-        return f"{problem}; architectures are model.teacher=... and model.student=..."
-    return problem
-
-
-def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a key that the chosen files do not have, with the one to use."""
-    group, _, rest = key.partition(".")
-    if rest and (named := homes(key)):
-        return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
-    problem, known = f"{key} is not a configuration key", [*flat_keys(tree), *groups()]
-    if rest and isinstance(own := tree.get(group), Mapping):
-        near = difflib.get_close_matches(rest, own, n=1)
-        if near:
-            return f"{problem}; did you mean {group}.{near[0]}?"
-        return f"{problem}; the keys of {group} here: {_listed(own)}"
-    ours = _OURS.get(key, key)
-    if ending := [each for each in known if each.endswith(f".{ours}")]:
-        return f"{problem}; did you mean {' or '.join(ending)}?"
-    if near := difflib.get_close_matches(key, known, n=1):
-        return f"{problem}; did you mean {near[0]}?"
-    return f"{problem}; `fed-dpsd list keys` names them"
-
-
-def _listed(keys: Iterable[str]) -> str:
-    return ", ".join(key for key in keys if key != "_target_") or "none"
 
 
 def homes(key: str) -> str:
@@ -184,10 +152,11 @@ def _text(name: str) -> str:
 
 def _defaults(name: str) -> list[tuple[str, str]]:
     """Return the entries of a file's list of defaults, each with its choice; "" for a sibling."""
-    text = _text(name)
-    listed = re.search(r"^defaults:\n((?:  .*\n)+)", text, re.MULTILINE)
-    entries = _DEFAULT.findall(listed.group(1)) if listed else []
-    return [entry for entry in entries if name != MAIN or entry[0] != "_self_"]
+    found = list[tuple[str, str]]()
+    for entry in (yaml.load(_text(name), _LOADER) or {}).get("defaults", []):
+        pairs = entry.items() if isinstance(entry, Mapping) else [(entry, "")]
+        found += [(key.removeprefix("optional "), "null" if c is None else c) for key, c in pairs]
+    return found
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
@@ -202,9 +171,10 @@ def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[
     for other, choice in defaults:
         sibling, _, place = other.partition("@")
         if other == "_self_":
-            body = re.sub(r"\A(#.*\n)+", "", text)
-            for key, value, meaning in _keys(body):
-                yield Key(f"{package}.{key}" if package else key, value, meaning, name)
+            for key, value, comment in _keys(text):
+                path = f"{package}.{key}" if package else key
+                field = field_of(path)
+                yield Key(path, value, comment or (field and field.description) or "", name)
         elif other.startswith("/"):
             taken = choice_of.get(other.removeprefix("/"), choice)
             yield from _of_file(f"{sibling.removeprefix('/')}/{taken}", f"@{place}", choice_of)
@@ -215,21 +185,27 @@ def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[
 
 def _keys(text: str) -> Iterator[tuple[str, str, str]]:
     """Yield the keys of a file's text that have a value, each with its value and its comments."""
-    parents: list[str] = []
-    comments: list[str] = []
-    for line in text.splitlines():
-        if line.lstrip().startswith("#"):
-            comments.append(line.lstrip(" #"))
-        elif match := _KEY.fullmatch(line):
-            indent, key, value, comment = match.groups()
-            parents = [*parents[: len(indent) // 2], key]
-            if value and not key.startswith("_") and parents[0] not in ("sweep", "defaults"):
-                meaning = " ".join([*comments, *([comment] if comment else [])])
-                yield ".".join(parents), value, meaning
-            comments = []
+    lines = text.splitlines()
 
+    def comment(key: yaml.Node, value: yaml.Node) -> str:
+        above = key.start_mark.line
+        while above and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        # The comments at the top are on the choice.
+        found = lines[above : key.start_mark.line] if above else []
+        found.append(lines[value.end_mark.line][value.end_mark.column :].partition("#")[2])
+        return " ".join(filter(None, (line.strip(" #") for line in found)))
 
-def _comments(file: Path) -> list[str]:
-    """Return the comments that a file begins with."""
-    lines = (line for line in file.read_text().splitlines() if not line.startswith("# @package"))
-    return [line.removeprefix("# ") for line in lines if line.startswith("#")]
+    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, str, str]]:
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            if key.value.startswith("_") or name in ("sweep", "defaults"):
+                continue
+            if isinstance(value, yaml.MappingNode) and value.value:
+                yield from walk(value, f"{name}.")
+            else:
+                shown = text[value.start_mark.index : value.end_mark.index]
+                yield name, shown, comment(key, value)
+
+    if isinstance(root := yaml.compose(text, _LOADER), yaml.MappingNode):
+        yield from walk(root, "")

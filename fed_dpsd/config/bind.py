@@ -1,0 +1,263 @@
+"""Binds mappings to frozen dataclasses with pydantic, and reports every problem at once."""
+
+import copy
+import dataclasses
+import difflib
+import functools
+import importlib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
+
+from fed_dpsd.config.schema import STRICT
+from fed_dpsd.errors import ConfigError, shown
+
+T = TypeVar("T")
+_KINDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "mapping_type": "a group of keys",
+    "finite_number": "a finite number",
+}
+_BOUNDS = {
+    "greater_than": "> {gt:g}",
+    "greater_than_equal": ">= {ge:g}",
+    "less_than": "< {lt:g}",
+    "less_than_equal": "<= {le:g}",
+}
+
+
+class Binder:
+    """A binder of mappings to frozen dataclasses that collects every problem.
+
+    The default replaces a value that has a problem, if `defaults` are known, so that one problem
+    hides no other. Call `finish` before you use an instance.
+
+    Args:
+        defaults: valid values of what is bound, as a tree of keys.
+        sources: the key that another key takes its value from; problems name the former.
+
+    Attributes:
+        packages: packages of plug-ins, whose classes may be named too.
+    """
+
+    def __init__(
+        self,
+        defaults: Mapping[str, Any] | None = None,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        self.problems: list[str] = []
+        self._defaults, self._sources = defaults or {}, sources or {}
+        self.packages: tuple[str, ...] = ()
+        self._wrong: set[str] = set()  # paths whose values have a problem
+
+    def bind(self, cls: type[T], values: Mapping[str, Any], where: str = "") -> T | None:
+        """Return an instance of dataclass `cls`, or None after recording problems.
+
+        Keys must be `cls`'s fields, and types must fit the annotations: an int is a float, a list
+        is a tuple, and nothing else is converted. `cls` may raise ValueError for a value out of
+        range, in a sentence that names the field.
+        """
+        hints = typing.get_type_hints(cls)
+        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        given = {
+            str(key): self._ready(hints.get(str(key)), value, f"{where}{key}")
+            for key, value in values.items()
+        }
+        replaced: set[str] = set()
+
+        def stand_in(name: str) -> bool:
+            """Replace a value by its default; return whether that changes anything."""
+            before, after = given.get(name), self._default(hints[name], f"{where}{name}")
+            if name in replaced or after is dataclasses.MISSING or before == after:
+                return False
+            given[name] = after
+            replaced.add(name)
+            self._wrong.add(f"{where}{name}")
+            return True
+
+        while True:
+            try:
+                checked = _checked(typing.cast(type, cls))(**given)
+                if type(checked) is cls:
+                    return checked
+                return cls(**{name: getattr(checked, name) for name in names})
+            except ValidationError as error:
+                found: list[Any] = error.errors(include_url=False)
+            except ValueError as error:  # of a plain dataclass's __post_init__
+                found = [{"loc": (), "ctx": {"error": error}}]
+            progress = False
+            for each in found:
+                name = str(each["loc"][0]) if each["loc"] else ""
+                named = [name]
+                if not name:  # __post_init__ raised it, with the names in its text
+                    named = _named(text := str(each["ctx"]["error"]), names)
+                    if not replaced.intersection(named):
+                        self.problems.append(f"{where}{text}")
+                elif f"{where}{name}" not in self._wrong:
+                    self.problems.append(_problem(each, where, hints))
+                    self._wrong.add(f"{where}{name}")
+                if name and name not in names:
+                    del given[name]
+                    progress = True
+                progress |= any(stand_in(each) for each in named if each in names)
+            if not progress:
+                return None
+
+    def concerns(self, problem: str) -> bool:
+        """Return whether a sentence names a value that was replaced by its default."""
+        return any(re.search(rf"(?<![\w.]){re.escape(path)}\b", problem) for path in self._wrong)
+
+    def _default(self, hint: Any, path: str) -> Any:
+        """Return a key's default, converted; MISSING if there is none."""
+        node: Any = self._defaults
+        for part in path.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return dataclasses.MISSING
+            node = node[part]
+        return Binder()._ready(hint, node, "")
+
+    def _ready(self, hint: Any, value: Any, path: str) -> Any:
+        """Return a section as its dataclass, and a list as a tuple, where the hint says so."""
+        for kind in _kinds(hint):
+            if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+                bound = self.bind(typing.cast(type, kind), value, f"{path}.")
+                if bound is None:
+                    self._wrong.add(path)
+                return bound
+            if typing.get_origin(kind) is tuple and isinstance(value, list):
+                return tuple(value)
+        return value
+
+    def locate(self, package: str, path: Any, where: str) -> type | None:
+        """Return the class PACKAGE.MODULE.CLASS, or None after recording a problem.
+
+        Nothing outside our own `package`, fed_dpsd.papers and named plug-ins is imported, whatever
+        a file or a message names.
+        """
+        known = (package, "fed_dpsd.papers", *self.packages)
+        forms = " or ".join(f"{each}.MODULE.CLASS" for each in known)
+        problem = f"{where}={shown(path)} is not a class {forms}"
+        for each in known:
+            match = re.fullmatch(rf"{re.escape(each)}\.([a-z_0-9]+)\.([A-Za-z0-9]+)", str(path))
+            if not match:
+                continue
+            module = f"{each}.{match[1]}"
+            try:
+                cls = getattr(importlib.import_module(module), match[2], None)
+            except ImportError as error:
+                if error.name != module:
+                    problem = f"{where}={path} cannot be imported: {error}"
+                continue
+            if dataclasses.is_dataclass(cls) and not inspect.isabstract(cls):
+                return typing.cast(type, cls)
+        self.problems.append(problem)
+        self._wrong.add(where.removesuffix("._target_"))
+        return None
+
+    def finish(self) -> None:
+        """Raise ConfigError with every recorded problem once, if there is one."""
+        if self.problems:
+            raise ConfigError(list(dict.fromkeys(map(self._as_typed, self.problems))))
+
+    def _as_typed(self, problem: str) -> str:
+        """Return a problem with the key that the value came from."""
+        key, equals, rest = problem.partition("=")
+        return f"{self._sources.get(key, key)}{equals}{rest}"
+
+
+def bound(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Return an instance of dataclass `cls`, as `Binder.bind` does.
+
+    Raises:
+        ConfigError: values have problems, a line on each.
+    """
+    binder = Binder()
+    instance = binder.bind(cls, values, where)
+    binder.finish()
+    assert instance is not None
+    return instance
+
+
+@functools.cache
+def _checked(cls: type) -> Callable[..., Any]:
+    """Return a strict dataclass with the fields of `cls`, which need not know pydantic."""
+    if is_pydantic_dataclass(cls):
+        return cls
+    hints = typing.get_type_hints(cls, include_extras=True)
+    fields = [(f.name, hints[f.name], copy.copy(f)) for f in dataclasses.fields(cls)]
+    return dataclass(dataclasses.make_dataclass(cls.__name__, fields, kw_only=True), config=STRICT)
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union, or the one type."""
+    union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _problem(error: Any, where: str, hints: Mapping[str, Any]) -> str:
+    """Return pydantic's error in a sentence that names the key, its value and the remedy."""
+    kind, name, context = error["type"], str(error["loc"][0]), error.get("ctx", {})
+    typed = f"{where}{name}={shown(error['input'])}"
+    if kind == "missing":
+        return f"{where}{name} is missing"
+    if kind == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(name, hints, n=1)
+        group = f" of {where[:-1]}" if where else ""
+        return f"{typed} is not a key{group}{f'; did you mean {near[0]}?' if near else ''}"
+    if kind == "value_error":
+        return f"{typed} {context['error']}"
+    if kind == "literal_error":
+        return f"{typed} must be {context['expected']}".replace("'", "")
+    if kind == "dataclass_exact_type":
+        section = next(each for each in _kinds(hints[name]) if dataclasses.is_dataclass(each))
+        keys = ", ".join(f"{where}{name}.{field.name}" for field in dataclasses.fields(section))
+        return f"{typed}: {where}{name} stands for several keys: {keys}"
+    if kind in _BOUNDS:
+        return f"{typed} must be {_BOUNDS[kind].format(**context)}"
+    return f"{typed} must be {_KINDS[kind]}" if kind in _KINDS else f"{typed}: {error['msg']}"
+
+
+def _named(text: str, names: Collection[str]) -> list[str]:
+    """Return the fields that a sentence names, in its order."""
+    words = dict.fromkeys(re.findall(r"(?<![\w.])\w+(?=[=.:])", text))
+    return [word for word in words if word in names]
+
+
+class _UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
+    """YAML in which no key is given twice: the last one would win silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            line = node.start_mark.line + 1
+            raise ValueError(f"{twice} is there twice, in the keys from line {line} on; keep one")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read the mapping that a YAML file holds.
+
+    Raises:
+        ValueError: the file cannot be read, holds no mapping, or has a key twice.
+    """
+    try:
+        raw = yaml.load(path.read_bytes(), _UniqueKeys)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(getattr(error, "strerror", None) or "it is not YAML") from None
+    if not isinstance(raw, dict):
+        raise ValueError("it is empty")
+    return raw

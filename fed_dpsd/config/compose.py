@@ -1,0 +1,267 @@
+"""Overrides: settings that are typed as KEY=VALUE, composed with conf/ by Hydra.
+
+No other file imports Hydra. It composes the chosen files; each setting is then put into their keys
+one by one, so that every problem is reported, in a sentence of errors.py.
+"""
+
+import copy
+import functools
+import re
+import shlex
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fed_dpsd.config.errors import (
+    first_line,
+    in_quotes,
+    split_by_shell,
+    tokens,
+    uncomposable,
+    unknown_choice,
+    unknown_key,
+    unreadable,
+)
+from fed_dpsd.config.keys import all_keys, flat_keys, groups, leaves
+from fed_dpsd.config.plugins import Plugin, conf_folders, find, named_in, searching
+from fed_dpsd.errors import ConfigError
+
+NOT_TYPED = ("sweep", "device")  # a grid of other runs, and a key for which two others stand
+_ERRORS = (HydraException, OmegaConfBaseException)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The configuration that overrides ask for, and all that is wrong with them.
+
+    Args:
+        values: plain dictionaries, composed without the overrides that have a problem.
+        defaults: the values of the chosen files alone.
+        sources: the key that another key takes its value from, such as "teacher.seed": "seed".
+        problems: a line on each override that was left out.
+        plugins: the plug-ins whose files may be chosen too.
+        sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} is none.
+    """
+
+    values: dict[str, Any]
+    defaults: dict[str, Any]
+    sources: Mapping[str, str]
+    problems: tuple[str, ...] = ()
+    plugins: tuple[Plugin, ...] = ()
+    sweep: Any = field(default_factory=dict)
+
+
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose conf/ with Hydra `overrides` into plain dictionaries.
+
+    `sweep` is left out, and `device`, for which two other keys stand.
+
+    Raises:
+        ConfigError: overrides cannot be read, or name unknown keys or choices; a line on each.
+    """
+    composition = read(overrides)
+    if composition.problems:
+        raise ConfigError(composition.problems)
+    return composition.values
+
+
+def read(overrides: Sequence[str]) -> Composition:
+    """Compose conf/ with the overrides that can be used, and find what is wrong with all others."""
+    names, others = named_in(overrides)
+    plugins = find(names)
+    with searching(plugins):
+        composition = _read(others)
+    named = {"plugins": names} if names else {}
+    return replace(composition, values=composition.values | named, plugins=plugins)
+
+
+def _read(overrides: Sequence[str]) -> Composition:
+    parsed, problems = _parse(overrides)
+    known = groups()
+    choices = [each for each in parsed if each.key_or_group in known]
+    files, wrong = _composable(choices)
+    problems += wrong
+    tree = copy.deepcopy(_composed(files, conf_folders()))
+    defaults = _values(tree)
+    # A wrong choice leaves open which keys of a group there are.
+    typed = (each.lstrip("+~").partition("=")[0].partition("@")[0] for each in overrides)
+    sure = not wrong and sum(key in known for key in typed) == len(choices)
+    keys = {*flat_keys(defaults), "device"}
+    for setting in (each for each in parsed if each.key_or_group not in known):
+        key, text = str(setting.key_or_group), str(setting.input_line)
+        if key not in keys:
+            if sure or key.partition(".")[0] not in known:
+                problems.append(unknown_key(key, defaults | {"device": None}))
+            continue
+        try:
+            changed = copy.deepcopy(tree) if "${" in text else tree
+            OmegaConf.update(changed, key, setting.value(), merge=True)
+            if changed is not tree:
+                _resolved(changed)
+            tree = changed
+        except OmegaConfBaseException as error:
+            problems.append(f"{text}: {first_line(error)}")
+    raw = typing.cast(dict[str, Any], OmegaConf.to_container(tree))
+    sources = {
+        key: source[1]
+        for key, value in leaves(raw)
+        if isinstance(value, str) and (source := re.fullmatch(r"\$\{([\w.]+)\}", value))
+    }
+    sweep = _resolved(tree)["sweep"]
+    return Composition(_values(tree), defaults, sources, tuple(problems), sweep=sweep)
+
+
+def declared_sweep(experiment: str) -> Any:
+    """Return the `sweep` of an experiment's file: overrides, each with choices as for `choices`.
+
+    Raises:
+        ConfigError: there is no such experiment, or its file cannot be composed.
+    """
+    if problem := unknown_choice("experiment", experiment):
+        raise ConfigError([problem])
+    override = f"experiment={experiment}"
+    try:
+        return _resolved(_composed((override,), conf_folders()))["sweep"]
+    except _ERRORS as error:
+        raise ConfigError([f"{override}: {first_line(error)}"]) from None
+
+
+def choices(override: str) -> tuple[str, list[str]]:
+    """Return the key of an override in Hydra's sweep syntax, and its choices, at least one.
+
+    Raises:
+        ConfigError: the syntax is wrong, or the choices cannot be listed.
+    """
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        raise ConfigError([unreadable(override)]) from None
+    key = parsed.get_key_element()
+    if not parsed.is_sweep_override():
+        return key, [parsed.get_value_element_as_str()]
+    try:
+        return key, list(parsed.sweep_string_iterator())
+    except HydraException:
+        raise ConfigError(
+            [f"{override}: its values cannot be listed; write them out, as in {key}=0,1,2"]
+        ) from None
+
+
+def split_overrides(text: str) -> list[str]:
+    """Split a string of overrides at blanks outside Hydra's quotes and brackets, keeping both.
+
+    What follows a quote or bracket that is not closed is one override, which cannot be read.
+
+    >>> split_overrides("method=dense model.teachers=[cnn, mlp] out='a b'")
+    ['method=dense', 'model.teachers=[cnn, mlp]', "out='a b'"]
+    """
+    return tokens(text)[0]
+
+
+# --- Hydra ---
+
+
+@functools.lru_cache(maxsize=256)
+def _composed(files: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+    """Return the keys of chosen files in folders laid out as conf/; not to be changed."""
+    GlobalHydra.instance().clear()
+    with hydra.initialize_config_dir(str(folders[0]), version_base="1.3"):
+        places = ",".join(f'"file://{folder}"' for folder in folders[1:])
+        searched = [f"hydra.searchpath=[{places}]"] if places else []
+        return hydra.compose("config", overrides=[*files, *searched])
+
+
+def _resolved(tree: DictConfig) -> dict[str, Any]:
+    return typing.cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
+
+
+def _values(tree: DictConfig) -> dict[str, Any]:
+    """Return the values of all keys that a run has."""
+    return {key: value for key, value in _resolved(tree).items() if key not in NOT_TYPED}
+
+
+def _composable(choices: Sequence[Override]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the choices that can be composed, and a problem of each other one."""
+    files, problems = tuple[str, ...](), []
+    for choice in choices:
+        value, text = choice.value(), str(choice.input_line).lstrip("+")
+        name = value if isinstance(value, str) else text.partition("=")[2]
+        if problem := unknown_choice(str(choice.key_or_group), name):
+            problems.append(problem)
+        elif value is not None:  # experiment=null
+            files += (text,)
+    try:
+        _resolved(_composed(files, conf_folders()))
+    except _ERRORS:
+        kept = tuple[str, ...]()
+        for text in files:
+            try:
+                _resolved(_composed((*kept, text), conf_folders()))
+                kept += (text,)
+            except _ERRORS as error:
+                tree = _values(_composed((), conf_folders()))
+                problems.append(uncomposable(text, error, tree))
+        files = kept
+    return files, problems
+
+
+# --- words ---
+
+
+def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+    """Return the overrides that can be read, and a problem of each other one."""
+    parsed, problems, parser = list[Override](), list[str](), OverridesParser.create()
+    for words in _settings(overrides):
+        if problem := split_by_shell(words):
+            problems.append(problem)
+            continue
+        for word in words:
+            try:
+                each = parser.parse_override(word)
+            except HydraException:
+                problems.append(unreadable(word))
+                continue
+            if problem := _not_one_value(each, word):
+                problems.append(problem)
+            else:
+                parsed.append(each)
+    return parsed, problems
+
+
+def _settings(words: Sequence[str]) -> list[list[str]]:
+    """Put words together that may be one setting, such as "rounds", "=" and "10"."""
+    found: list[list[str]] = []
+    for word in words:
+        last = found[-1] if found else [""]
+        key, _, value = last[0].partition("=")
+        begun = word.startswith("=") or last[-1].endswith(("=", ":")) or "/" in value
+        alone = len(last) == 1 and last[0] == key != ""
+        if found and (begun or alone) and not re.match(r"[^=]+=", word):
+            last.append(word)
+        else:
+            found.append([word])
+    return found
+
+
+def _not_one_value(parsed: Override, override: str) -> str:
+    """Return the problem of an override that deletes a key, or has several values."""
+    if parsed.type == OverrideType.DEL:
+        return f"{override}: a setting cannot be deleted; write KEY=VALUE"
+    if parsed.is_sweep_override():
+        key, _, values = override.lstrip("+").partition("=")
+        if key in {known.name for known in all_keys() if known.value.startswith("[")}:
+            return f"{override}: {key} is a list; write '{key}=[{values}]'"
+        grid = f"{override} is a grid of runs: fed-dpsd sweep {shlex.quote(override)}"
+        one = key.endswith("path") or "/" in values
+        return f"{grid}; for one value {in_quotes(override)}" if one else grid
+    return ""

@@ -1,0 +1,146 @@
+"""Messages for overrides that cannot be used: Hydra's own errors name its grammar and internals."""
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fed_dpsd.config.keys import all_keys, flat_keys, groups, homes
+from fed_dpsd.config.plugins import files_of
+
+QUOTES = "put the value in quotes: "
+# The names of our keys in other libraries.
+_OURS = {"lr": "learning_rate", "epsilon": "target_epsilon", "sigma": "noise_multiplier"}
+
+
+def quoted(text: str) -> str:
+    """Return text in Hydra's quotes, so that nothing in it has a meaning.
+
+    >>> quoted("/data/5=6, new")
+    '"/data/5=6, new"'
+    """
+    # Only before a quote or ${ is a backslash more than itself.
+    escaped = re.sub(r'(\\*)("|\$\{|\Z)', lambda m: 2 * m[1] + (m[2] and f"\\{m[2]}"), text)
+    return f'"{escaped}"'
+
+
+def in_quotes(override: str) -> str:
+    """Return the remedy of an override whose value needs quotes, as it is typed in a shell."""
+    key, _, value = override.partition("=")
+    return QUOTES + shlex.quote(f"{key}={quoted(os.path.expanduser(value))}")
+
+
+def tokens(text: str) -> tuple[list[str], bool]:
+    """Split text at blanks outside Hydra's quotes and brackets, and say if all are closed."""
+    found, token, quote, depth, escaped = [], "", "", 0, False
+    for character in text:
+        if not quote and depth == 0 and character.isspace():
+            found.append(token)
+            token = ""
+            continue
+        token += character
+        if quote:
+            quote = "" if character == quote and not escaped else quote
+        elif character in "'\"" and not escaped:
+            quote = character
+        else:
+            depth += (character in "[{(") - (character in ")}]")
+        escaped = character == "\\" and not escaped
+    return [token for token in [*found, token] if token], not quote and depth == 0
+
+
+def unreadable(word: str) -> str:
+    """Return the problem of a word that is no override."""
+    key, equals, value = word.partition("=")
+    if not word.strip():
+        return "an empty setting; write KEY=VALUE, as in rounds=10"
+    if not equals:
+        if named := _choices_named(word):
+            return f"{word}: write {' or '.join(named)}"
+        if word in _known():
+            return f"{word}: write {word}=VALUE"
+        return f"{word} is no setting; write KEY=VALUE, as in rounds=10"
+    path = "/" in value and not value.startswith(("'", '"', "["))
+    if not path and not tokens(value)[1]:
+        return f"{word}: a quote or bracket is not closed"
+    if value.endswith(","):
+        return f"{word}: write the values without blanks between them, as in seed=0,1,2"
+    if re.fullmatch(r"[\w.@]+", key) and not value.startswith(("'", '"', "=")):
+        return f"{word}: {in_quotes(word)}"
+    return f"{word} cannot be read; write KEY=VALUE, as in rounds=10"
+
+
+def split_by_shell(words: list[str]) -> str:
+    """Return the problem of one setting that blanks divide into words; "" where it is none."""
+    typed, value = " ".join(words), words[0].partition("=")[2]
+    if match := re.fullmatch(r"-*([\w.@]+)(?: = | =|= |: ?)([^\s=:]+)", typed):
+        return f"{typed}: write {match[1]}={match[2]}"
+    if len(words) == 2 and "=" not in typed and not _choices_named(words[0]):
+        return f"{typed}: write {words[0].lstrip('-')}={words[1]}"
+    if len(words) > 1 and "/" in value and not _known().intersection(words[1:]):
+        return f"{typed}: {in_quotes(typed)}"
+    return ""
+
+
+def unknown_choice(group: str, name: str) -> str:
+    """Return the problem of a choice that has no file; "" where it has one."""
+    names = list(files_of(group))
+    if name in names or (group, name) == ("experiment", "null"):
+        return ""
+    problem = f"{group}={name} is unknown; choose one of: {', '.join(names)}"
+    if near := difflib.get_close_matches(name.lower(), names, n=1):
+        return f"{problem}; did you mean {near[0]}?"
+    if group == "model":
+        return f"{problem}; architectures are model.teacher=... and model.student=..."
+    return problem
+
+
+def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
+    """Return the problem of a key that the chosen files do not have, with the one to use."""
+    group, _, rest = key.partition(".")
+    if rest and (named := homes(key)):
+        return f"{key} belongs to {named}; the keys of {group} here: {_listed(tree[group])}"
+    problem, known = f"{key} is not a configuration key", [*flat_keys(tree), *groups()]
+    if rest and isinstance(own := tree.get(group), Mapping):
+        near = difflib.get_close_matches(rest, own, n=1)
+        if near:
+            return f"{problem}; did you mean {group}.{near[0]}?"
+        return f"{problem}; the keys of {group} here: {_listed(own)}"
+    ours = _OURS.get(key, key)
+    if ending := [each for each in known if each.endswith(f".{ours}")]:
+        return f"{problem}; did you mean {' or '.join(ending)}?"
+    if near := difflib.get_close_matches(key, known, n=1):
+        return f"{problem}; did you mean {near[0]}?"
+    return f"{problem}; `fed-dpsd list keys` names them"
+
+
+def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
+    """Return the problem of a choice that Hydra cannot compose with those before it."""
+    key = choice.partition("=")[0]
+    if unknown := re.search(r"Could not override '([^']+)'", str(error)):
+        if unknown[1] != key:
+            return f"{choice}: in its file, {unknown_key(unknown[1], tree)}"
+        if named := homes(key):
+            return f"{choice}: {key} belongs to {named}"
+        return f"{choice}: there is no such choice here; see `fed-dpsd list`"
+    return f"{choice}: {first_line(error)}"
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of Hydra or OmegaConf says first; its other lines are internals."""
+    return str(error).strip().splitlines()[0]
+
+
+def _choices_named(word: str) -> list[str]:
+    """Return the overrides that choose a file of this name."""
+    return [f"{group}={word}" for group in groups() if word in files_of(group)]
+
+
+def _known() -> set[str]:
+    return {*groups(), *(key.name for key in all_keys())}
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(key for key in keys if key != "_target_") or "none"

@@ -48,7 +48,7 @@ from tests.every import every
 from tests.privacy.per_record import clip_records_alone
 
 FAILURE, DELTA, QUERIES = 1e-3, 1e-3, 4
-RUNS, TRAININGS = 5_000, 60
+RUNS, TRAININGS = 5_000, 80
 GRADIENT = NormalizedGradient(10, 5.56)  # all prove an epsilon of about 2.1 in four answers
 VOTES = NoisyVotes(10, 3.93)
 LAPLACE = NoisyVotes(10, 3.49, "laplace")

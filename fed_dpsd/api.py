@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fed_dpsd.accounts.card import PrivacyCard, plan_of, privacy_card
 from fed_dpsd.display import shown
-from fed_dpsd.engines.flower.superlink import simulate
+from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.ready import check_simulated, placed, ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line
@@ -26,7 +26,7 @@ from fed_dpsd.server.export import Format, export
 from fed_dpsd.server.federation import InUse
 from fed_dpsd.server.run import Progress
 from fed_dpsd.server.run import run as run_rounds
-from fed_dpsd.server.run_folder import name_run_folder, new_run_folder, open_run_folder
+from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.server.student import Student, open_student, student_of
 from fed_dpsd.server.summary import (
     read_summary,
@@ -122,7 +122,7 @@ class Job:
 
     Args:
         experiment: the experiment of the run.
-        folder: the run folder; with Flower the server app makes it.
+        folder: the run folder.
         work: a function that runs it with a progress callback, and returns its summary.
         completed: whether the run is completed, so that nothing is left to do.
         warnings: what to say before a new run, a sentence each (see `ready` and `unused`).
@@ -245,17 +245,13 @@ def new_job(overrides: tuple[str, ...], engine: Engine = "local", nodes: int | N
     placement, warnings = ready(experiment, overrides, 1 if engine == "local" else clients)
     # A sweep's reports say it instead: coins leave out other records in each of its runs.
     warnings += filter(None, [unused(experiment)])
+    folder = new_run_folder(experiment)
     if engine == "local":
-        job = local_job(experiment, new_run_folder(experiment))
-        return dataclasses.replace(job, warnings=warnings)
-    folder = name_run_folder(experiment)
-    paths = _absolute_paths(experiment, folder)
-    absolute = [each for each in overrides if each.partition("=")[0] not in paths]
-    absolute += [f'{key}="{path}"' for key, path in paths.items()]
+        return dataclasses.replace(local_job(experiment, folder), warnings=warnings)
     return Job(
         experiment,
         folder,
-        lambda progress: simulate(experiment, absolute, folder, clients, placement, progress),
+        lambda progress: simulate(experiment, folder, clients, placement, progress),
         warnings=warnings,
     )
 
@@ -355,12 +351,3 @@ def _shown(job: Job, progress: bool | Progress) -> Run:
     for line in job.warnings:
         console.print(f"warning: {line}", markup=False, soft_wrap=True)
     return show(job, console)
-
-
-def _absolute_paths(experiment: Experiment, folder: Path) -> dict[str, str]:
-    """Return overrides that make a simulation write and read where this process would."""
-    config = experiment.config
-    paths = {"run_folder": str(folder), "cache": config.cache, "out": config.out}
-    optional = {"ledger": config.ledger, "data.path": config.data.path}
-    optional |= {"teacher.path": config.teacher.path, "pictures": config.pictures}
-    return paths | {key: path for key, path in optional.items() if path}

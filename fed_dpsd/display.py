@@ -1,4 +1,4 @@
-"""The display of long work: bars with the time left on a terminal, and a few lines elsewhere."""
+"""The display of progress: bars with the time left on a terminal, a few lines elsewhere."""
 
 import contextlib
 import datetime
@@ -16,13 +16,25 @@ from rich.text import Text
 from fed_dpsd.progress import Listener, Task, listened, listening
 
 QUICK_SECONDS = 1.0  # shorter work has no bar
-LINE_SECONDS = 10.0  # from one line on some work to the next; later more, a tenth of all its time
-SILENT_SECONDS = 20.0  # after which work inside other work has a line, too
+LINE_SECONDS = 10.0  # between two lines on some work; of long work, a tenth of its time
+SILENT_SECONDS = 20.0  # after which nested work has a line, too
+
+
+class Display(Listener):
+    """A listener that prints on a console."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._console, self._last = console, clock()
+
+    def _say(self, line: str) -> None:
+        self._last = self.clock()
+        self._console.print(line, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Show all work of this block, unless a display around it does so already."""
+    """Show the progress of this block, unless a display around it does so already."""
     if listened():
         yield
     elif console.is_jupyter or not console.is_terminal:  # widgets may be missing
@@ -30,78 +42,64 @@ def shown(console: Console, clock: Callable[[], float] = time.monotonic) -> Iter
             yield
     else:
         bars = Bars(console, clock)
-        # Data that is redirected to a file stays out of the console.
+        # Data that is redirected to a file stays off the console.
         live = Live(bars, console=console, transient=True, redirect_stdout=sys.stdout.isatty())
         with live, listening(bars):
             yield
 
 
-class Bars(Listener):
-    """A bar for each piece of work, the outermost at the top; below, how a run stands."""
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._console = console
+class Bars(Display):
+    """A bar for each task, the outermost at the top; below, the current results of a run."""
 
     def end(self, task: Task) -> None:
-        """Remove the bar; the last text of some work stays, if anything was done."""
+        """Remove the bar; the last text of a task stays, if anything was done."""
         super().end(task)
         if task.text and task.done:
-            self._console.print(task.text, markup=False, soft_wrap=True)
+            self._say(task.text)
 
     def __rich__(self) -> Group:
-        """Return the bars of this moment, and below them how the work stands that says so."""
+        """Return the current bars, and below them the current results."""
         table, below = Table.grid(padding=(0, 1)), Table.grid(padding=(0, 1))
         below.add_column(style="dim", no_wrap=True)
         for task in self.under_way.copy():
             if (seconds := task.seconds) >= QUICK_SECONDS:
                 bar = ProgressBar(task.total, task.done, width=20)
                 elapsed = str(datetime.timedelta(seconds=int(seconds)))
-                told = task.count if task.facts else str(task)
-                table.add_row(told, bar, elapsed, time_left(task))
+                label = task.count if task.facts else str(task)
+                table.add_row(label, bar, elapsed, time_left(task))
                 for name, text in task.facts.items():
                     below.add_row(f"  {name}", Text(text))
         return Group(table, below) if below.row_count else Group(table)
 
 
-class Lines(Listener):
-    """A line for each text of some work, and now and then one on how much is done."""
+class Lines(Display):
+    """A line for each text of a task, and now and then one on how much is done."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(clock)
-        self._console = console
-        self._told: WeakKeyDictionary[Task, float] = WeakKeyDictionary()
-        self._last = clock()
+        super().__init__(console, clock)
+        self._printed: WeakKeyDictionary[Task, float] = WeakKeyDictionary()
 
     def changed(self, task: Task) -> None:
-        """Print the work's text, and the time left if the last such line is a while ago.
+        """Print the task's text, and the time left unless a recent line has it.
 
-        Work without a text is left out where work around it knows its own time left, unless nothing
-        has been printed for long, as in a run's last round.
+        A task without a text is printed only where no task around it knows its own time left, or
+        where nothing has been printed for long, as in a run's last round.
         """
         around = self.under_way[: self.under_way.index(task)]
-        due = task.seconds - self._told.get(task, 0.0) >= max(LINE_SECONDS, task.seconds / 10)
+        due = task.seconds - self._printed.get(task, 0.0) >= max(LINE_SECONDS, task.seconds / 10)
         due = due and 0 < task.done < task.total
         if due:
-            self._told[task] = task.seconds
+            self._printed[task] = task.seconds
         left = time_left(task) if due else ""
+        silent = self.clock() - self._last >= SILENT_SECONDS
         if task.text:
             self._say(f"{task} · {left}" if left else str(task))
-        elif due and (self._silent or all(outer.left is None for outer in around)):
+        elif due and (silent or all(outer.left is None for outer in around)):
             self._say(f"{task}, {left}" if left else str(task))
-
-    @property
-    def _silent(self) -> bool:
-        """Return whether nothing has been printed for long."""
-        return self.clock() - self._last >= SILENT_SECONDS
-
-    def _say(self, line: str) -> None:
-        self._last = self.clock()
-        self._console.print(line, markup=False, soft_wrap=True)
 
 
 def time_left(task: Task) -> str:
-    """Return the time left in words; "" where nothing is known of it, or it is over."""
+    """Return the time left in words; "" where it is unknown or over."""
     seconds = task.left
     if seconds is None or seconds < 0.5:
         return ""

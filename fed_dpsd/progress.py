@@ -1,6 +1,6 @@
-"""Reports of long work: how much of it is done, and how long the rest takes, to a listener.
+"""Progress reporting: work done and the estimated time left, for the listener of the context.
 
-A loop reports to the listener of its context. By default nobody listens, as at a hospital's node.
+By default nobody listens, as on a hospital's node.
 """
 
 import bisect
@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TypeVar
 
-RECENT = 1 / 3  # of the parts that are done: the others are expected to take as long
-APART_SECONDS = 0.1  # from one kept sample to the next but one
+RECENT = 1 / 3  # fraction of the parts done whose pace is expected of the others
+APART_SECONDS = 0.1  # between a kept sample and the next but one
 
 Item = TypeVar("Item")
 
@@ -26,19 +26,18 @@ def seconds_left(
 ) -> float | None:
     """Estimate the seconds until all parts are done, at the pace of the recent ones.
 
-    The first parts are often slower than the others, and in a run the later ones may cost more.
+    The first parts are often slower than the others, and later ones may cost more.
 
     Args:
         samples: (seconds, parts done), both ascending, the first at the start.
         total: number of parts.
         waited: seconds since the last sample.
         inside: seconds that the current part still takes at least.
-        after: seconds that the last part takes besides.
+        after: additional seconds of the last part.
         recent: fraction of the parts done whose pace counts, in (0, 1].
 
     Returns:
-        Seconds >= 0; None before anything is done, and while only the first of many parts is, which
-        may be slow.
+        Seconds >= 0; None before anything is done, and while only the first of many parts is.
     """
     (_, first), (now, done) = samples[0], samples[-1]
     left = total - done
@@ -54,14 +53,14 @@ def seconds_left(
 
 
 class Task:
-    """Work of equal parts, under way.
+    """Work in progress, of equal parts.
 
     Args:
-        name: its parts, in words.
+        name: the parts, such as "cells".
         total: number of parts.
-        done: number of parts that are done already.
+        done: number of parts that are already done.
         recent: as for `seconds_left`.
-        text: what to show instead of the number of parts that are done; "" shows the number.
+        text: what to show instead of the number of parts done; "" shows the number.
         listener: the listener to report to.
     """
 
@@ -91,9 +90,9 @@ class Task:
         Args:
             done: number of parts.
             seconds: time that they took.
-            text: what to show instead of the number; "" leaves the last text.
+            text: what to show instead of the number; "" keeps the last text.
             after: as for `seconds_left`.
-            facts: how the work stands, a row each, for a display that shows rows in place of text.
+            facts: the current results, one per row of a live display.
         """
         self.facts = facts or self.facts
         crowded = len(self._samples) > 1 and seconds - self._samples[-2][0] < APART_SECONDS
@@ -110,24 +109,24 @@ class Task:
 
     @property
     def left(self) -> float | None:
-        """Return the expected seconds until it is done; None where nothing is known."""
+        """Return the expected seconds until the work is done; None where nothing is known."""
         waited = self._listener.clock() - self._changed
         inner = self._listener.inside(self)
         inside = (inner and inner.left) or 0.0
         return seconds_left(self._samples, self.total, waited, inside, self._after, self._recent)
 
-    def __str__(self) -> str:
-        """Return the text, or the number of parts that are done."""
-        return self.text or self.count
-
     @property
     def count(self) -> str:
-        """Return the number of parts that are done, of all."""
+        """Return the number of parts done, of all."""
         return f"{self.done:,} of {self.total:,} {self.name}"
+
+    def __str__(self) -> str:
+        """Return the text, or the number of parts done."""
+        return self.text or self.count
 
 
 class Listener:
-    """A listener that shows nothing: the base of those that do.
+    """The base of listeners, which shows nothing.
 
     Args:
         clock: returns seconds.
@@ -139,7 +138,7 @@ class Listener:
         self._stopped: dict[str, Task] = {}
 
     def begin(self, name: str, total: int, done: int, recent: float, text: str) -> Task:
-        """Begin a task, or go on with one of that name which stopped where this one begins."""
+        """Begin a task, or continue one of this name that stopped where this one begins."""
         task = self._stopped.pop(name, None)
         if task is None or (task.total, task.done) != (total, done):
             task = Task(name, total, done, recent, text, self)
@@ -153,26 +152,26 @@ class Listener:
             self._stopped[task.name] = task
 
     def inside(self, task: Task) -> Task | None:
-        """Return the task that is part of `task`, if there is one now."""
+        """Return the task that runs within `task` now, if there is one."""
         under_way = self.under_way.copy()  # another thread may show it
         inner = under_way[under_way.index(task) + 1 :] if task in under_way else []
         return inner[0] if inner else None
 
     def changed(self, task: Task) -> None:
-        """Hear that more is done; called a few times a second at most, and with every text."""
+        """Handle progress; called a few times a second at most, and with every text."""
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 def listened() -> bool:
-    """Return whether anybody listens here."""
+    """Return whether there is a listener."""
     return _listener.get() is not None
 
 
 @contextlib.contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Let a listener hear all work of this block; None is nobody."""
+    """Report all work of this block to a listener; None is nobody."""
     token = _listener.set(listener)
     try:
         yield
@@ -184,10 +183,10 @@ def listening(listener: Listener | None) -> Iterator[None]:
 def reporting(
     name: str, total: int, done: int = 0, recent: float = RECENT, text: str = ""
 ) -> Iterator[Task]:
-    """Report what this block does as one task; the block says how far it has come.
+    """Report the work of this block as one task, which the block advances.
 
     Args:
-        name: its parts, in words: "cells".
+        name: the parts, such as "cells".
         total: number of parts.
         done: number of parts that earlier blocks of the same name and total have done.
         recent: as for `seconds_left`; 1 where the parts differ at random.
@@ -204,10 +203,10 @@ def reporting(
 def reported(
     name: str, items: Collection[Item], done: int = 0, total: int | None = None
 ) -> Iterator[Item]:
-    """Yield the items, and report each as a part that is done when the next is asked for.
+    """Yield the items; each is reported as done when the next one is requested.
 
     Args:
-        name: the items, in words: "teachers".
+        name: the items, such as "teachers".
         items: the items.
         done: number of items that earlier loops of the same name and total have yielded.
         total: number of all items; None where these are all.

@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("fifth") is not None:
         items[:], left_out = in_fifth(items, config.getoption("fifth"))
         config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: item.path.name != "test_superlink.py")
+    items.sort(key=lambda item: item.path.name != "test_simulation.py")
     cases = collections.Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]

@@ -17,13 +17,14 @@ from cryptography.hazmat.primitives.serialization import (
 import client_app
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client import site as sites
+from fed_dpsd.client.hospital import open_file
 from fed_dpsd.client.terms import NotAllowed
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.protocol import Refusal, Request
 from fed_dpsd.server.run_folder import new_run_folder
+from tests.ledgers import entries_of
 
-CLIENT_APP = Path(client_app.__file__)
 RNG = np.random.Generator(np.random.PCG64(0))
 IMAGES = RNG.integers(0, 256, (40, 8, 8), dtype=np.uint8)
 
@@ -110,7 +111,7 @@ class Hospitals:
 
 
 def federate(experiment, grid):
-    return GridFederation(experiment, grid, new_run_folder(experiment), CLIENT_APP)
+    return GridFederation(experiment, grid, new_run_folder(experiment))
 
 
 def answer(hospital, text, question, run="run"):
@@ -145,3 +146,15 @@ DISTRIBUTED = (
     *("num_clients=3", "training=plain", "answers=gradient", "answers.noise_at=distributed"),
     "answers.quorum={threshold: 2, colluding: 0}",
 )
+PLAIN = ("training=plain", "answers=gradient")
+
+
+def site_files(tmp_path, count=2, **changes):
+    """The files of hospitals 0, 1, ..., each in a folder of its own."""
+    return [site_file(tmp_path / f"hospital{n}", n, **changes) for n in range(count)]
+
+
+def charges(file):
+    """The kinds of a hospital's charges; the file is its site file, or the hospital itself."""
+    hospital = open_file(file) if isinstance(file, Path) else file
+    return [entry.kind for entry in entries_of(hospital.ledger)]

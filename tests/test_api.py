@@ -1,6 +1,5 @@
 """The front door: what a script of a few lines does with `import fed_dpsd`."""
 
-import dataclasses
 import doctest
 import inspect
 import json
@@ -18,10 +17,10 @@ from rich.console import Console
 
 import fed_dpsd
 from fed_dpsd import api
-from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.experiment import from_overrides
 from fed_dpsd.progress import listening
+from fed_dpsd.server.run_folder import open_run_folder
 from fed_dpsd.sweep.grid import one_run
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
@@ -298,16 +297,10 @@ def test_threads_that_wait_leave_their_core_unless_told_otherwise(given, expecte
     assert done.stdout.split() == [expected, "False"]
 
 
-def test_what_is_typed_reaches_the_flower_engine_as_it_was_meant(folder, monkeypatch):
-    """Its server app has another working directory, and is given one string."""
-    sent = []
-    monkeypatch.setattr(api, "simulate", lambda _, overrides, *rest: sent.extend(overrides))
+def test_the_flower_engine_reads_the_experiment_from_its_run_folder(folder):
+    """Its process may have another working directory."""
     (folder / "my pictures").mkdir()
     Image.new("RGB", (32, 32)).save(folder / "my pictures" / "a.png")
     typed = ("pictures=my pictures", "out=my runs", "ledger=kept", "model.teachers=[cnn, mlp]")
     job = api.new_job(("training=plain", "model=cnn", *typed), "flower")
-    job.work(None)
-    received = from_run_config({"overrides": " ".join(sent)})
-    assert received.config.run_folder == str(job.folder)
-    config = dataclasses.replace(received.config, run_folder=job.experiment.config.run_folder)
-    assert config == job.experiment.config
+    assert open_run_folder(job.folder) == job.experiment

@@ -158,6 +158,7 @@ def test_a_planted_import_is_caught():
         ("fed_dpsd.accounts.card", "from fed_dpsd.client.site import Site"),
         ("fed_dpsd.privacy.noise", "from fed_dpsd.config import UserError"),
         ("fed_dpsd.methods.local", "from fed_dpsd import experiment"),
+        ("fed_dpsd.engines.flower.supernode", "from fed_dpsd.rehearsal.sites import write_site"),
         ("fed_dpsd.checks", "from fed_dpsd.papers.gradient_sum import GradientSum"),
     ):
         source = f"{MODULES[module]}\n{planted}\n"
@@ -175,15 +176,11 @@ def test_no_module_leads_back_to_itself():
         assert not [name for name in direct if name != module and module in known[name]], module
 
 
+FLOWER = ("client", "codec", "grid", "server", "simulation", "supernode")
 LIBRARIES = {
     "flwr": {
-        *("fed_dpsd/benchmarks/flower_fedavg.py", "fed_dpsd/engines/flower/client.py"),
-        *(
-            "fed_dpsd/engines/flower/codec.py",
-            "fed_dpsd/engines/flower/grid.py",
-            "fed_dpsd/engines/flower/supernode.py",
-        ),
-        *("fed_dpsd/engines/flower/server.py", "client_app/__init__.py", "server_app/__init__.py"),
+        *(f"fed_dpsd/engines/flower/{name}.py" for name in FLOWER),
+        *("fed_dpsd/benchmarks/flower_fedavg.py", "fed_dpsd/benchmarks/row.py"),
     },
     "flwr_datasets": {"fed_dpsd/data/partition.py"},
     "hydra": {"fed_dpsd/config/compose.py"},

@@ -15,7 +15,6 @@ from fed_dpsd.protocol import Request, Response
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.engines.flower.test_server import PRIVATE, FakeGrid, _flower_process  # noqa: F401
-from tests.hospitals import CLIENT_APP
 from tests.running import not_refused
 
 SOME = "num_clients=5", "clients_per_round=2"
@@ -96,7 +95,7 @@ def test_engines_ask_the_same_cohorts(small, settings):
     local = runs.run(experiment, LocalFederation(experiment, folder), folder, lambda line: None)
     for nodes in (2, 5):
         again = new_run_folder(experiment)
-        federation = GridFederation(experiment, FakeGrid(nodes), again, CLIENT_APP)
+        federation = GridFederation(experiment, FakeGrid(nodes), again)
         summary = runs.run(experiment, federation, again, lambda line: None)
         assert summary["student_sha256"] == local["student_sha256"]
         assert summary["queries"] == local["queries"]

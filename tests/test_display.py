@@ -1,12 +1,15 @@
-"""The display of long work, on a console that is a terminal, a pipe or a notebook."""
+"""The display of progress, on a console that is a terminal, a pipe or a notebook."""
 
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from fed_dpsd.display import Bars, Lines, shown, time_left
 from fed_dpsd.progress import listened, reported, reporting
+
+FACTS = {"student": "85.1 %  ▁▄▇", "budget": "epsilon 2.99 spent (record, add_remove)"}
 
 
 class Clock:
@@ -21,8 +24,8 @@ def clock():
     return Clock()
 
 
-def console(**kind):
-    return Console(file=StringIO(), width=120, highlight=False, **kind)
+def console(width=120, **kind):
+    return Console(file=StringIO(), width=width, highlight=False, **kind)
 
 
 def lines(out):
@@ -37,6 +40,8 @@ def test_a_pipe_gets_a_line_now_and_then(clock):
     with shown(out, clock):
         for _ in reported("cells", range(60)):
             clock.now += 2
+        for _ in reported("steps", range(1_000)):  # quick work prints nothing
+            clock.now += 0.009
     assert lines(out)[:3] == [
         "5 of 60 cells, about 2 min left",
         "10 of 60 cells, about 2 min left",
@@ -46,20 +51,12 @@ def test_a_pipe_gets_a_line_now_and_then(clock):
     assert lines(out)[-1] == "56 of 60 cells, about 8 s left"
 
 
-def test_quick_work_prints_nothing_in_a_pipe(clock):
-    out = console(force_terminal=False)
-    with shown(out, clock):
-        for _ in reported("steps", range(1_000)):
-            clock.now += 0.009
-    assert not lines(out)
-
-
-def test_texts_are_printed_each_and_the_time_left_with_them_now_and_then(clock):
+def test_a_pipe_gets_each_text_with_the_time_left_now_and_then_and_no_control_codes(clock):
     out = console(force_terminal=False)
     with shown(out, clock), reporting("rounds", 10, text="preparing") as rounds:
         for number in range(1, 11):
             clock.now += 6
-            rounds.reach(number, 6.0 * number, f"round {number} [b]")
+            rounds.reach(number, 6.0 * number, f"round {number} [b]", facts=FACTS)
     assert lines(out)[:5] == [
         "round 1 [b]",
         "round 2 [b] · about 48 s left",
@@ -68,9 +65,12 @@ def test_texts_are_printed_each_and_the_time_left_with_them_now_and_then(clock):
         "round 5 [b]",
     ]
     assert len(lines(out)) == 10
+    text = out.file.getvalue()
+    assert "▁" not in text
+    assert not [letter for letter in text if ord(letter) < 32 and letter != "\n"]
 
 
-def test_of_nested_work_the_outermost_is_told_whose_end_is_known(clock):
+def test_of_nested_work_the_outermost_with_a_known_end_is_printed(clock):
     out = console(force_terminal=False)
     with shown(out, clock), reporting("cells", 3, recent=1) as cells:
         for _ in range(3):
@@ -82,7 +82,7 @@ def test_of_nested_work_the_outermost_is_told_whose_end_is_known(clock):
         "2 of 4 teachers, about 22 s left",
         "3 of 4 teachers, about 11 s left",
         "1 of 3 cells, about 88 s left",
-        "2 of 4 teachers, about 22 s left",  # unless there was silence for so long
+        "2 of 4 teachers, about 22 s left",  # since nothing was printed for long
         "2 of 3 cells, about 44 s left",
         "2 of 4 teachers, about 22 s left",
     ]
@@ -97,12 +97,10 @@ def test_a_long_last_part_is_not_silent(clock):
             rounds.reach(number, 5.0 * number, f"round {number}", after=60)
         for _ in reported("steps of the student", range(600)):
             clock.now += 0.1
-    told = [line for line in lines(out) if "steps of the student" in line]
-    assert [line.partition(",")[0] for line in told] == [
-        "200 of 600 steps of the student",
-        "400 of 600 steps of the student",
+    assert [line for line in lines(out) if "steps of the student" in line] == [
+        "200 of 600 steps of the student, about 40 s left",
+        "400 of 600 steps of the student, about 20 s left",
     ]
-    assert told[0].endswith("about 40 s left")
 
 
 def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):
@@ -119,39 +117,30 @@ def test_a_notebook_gets_lines_and_needs_no_widgets(clock, monkeypatch):
 # --- on a terminal ---
 
 
-def test_a_terminal_gets_a_bar_for_each_piece_of_work_and_nothing_stays(clock):
+def picture(task, width=120):
+    """A task's display as text, without the bars."""
+    out = console(width, force_terminal=False)
+    out.print(task._listener)
+    return [" ".join(line.replace("━", "").replace("╸", "").split()) for line in lines(out)]
+
+
+def test_a_terminal_has_a_bar_for_each_task_and_nothing_stays(clock):
     out = console(force_terminal=True)
     with shown(out, clock), reporting("cells", 27, recent=1) as cells:
-        clock.now += 120
+        clock.now += 0.5
+        assert "".join(picture(cells)) == ""  # quick work has no bar
+        clock.now += 119.5
         cells.advance()
         with reporting("teachers", 5) as teachers:
-            assert picture(cells).splitlines() == ["1 of 27 cells 0:02:00 about 52 min left"]
-            clock.now += 30
-            teachers.advance()
-            clock.now += 30
-            teachers.advance()
-            assert picture(cells).splitlines() == [
+            assert picture(cells) == ["1 of 27 cells 0:02:00 about 52 min left"]
+            for _ in range(2):
+                clock.now += 30
+                teachers.advance()
+            assert picture(cells) == [
                 "1 of 27 cells 0:03:00 about 52 min left",
                 "2 of 5 teachers 0:01:00 about 2 min left",
             ]
     assert out.file.getvalue().endswith("\x1b[2K")  # the last line is cleared
-
-
-def picture(task):
-    """The bars of a task's display as text, without the bars themselves."""
-    out = console(force_terminal=False)
-    out.print(task._listener)
-    rows = [line.replace("━", "").replace("╸", "").split() for line in lines(out)]
-    return "\n".join(" ".join(words) for words in rows)
-
-
-def test_quick_work_has_no_bar(clock):
-    bars = Bars(console(force_terminal=True), clock)
-    task = bars.begin("steps", 5, 0, 1, "")
-    clock.now += 0.5
-    assert picture(task).strip() == ""
-    clock.now += 1
-    assert picture(task) == "0 of 5 steps 0:00:01"
 
 
 def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
@@ -160,7 +149,7 @@ def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
         with reporting("rounds", 2, text="preparing") as rounds:
             rounds.reach(1, 1.0, "round 1")
             rounds.reach(2, 2.0, "round 2")
-        with reporting("rounds", 2, text="preparing"):  # a run that was finished already
+        with reporting("rounds", 2, text="preparing"):  # a run that was already finished
             pass
     text = out.file.getvalue()
     assert "round 2\n" in text
@@ -168,15 +157,29 @@ def test_the_last_text_stays_on_a_terminal_unless_nothing_was_done(clock):
     assert "preparing" not in text
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_display_inside_another_opens_none(clock, terminal):
-    out = console(force_terminal=terminal)
-    with shown(out, clock), reporting("cells", 2) as cells:
-        with shown(out, clock), reporting("rounds", 2) as rounds:
-            assert rounds._listener is cells._listener
-            assert isinstance(cells._listener, Bars if terminal else Lines)
-        assert listened()
-    assert not listened()
+def test_a_terminal_shows_the_current_results_below_its_bar(clock):
+    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
+        clock.now += 30
+        rounds.reach(3, 30.0, "round 3/20 · student 85.1 %", facts=FACTS)
+        assert picture(rounds) == [
+            "3 of 20 rounds 0:00:30",
+            "student 85.1 % ▁▄▇",
+            "budget epsilon 2.99 spent (record, add_remove)",
+        ]
+        rounds.reach(4, 40.0, "round 4/20")  # without new results they stay
+        assert len(picture(rounds)) == 3
+        assert picture(rounds, width=60)[1:] == picture(rounds)[1:]  # no number is cut
+
+
+def test_a_display_inside_another_opens_none(clock):
+    for terminal in (True, False):
+        out = console(force_terminal=terminal)
+        with shown(out, clock), reporting("cells", 2) as cells:
+            with shown(out, clock), reporting("rounds", 2) as rounds:
+                assert rounds._listener is cells._listener
+                assert isinstance(cells._listener, Bars if terminal else Lines)
+            assert listened()
+        assert not listened()
 
 
 def test_data_stay_on_stdout_below_a_bar(clock, capsys):
@@ -188,66 +191,10 @@ def test_data_stay_on_stdout_below_a_bar(clock, capsys):
     assert "number,seed" not in out.file.getvalue()
 
 
-# --- words ---
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (None, ""),
-        (0.0, ""),
-        (0.6, "about 1 s left"),
-        (89.0, "about 89 s left"),
-        (90.0, "about 2 min left"),
-        (14 * 60.0, "about 14 min left"),
-        (90 * 60.0, "about 1.5 h left"),
-        (50 * 3_600.0, "about 50.0 h left"),
-    ],
-)
-def test_the_time_left_is_in_words(seconds, words):
-    class Known:
-        left = seconds
-
-    assert time_left(Known()) == words
-
-
-# --- how a run stands ---
-
-
-FACTS = {"student": "85.1 %  ▁▄▇", "budget": "epsilon 2.99 spent (record, add_remove)"}
-
-
-def test_a_terminal_shows_how_a_run_stands_below_its_bar(clock):
-    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
-        clock.now += 30
-        rounds.reach(3, 30.0, "round 3/20 · student 85.1 %", facts=FACTS)
-        first, *below = picture(rounds).splitlines()
-        assert first == "3 of 20 rounds 0:00:30"
-        assert below == [
-            "student 85.1 % ▁▄▇",
-            "budget epsilon 2.99 spent (record, add_remove)",
-        ]
-        rounds.reach(4, 40.0, "round 4/20")  # without news they stay
-        assert len(picture(rounds).splitlines()) == 3
-
-
-def test_in_a_pipe_there_are_lines_and_no_control_codes(clock):
-    out = console(force_terminal=False)
-    with shown(out, clock), reporting("rounds", 3) as rounds:
-        for number in (1, 2, 3):
-            clock.now += 30
-            rounds.reach(number, 30.0 * number, f"round {number}/3", facts=FACTS)
-    text = out.file.getvalue()
-    assert text.splitlines()[0] == "round 1/3 · about 60 s left"
-    assert "▁" not in text
-    assert not [letter for letter in text if ord(letter) < 32 and letter != "\n"]
-
-
-def test_a_narrow_terminal_cuts_no_number(clock):
-    out = Console(file=StringIO(), width=60, highlight=False, force_terminal=False)
-    with shown(console(force_terminal=True), clock), reporting("rounds", 20) as rounds:
-        clock.now += 30
-        rounds.reach(3, 30.0, "round 3/20", facts=FACTS)
-        out.print(rounds._listener)
-    assert "85.1 %  ▁▄▇" in out.file.getvalue()
-    assert "epsilon 2.99 spent (record, add_remove)" in " ".join(out.file.getvalue().split())
+def test_the_time_left_is_in_words():
+    for seconds, words in (
+        *((None, ""), (0.0, ""), (0.6, "about 1 s left"), (89.0, "about 89 s left")),
+        *((90.0, "about 2 min left"), (14 * 60.0, "about 14 min left")),
+        *((90 * 60.0, "about 1.5 h left"), (50 * 3_600.0, "about 50.0 h left")),
+    ):
+        assert time_left(SimpleNamespace(left=seconds)) == words

@@ -16,12 +16,11 @@ import pytest
 from flwr.cli.build import build_fab_from_disk, get_fab_filename
 
 from fed_dpsd import __version__
-from fed_dpsd.engines.flower import superlink
+from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.engines.flower.run_config import SHORT, from_run_config
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.server.summary import read_summary
-from tests.engines.flower.test_superlink import free_port
-from tests.engines.test_ray_cluster import wait_until
+from tests.processes import MARK, end_marked, free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = (".py", ".yaml", ".toml", ".md")
@@ -122,38 +121,24 @@ def built(tmp_path_factory):
     return {kind: build(kind, folder) for kind in NAMES}
 
 
-def part_of(name):
-    """The folder that a file is counted under."""
-    first, *rest = name.split("/")
-    if first == "fed_dpsd" and rest[0] == "_app":
-        return f"fed_dpsd/_app/{rest[1]}" if len(rest) > 2 else "fed_dpsd/_app"
-    if first.endswith(".dist-info"):
-        return "dist-info"
-    return first if rest else "files beside"
-
-
-@pytest.mark.parametrize("kind", NAMES)
-def test_nothing_private_or_large_is_published(built, kind):
-    files = held(built[kind])
-    assert built[kind].stat().st_size < MOST_BYTES[kind]
-    assert max(files.values()) < 1_000_000
-    assert [name for name in files if PRIVATE.search(name)] == []
-    if kind != "sdist":
-        assert [name for name in files if {"tests", "docs"} & set(name.split("/"))] == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["runs/a/summary.json", "data/mnist/train.parquet", "docs/results/x.html", "state/secret"],
-)
-def test_what_is_private_would_be_noticed(name):
-    assert PRIVATE.search(name)
+def test_nothing_private_or_large_is_published(built):
+    for kind, path in built.items():
+        files = held(path)
+        assert path.stat().st_size < MOST_BYTES[kind], kind
+        assert max(files.values()) < 1_000_000, kind
+        assert [name for name in files if PRIVATE.search(name)] == [], kind
+        if kind != "sdist":
+            assert [name for name in files if {"tests", "docs"} & set(name.split("/"))] == [], kind
+    for name in ("runs/a/summary.json", "data/mnist/train.parquet", "docs/x.html", "state/secret"):
+        assert PRIVATE.search(name), name  # the control
 
 
 def test_what_a_wheel_needs_is_in_it(built):
     files = held(built["wheel"])
     assert {"fed_dpsd/_app/conf/config.yaml", "fed_dpsd/_app/deploy/certificates.sh"} <= set(files)
-    assert {part_of(name).split("/")[0] for name in files} == {"fed_dpsd", "dist-info"}
+    assert any(name.startswith("fed_dpsd/report/") and name.endswith(".css") for name in files)
+    folders = {name.partition("/")[0] for name in files}
+    assert folders == {"fed_dpsd", f"fed_dpsd-{__version__}.dist-info"}
     (licence,) = [name for name in files if name.endswith(".dist-info/licenses/LICENSE")]
     assert files[licence] == (ROOT / "LICENSE").stat().st_size
 
@@ -207,13 +192,13 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
     subprocess.run([*into, *what], check=True)
     marker, ports = f"published-{tmp_path.name}", (free_port(), free_port())
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    own |= superlink.QUIET | {
+    own |= QUIET | {
         "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "FED_DPSD_HOME": str(tmp_path / "home"),
         "FLWR_HOME": str(tmp_path / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": ports[0],
         "FLWR_LOCAL_CONTROL_API_PORT": ports[1],
-        superlink.MARKER: marker,
+        MARK: marker,
     }
     (tmp_path / "empty").mkdir()
 
@@ -246,7 +231,7 @@ def test_the_default_job_runs_in_an_empty_environment(built, tmp_path, kind):
             config = f'num_clients=2 rounds=2 overrides="{" ".join(TINY[2:])}"'
             output = call("flwr", "run", str(app), "--run-config", config, "--stream")
         finally:
-            superlink.end_marked(marker)
+            end_marked(marker)
         (folder,) = (tmp_path / "home" / "runs").iterdir()
     found = read_summary(folder)
     assert found.get("status") == "completed", output

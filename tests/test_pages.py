@@ -33,7 +33,7 @@ ELSEWHERE = {
 }
 # Commands that a slow test runs, since they start processes, or hosts, of their own.
 SLOW = {
-    "flwr run . --run-config num_clients=5 --stream": "tests/engines/flower/test_superlink.py",
+    "flwr run . --run-config num_clients=5 --stream": "tests/engines/flower/test_simulation.py",
     "fed-dpsd rehearse num_clients=3": "tests/rehearsal/test_rehearsal.py",
 }
 NEITHER = re.compile(r"^No test runs the commands .{40,}", re.MULTILINE)

@@ -1,6 +1,5 @@
-"""Measurements of whole runs, side by side: each row of a bench is a process of its own.
+"""Benchmarks: whole runs compared, each in its own process (`fed-dpsd bench`).
 
-rows.py starts the processes and watches them, row.py is such a process, stages.py times what it
-does, and flower_fedavg.py is the Flower app to compare with. report.py reads what
-they measured.
+rows.py starts and watches the processes, row.py is such a process, stages.py times it, and
+flower_fedavg.py is the Flower app to compare with. report.py shows the results.
 """

@@ -1,12 +1,13 @@
-"""Plain Flower FedAvg, to compare with: a Flower app in one file, as lean as it can be honestly.
+"""Plain Flower FedAvg as a baseline: a lean Flower app in one file, without privacy (epsilon inf).
 
-Flower's own strategy averages; a client takes steps on its own records, which it reads once. Of
-this library the app has the networks and the random streams alone. The folder that row.py prepares
-holds settings.json, test.npz and a file for each client. There is no privacy here (epsilon inf).
+Flower's own strategy averages; a client takes steps on its own records, which it reads once. Only
+the networks and the random streams are this library's. The folder that row.py prepares has
+settings.json, test.npz and a file per client.
 """
 
 import functools
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from fed_dpsd.streams import Streams
 client_app = ClientApp()
 server_app = ServerApp()
 PURPOSE = "plain FedAvg"
+FOLDER = "FED_DPSD_BENCH_FOLDER"  # the environment variable that names the folder
 
 
 @functools.cache
@@ -53,14 +55,14 @@ def read_settings(folder: str) -> dict[str, Any]:
 @client_app.query()
 def begin(message: Message, context: Context) -> Message:
     """Read the client's records, before the first round as clients of FedDPSD do."""
-    read(str(context.run_config["folder"]), client_name(int(context.node_config["partition-id"])))
+    read(os.environ[FOLDER], client_name(int(context.node_config["partition-id"])))
     return Message(RecordDict(), reply_to=message)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """Take steps of a round from the average, on as many images as a teacher would answer."""
-    folder, client = str(context.run_config["folder"]), int(context.node_config["partition-id"])
+    folder, client = os.environ[FOLDER], int(context.node_config["partition-id"])
     settings = read_settings(folder)
     model, take, labels = read(folder, client_name(client))
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -85,11 +87,9 @@ def train(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Average for all rounds; write rounds.jsonl and summary.json to the folder's `run`."""
-    begun = time.time()
-    folder = str(context.run_config["folder"])
-    settings, place = read_settings(folder), Path(folder) / "run"
-    place.mkdir()
+    """Average for all rounds; write the folder's summary.json."""
+    begun, folder = time.time(), os.environ[FOLDER]
+    settings = read_settings(folder)
     model, take, labels = read(folder, "test")
     clients, rounds = settings["num_clients"], settings["rounds"]
     grid.pull_interval = 0.005  # as FedDPSD has it; the default of 0.1 s would make rounds wait
@@ -106,9 +106,6 @@ def serve(grid: Grid, context: Context) -> None:
         if number and (number % settings["evaluate_every"] == 0 or number == rounds):
             model.load_state_dict(arrays.to_torch_state_dict())
             accuracy = score(model, take, labels)
-        line = {"round": number, "student_accuracy": accuracy}
-        with (place / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
 
     first = ArrayRecord(model.state_dict())
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
@@ -116,11 +113,10 @@ def serve(grid: Grid, context: Context) -> None:
     seconds = time.perf_counter() - started
     failed = any(reply.has_error() for reply in replies)
     if failed or len(trained.train_metrics_clientapp) < rounds:
-        raise RuntimeError("a client of plain FedAvg failed")  # Flower goes on without it
+        raise RuntimeError("a client of plain FedAvg failed")  # Flower continues without it
     travelled = clients * rounds * sum(array.numpy().nbytes for array in first.values())
     passes = clients * rounds * settings["images_per_round"]
     summary = {
-        "status": "completed",
         "begun": begun,
         "accuracy": {"student": accuracy, "ensemble": None},
         "queries": {
@@ -133,9 +129,7 @@ def serve(grid: Grid, context: Context) -> None:
         "seconds": {"teachers": ready, "rounds": seconds},
         "student_sha256": None,
     }
-    finished = place / "summary.tmp"
-    finished.write_text(json.dumps(summary))
-    finished.rename(place / "summary.json")
+    (Path(folder) / "summary.json").write_text(json.dumps(summary))
 
 
 @torch.inference_mode()

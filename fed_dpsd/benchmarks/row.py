@@ -1,28 +1,26 @@
 """A row of a bench, in this process: `python -m fed_dpsd.benchmarks.row FOLDER`.
 
-FOLDER holds task.json, which rows.py writes; this process adds result.json. The numbers are taken
+FOLDER has task.json, which rows.py writes; this process adds result.json. The numbers are taken
 when the run has ended, before anything else is measured.
 """
 
-import functools
 import json
+import os
 import resource
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fed_dpsd.api import Engine, new_job
+from fed_dpsd.api import new_job
 from fed_dpsd.benchmarks.stages import PASSES, Clock, Passes, matmul_peak, timed
 from fed_dpsd.config.compose import choices, compose
-from fed_dpsd.engines.flower.superlink import run_app
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
@@ -33,39 +31,33 @@ from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name, write_json
 from fed_dpsd.sweep.grid import one_run
 
-APP = """[project]
-name = "plain-fedavg"
-version = "1.0.0"
-
-[tool.flwr.app]
-publisher = "fed-dpsd"
-
-[tool.flwr.app.components]
-serverapp = "flower_fedavg:server_app"
-clientapp = "flower_fedavg:client_app"
-
-[tool.flwr.app.config]
-folder = ""
-"""
 KEPT = ("accuracy", "queries", "seconds", "student_sha256")
 PLACES = ("out", "cache", "run_folder", "ledger")
 
 
 def main() -> None:
-    """Do the task of a folder; an error that the user can mend is told to rows.py."""
+    """Do the task of a folder; report an error that the user can fix to rows.py."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a simulation is cleaned up
-    folder = Path(sys.argv[1])
+    folder, status = Path(sys.argv[1]), 1
     task = json.loads((folder / "task.json").read_text())
     try:
-        result = check(task) if "rows" in task else measure(task, folder)
-    except (UserError, ProtocolError) as error:
-        problems = error.problems if isinstance(error, ConfigError) else (one_line(error),)
-        result = {"problems": problems}
-    write_json(folder / "result.json", result)
+        try:
+            result = check(task) if "rows" in task else measure(task, folder)
+        except (UserError, ProtocolError) as error:
+            problems = error.problems if isinstance(error, ConfigError) else (one_line(error),)
+            result = {"problems": problems}
+        write_json(folder / "result.json", result)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # a thread of Flower may still wait
 
 
 def check(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the bench ran on; no row may have a problem that shows before it runs.
+    """Check every row before any runs, and return what the bench runs on.
 
     Raises:
         UserError: a row's configuration, or its partition, has a problem.
@@ -92,7 +84,7 @@ def composed(row: str, overrides: Sequence[str]) -> Experiment:
     experiment = one_run(own_overrides(row, overrides), Path.cwd())
     check_simulated(experiment, "overrides=...")
     config = experiment.config
-    if row == "fedavg" and len({config.architecture(c) for c in range(config.num_clients)}) > 1:
+    if row == "fedavg" and len(set(map(config.architecture, range(config.num_clients)))) > 1:
         raise ConfigError(
             [f"model.teachers={list(config.model.teachers)}: row fedavg averages one architecture"]
         )
@@ -100,7 +92,7 @@ def composed(row: str, overrides: Sequence[str]) -> Experiment:
 
 
 def own_overrides(row: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides of a row; of a method's keys, DENSE takes those that it has too."""
+    """Return the overrides of a row; DENSE drops the keys of `method` that it does not have."""
     if row != "dense":
         return list(overrides)
     known = compose(["method=dense"])["method"]
@@ -113,33 +105,35 @@ def own_overrides(row: str, overrides: Sequence[str]) -> list[str]:
 
 
 def measure(task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Run a row, and return its times, its operations and what became of the run.
+    """Run a row, and return its times, its operations and the results of the run.
 
     Raises:
         UserError: the run failed.
     """
-    clock = Clock()
-    overrides = own_overrides(task["row"], task["overrides"])
+    clock, row = Clock(), task["row"]
+    overrides = own_overrides(row, task["overrides"])
     with timed(clock) as passes:
-        finished = ROWS[task["row"]](overrides, folder)
-    ended = time.time()
-    own, others = (resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    memory = most_memory()
+        if row == "fedavg":
+            experiment, summary = _fedavg(overrides, folder)
+        else:
+            engine: Literal["local", "flower"] = "flower" if row == "flower" else "local"
+            experiment, summary = _ours(overrides, engine, clock)
+    ended, memory = time.time(), most_memory()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     device = None
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        most = torch.cuda.max_memory_allocated()
+    if torch.cuda.is_available() and (most := torch.cuda.max_memory_allocated()):
         peak = matmul_peak(torch.device("cuda"), 8192)
         device = {"peak_memory": most, "matmul_per_second": peak}
     return {
         "ended": ended,
-        "begun": finished.begun,
-        "stages": {**clock.seconds, **finished.stages},
-        "processor_seconds": own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime,
+        "begun": summary["begun"],
+        "stages": clock.seconds,
+        "processor_seconds": sum(each.ru_utime + each.ru_stime for each in used),
         "peak_memory": memory,
         "device": device,
-        "operations": operations(finished.experiment, clock, passes),
-        "summary": {key: finished.summary[key] for key in KEPT}
-        | {"accuracy": scores_of(finished.summary, "accuracy")},
+        "operations": operations(experiment, clock, passes),
+        "summary": {key: summary[key] for key in KEPT}
+        | {"accuracy": scores_of(summary, "accuracy")},
     }
 
 
@@ -174,62 +168,47 @@ def most_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# --- the rows ---
+# --- the rows: each returns its experiment and its summary, with `begun` and queries.answered ---
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A run that has ended.
-
-    Args:
-        experiment: what ran.
-        summary: its summary.json, with the number of images `answered` among the queries.
-        begun: when its server began, in seconds since the epoch.
-        stages: seconds of stages that another process has timed.
-    """
-
-    experiment: Experiment
-    summary: Mapping[str, Any]
-    begun: float
-    stages: Mapping[str, float] = field(default_factory=dict)
-
-
-def _ours(overrides: list[str], folder: Path, engine: Engine) -> Finished:
-    """Run the experiment of a row on an engine of ours."""
+def _ours(
+    overrides: list[str], engine: Literal["local", "flower"], clock: Clock
+) -> tuple[Experiment, dict[str, Any]]:
+    """Run the experiment of a row on one of this library's engines."""
     job = new_job(tuple(overrides), engine)
-    job.run(lambda line: None)
+    lines: list[Mapping[str, Any]] = []
+    job.run(lines.append)
     summary = read_summary(job.folder)
-    summary["queries"]["answered"] = _lines(job.folder / "rounds.jsonl")[-1]["answered_queries"]
+    summary["queries"]["answered"] = lines[-1]["answered_queries"]
+    summary["begun"] = (job.folder / "lock").stat().st_mtime  # its server takes it
     requests = job.folder / "asks.jsonl"  # only a Flower server writes it
-    stages = (
-        {"asks": sum(line["seconds"] for line in _lines(requests))} if requests.exists() else {}
-    )
-    begun = (job.folder / "config.yaml").stat().st_mtime
-    return Finished(job.experiment, summary, begun, stages)
+    if requests.exists():
+        found = map(json.loads, requests.read_text().splitlines())
+        clock.seconds["asks"] = sum(line["seconds"] for line in found)
+    return job.experiment, summary
 
 
-def _lines(log: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.read_text().splitlines()]
+def _fedavg(overrides: list[str], folder: Path) -> tuple[Experiment, dict[str, Any]]:
+    """Write each client's records for the plain Flower app, and simulate it here."""
+    from flwr.simulation import run_simulation
 
+    from fed_dpsd.benchmarks import flower_fedavg as plain
 
-def _fedavg(overrides: list[str], folder: Path) -> Finished:
-    """Write the records of each client for the app, and run it."""
     experiment = composed("fedavg", overrides)
     config = experiment.config
     data = load_data(config.data, config.cache)
-    names = {
+    splits = {
         client_name(client): data.train.take(indices)
         for client, indices in enumerate(partitions(experiment))
     }
-    for name, split in {**names, "test": data.test}.items():
+    for name, split in {**splits, "test": data.test}.items():
         np.savez(folder / f"{name}.npz", images=split.images, labels=split.labels)
+    own = ("num_clients", "rounds", "queries_per_round", "seed", "evaluate_every")
+    own += ("threads_client", "threads_server")
+    teacher = ("batch_size", "learning_rate", "momentum")
     settings = {
-        **{key: getattr(config, key) for key in ("num_clients", "rounds", "queries_per_round")},
-        **{key: getattr(config, key) for key in ("seed", "threads_client", "threads_server")},
-        **{
-            key: getattr(config.teacher, key) for key in ("batch_size", "learning_rate", "momentum")
-        },
-        "evaluate_every": config.evaluate_every,
+        **{key: getattr(config, key) for key in own},
+        **{key: getattr(config.teacher, key) for key in teacher},
         "images_per_round": config.queries_per_round * config.teachers_per_client,
         "architecture": config.architecture(0),
         "shape": config.data.shape,
@@ -237,23 +216,15 @@ def _fedavg(overrides: list[str], folder: Path) -> Finished:
         "width": config.model.teacher_width,
     }
     write_json(folder / "settings.json", settings)
-    app = folder / "app"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(APP)
-    shutil.copy(Path(__file__).with_name("flower_fedavg.py"), app)
-    place, nodes = folder / "run", config.num_clients
-    summary = run_app(
-        app, {"folder": str(folder)}, experiment, place, nodes, Placement(), lambda line: None
+    os.environ[plain.FOLDER] = str(folder)
+    run_simulation(
+        plain.server_app,
+        plain.client_app,
+        config.num_clients,
+        backend_config=Placement().backend,
     )
-    return Finished(experiment, summary, summary["begun"])
+    return experiment, json.loads((folder / "summary.json").read_text())
 
-
-ROWS: dict[str, Callable[[list[str], Path], Finished]] = {
-    "local": functools.partial(_ours, engine="local"),
-    "flower": functools.partial(_ours, engine="flower"),
-    "fedavg": _fedavg,
-    "dense": functools.partial(_ours, engine="local"),
-}
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
-"""The rows of a bench, in turn, each in a process of its own that this one watches.
+"""The rows of a bench, one after another, each in a process that this one watches.
 
-This process imports no torch: processes share the pages of its files, which would make a watched
-one look smaller.
+This process does not import torch: processes share the pages of files, so a watched process would
+look smaller.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,13 @@ from typing import Any
 import psutil
 
 from fed_dpsd.benchmarks.report import FORMAT, ratios, statistics
+from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import ConfigError, UserError
 from fed_dpsd.storage import write_json
 
 ROWS = ("local", "flower", "fedavg", "dense")
 LOOKS_EVERY = 0.5  # seconds
-MEMORY_PAUSE = 50  # after a look at memory, which is dear, in times of what it took
+MEMORY_PAUSE = 50  # after reading the memory, which is slow, in multiples of the time it took
 Say = Callable[[str], None]
 
 
@@ -137,7 +139,7 @@ class Sample:
     Args:
         at: seconds since the epoch.
         memory: bytes of memory that they hold; pages that they share count once.
-        processor_seconds: user and system time so far, also of those that have ended.
+        processor_seconds: user and system time so far, including processes that have ended.
     """
 
     at: float
@@ -148,10 +150,10 @@ class Sample:
 def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
     """Do a task in a process of its own; return its result, and samples of its processes.
 
-    Every task begins with an empty cache: it decodes its data and trains its teachers.
+    Every task starts with an empty cache: it decodes its data and trains its teachers.
 
     Raises:
-        UserError: the process has told a problem, or has died.
+        UserError: the process has reported a problem, or has died.
     """
     with tempfile.TemporaryDirectory(prefix="fed-dpsd-bench-") as temporary:
         folder = Path(temporary)
@@ -160,12 +162,11 @@ def _in_process(task: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sample]]:
             {**row, "overrides": [*places, *row["overrides"]]} for row in task.get("rows", [task])
         ]
         write_json(folder / "task.json", {"rows": own} if "rows" in task else own[0])
-        package = Path(__file__).resolve().parents[2]
-        paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = os.pathsep.join(filter(None, sys.path))
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.row", str(folder)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                [sys.executable, "-P", "-m", f"{__package__}.row", str(folder)],
+                env={**os.environ, **QUIET, "PYTHONPATH": paths},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -207,7 +208,7 @@ def _watch(process: subprocess.Popen[bytes]) -> list[Sample]:
 
 
 def _memory(process: psutil.Process) -> int:
-    """Return the bytes of a process and its part of those that it shares; 0 if it is gone."""
+    """Return the bytes of a process, with its part of shared bytes; 0 if it has ended."""
     try:
         held = process.memory_full_info()
     except psutil.Error:
@@ -229,7 +230,7 @@ def _repetition(
     during = [sample for sample in samples if sample.at <= ended]
     seconds = max(result["processor_seconds"], *(s.processor_seconds for s in during))
     queries = summary["queries"]
-    answers = queries["answered"] * clients  # 0 with a method that asks nothing
+    answers = queries["answered"] * clients  # 0 with a method without queries
     return {
         "seconds": {
             "total": total,
@@ -261,22 +262,14 @@ def _repetition(
 
 def _machine() -> dict[str, Any]:
     """Describe the machine, without naming the host, and the load on it now."""
+    listed = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*: (.+)", listed.read_text() if listed.exists() else "")
     return {
-        "processor": _processor(),
+        "processor": models[0] if models else platform.processor() or platform.machine(),
         "cores": _cores(),
         "memory": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
     }
-
-
-def _processor() -> str:
-    """Return the processor's model."""
-    listed = Path("/proc/cpuinfo")
-    for line in listed.read_text().splitlines() if listed.exists() else ():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _cores() -> int:

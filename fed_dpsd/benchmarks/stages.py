@@ -1,14 +1,16 @@
-"""Seconds of a run by stage, and operations of teachers: the run's own code knows nothing of them.
+"""Seconds of a run by stage, and its teachers' operations; the run's own code has no clock.
 
-The functions below are replaced, in this process, by ones that also keep the time.
+In this process, the functions of STAGES are replaced by functions that also keep the time.
 """
 
+import contextlib
 import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -63,7 +65,7 @@ class Clock:
 
     @property
     def now(self) -> str:
-        """Return the innermost stage; "" outside of all."""
+        """Return the innermost stage; "" outside all stages."""
         return self._open[-1] if self._open else ""
 
     @contextmanager
@@ -87,89 +89,71 @@ class Clock:
 class Passes:
     """The images that teachers have answered in the stage PASSES.
 
-    Teachers with as many parameters share an entry. In a process of many clients, fixed features of
-    an image are computed once, so these are counted apart.
+    Teachers with equally many parameters share a count. Clients of one process share the fixed
+    features of an image, so these have counts of their own.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._images = Counter[int]()
-        self._teachers: dict[int, tuple[Teachers, tuple[int, ...]]] = {}
-        self._computed = Counter[type[FixedFeatures]]()
-        self._features: dict[type[FixedFeatures], FixedFeatures] = {}
+    def __init__(self) -> None:
+        self._images = Counter[Any]()
+        self._examples: dict[Any, Callable[[], Any]] = {}  # each answers SAMPLE images
 
     def answered(self, teachers: Teachers, images: Images) -> None:
         """Count images that a client's teachers have answered."""
         models = [teacher for teacher in teachers.models if teacher]
         size = sum(tensor.numel() for model in models for tensor in model.parameters())
         self._images[size] += len(images)
-        self._teachers.setdefault(size, (teachers, images.shape))
+        if size not in self._examples:
+            few = Images(np.zeros((SAMPLE, *images.shape), np.uint8))
+            self._examples[size] = lambda: teachers.sensitive_probabilities(few)
 
     def computed(self, features: FixedFeatures, images: torch.Tensor) -> None:
         """Count images whose fixed features were computed for an answer."""
-        if self._clock.now == PASSES:
-            self._computed[type(features)] += len(images)
-            self._features.setdefault(type(features), features)
+        kind, few = type(features), torch.zeros(SAMPLE, *features.shape)
+        self._images[kind] += len(images)
+        self._examples.setdefault(kind, lambda: features._features(few))
 
     def operations(self) -> float:
         """Return the floating-point operations so far, of matrix products and convolutions."""
+        from torch.utils.flop_counter import FlopCounterMode
+
         total = 0.0
-        for size, (teachers, shape) in self._teachers.items():
-            images = Images(np.zeros((SAMPLE, *shape), np.uint8))
-            teachers.sensitive_probabilities(images)  # from here on their features are remembered
-            response = functools.partial(teachers.sensitive_probabilities, images)
-            total += self._images[size] * _operations(response) / SAMPLE
-        for kind, features in self._features.items():
-            sample = torch.zeros(SAMPLE, *features.shape)
-            compute = functools.partial(features._features, sample)
-            total += self._computed[kind] * _operations(compute) / SAMPLE
+        for key, example in self._examples.items():
+            example()  # from here on the fixed features of a teacher's images are remembered
+            with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+                example()
+            total += self._images[key] * counter.get_total_flops() / SAMPLE
         return total
 
 
 @contextmanager
 def timed(clock: Clock) -> Iterator[Passes]:
     """Keep the time of all stages in this block; yield the count of the teachers' passes."""
-    passes = Passes(clock)
+    passes = Passes()
 
-    def counting(method: Callable[..., Any], count: Callable[..., None]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def counted(instance: Any, images: Any) -> Any:
-            result = method(instance, images)
-            count(instance, images)
+    def in_stage(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            with clock.stage(stage):
+                result = function(*arguments, **named)
+            if stage == PASSES:
+                passes.answered(*arguments)
             return result
 
-        return counted
+        return call
 
-    before = [(owner, name, getattr(owner, name)) for _, owner, name in STAGES]
-    before.append((FixedFeatures, "_features", FixedFeatures._features))
-    FixedFeatures._features = counting(FixedFeatures._features, passes.computed)  # type: ignore[method-assign]
-    for stage, owner, name in STAGES:
-        function = getattr(owner, name)
-        if stage == PASSES:
-            function = counting(function, passes.answered)
-        setattr(owner, name, _in_stage(clock, stage, function))
-    try:
+    compute = FixedFeatures._features
+
+    def counted(features: FixedFeatures, images: torch.Tensor) -> torch.Tensor:
+        if clock.now == PASSES:
+            passes.computed(features, images)
+        return compute(features, images)
+
+    with contextlib.ExitStack() as stack:
+        for stage, owner, name in STAGES:
+            function = getattr(owner, name)
+            stack.enter_context(mock.patch.object(owner, name, in_stage(stage, function)))
+        stack.enter_context(mock.patch.object(FixedFeatures, "_features", counted))
         yield passes
-    finally:
-        for owner, name, function in before:
-            setattr(owner, name, function)
-
-
-def _in_stage(clock: Clock, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def in_stage(*arguments: Any, **named: Any) -> Any:
-        with clock.stage(stage):
-            return function(*arguments, **named)
-
-    return in_stage
-
-
-def _operations(work: Callable[[], Any]) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        work()
-    return int(counter.get_total_flops())
 
 
 def matmul_peak(device: torch.device, size: int, times: int = 10) -> float:

@@ -35,7 +35,7 @@ def show(
         list[str] | None,
         typer.Argument(
             help="After keys: overrides whose keys are meant. Default: those of the default run. "
-            "After any kind: plugins=NAME, to list that plug-in alone beside ours.",
+            "After any kind: plugins=NAME, to list our choices and this plug-in's alone.",
             autocompletion=override,
         ),
     ] = None,
@@ -87,7 +87,7 @@ def _of_plugins(group: str, plugins: Iterable["Plugin"]) -> dict[str, str]:
 
 
 def _show_architectures(plugins: Sequence["Plugin"]) -> None:
-    """Print the names of networks: ours, and those of named plug-ins. This imports torch."""
+    """Print the names of networks: ours and named plug-ins'. This imports torch."""
     from fed_dpsd.models.classifiers import CLASSIFIERS, NO_DP_SGD
 
     print("architectures (model.teacher=..., model.student=..., model.teachers=[...]):")

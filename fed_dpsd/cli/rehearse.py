@@ -43,8 +43,8 @@ def rehearse(
 ) -> None:
     """Rehearse a deployment on this machine: coordinator and hospitals, their keys, TLS, processes.
 
-    Hosts are network namespaces where those may be made (Linux, root); otherwise all are this one.
-    With --kills, stdout is a line of CSV for each fault. Otherwise the last line is the run folder.
+    Hosts are network namespaces where permitted (Linux, root); otherwise all share this machine's.
+    With --kills, stdout has a line of CSV per fault. Otherwise its last line is the run folder.
     """
     from fed_dpsd.rehearsal.rehearsal import Rehearsal, can_make_hosts
     from fed_dpsd.server.words import next_steps
@@ -69,7 +69,7 @@ def rehearse(
 
 
 def _run(rehearsal: "Rehearsal") -> "Run":
-    """Run the experiment in `run`, and show its rounds as the coordinator writes them."""
+    """Run the experiment in the folder `run`, and show its rounds as they end."""
     from fed_dpsd.api import Run, shown_progress
     from fed_dpsd.rehearsal.faults import COMPLETED, PATIENCE
     from fed_dpsd.server.run_folder import read_log
@@ -94,7 +94,7 @@ def _run(rehearsal: "Rehearsal") -> "Run":
 
 
 def _endure(rehearsal: "Rehearsal", kills: int, seed: int) -> None:
-    """Run with faults until there were enough of them, and repeat each run without faults."""
+    """Run with faults until there are enough, and repeat each run without faults."""
     from fed_dpsd.rehearsal.faults import Fault, endure
 
     writer = csv.writer(sys.stdout)

@@ -65,7 +65,7 @@ def resume(
 
 
 def _finish(job: "Job") -> None:
-    """Run a job, say how to go on from its end, and always print its run folder."""
+    """Run a job, print the next steps, and always print its run folder last."""
     from fed_dpsd import api
     from fed_dpsd.server.words import how_to_go_on, next_steps
 

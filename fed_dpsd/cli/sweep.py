@@ -19,9 +19,9 @@ def sweep(
         Path | None, typer.Option("--csv", help="File of the table. Default: results.csv in --out.")
     ] = None,
 ) -> None:
-    """Run a grid of experiments, and print the path of its table, the last line of stdout.
+    """Run a grid of experiments; the last line of stdout is the path of its table.
 
-    Values stand between commas, as in seed=0,1,2. The same command again skips what is finished.
+    Separate values by commas, as in seed=0,1,2. The same command resumes a sweep.
     """
     from fed_dpsd.engines.ready import ready
     from fed_dpsd.sweep import sweep as sweeps

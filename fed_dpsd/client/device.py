@@ -64,11 +64,7 @@ class Owner(Protocol):
 
 
 class Held:
-    """The teachers that a process holds on one device: those used last, up to a limit.
-
-    Args:
-        limit: bytes that all of them may take. One owner's alone may take more.
-    """
+    """The teachers used last on a device, up to a limit in bytes, which one owner may exceed."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

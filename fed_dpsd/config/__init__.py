@@ -1,29 +1,11 @@
 """The configuration: the schema of an experiment, and the composition of conf/ with overrides."""
 
-from fed_dpsd.config.schema import (
-    BUNDLED,
-    Config,
-    DataConfig,
-    Device,
-    FederationConfig,
-    ModelConfig,
-    PrivacyConfig,
-    TeacherConfig,
-    require,
-    require_positive,
-    to_json,
-)
-
-__all__ = [
-    "BUNDLED",
-    "Config",
-    "DataConfig",
-    "Device",
-    "FederationConfig",
-    "ModelConfig",
-    "PrivacyConfig",
-    "TeacherConfig",
-    "require",
-    "require_positive",
-    "to_json",
-]
+from fed_dpsd.config.schema import BUNDLED as BUNDLED
+from fed_dpsd.config.schema import Config as Config
+from fed_dpsd.config.schema import DataConfig as DataConfig
+from fed_dpsd.config.schema import Device as Device
+from fed_dpsd.config.schema import PrivacyConfig as PrivacyConfig
+from fed_dpsd.config.schema import TeacherConfig as TeacherConfig
+from fed_dpsd.config.schema import require as require
+from fed_dpsd.config.schema import require_positive as require_positive
+from fed_dpsd.config.schema import to_json as to_json

@@ -47,7 +47,7 @@ class Binder:
 
     Args:
         defaults: valid values of what is bound, as a tree of keys.
-        sources: the key that another key takes its value from; problems name the former.
+        sources: for a key, the key that it takes its value from; problems name the latter.
 
     Attributes:
         packages: packages of plug-ins, whose classes may be named too.

@@ -42,12 +42,12 @@ _ERRORS = (HydraException, OmegaConfBaseException)
 
 @dataclass(frozen=True)
 class Composition:
-    """The configuration that overrides ask for, and all that is wrong with them.
+    """The configuration that overrides ask for, and everything that is wrong with them.
 
     Args:
         values: plain dictionaries, composed without the overrides that have a problem.
         defaults: the values of the chosen files alone.
-        sources: the key that another key takes its value from, such as "teacher.seed": "seed".
+        sources: for a key, the key that it takes its value from: "teacher.seed": "seed".
         problems: a line on each override that was left out.
         plugins: the plug-ins whose files may be chosen too.
         sweep: the grid of runs that a chosen experiment declares, as for `choices`; {} is none.

@@ -117,7 +117,7 @@ def unknown_key(key: str, tree: Mapping[str, Any]) -> str:
 
 
 def uncomposable(choice: str, error: Exception, tree: Mapping[str, Any]) -> str:
-    """Return the problem of a choice that Hydra cannot compose with those before it."""
+    """Return the problem of a choice that Hydra cannot compose with the earlier ones."""
     key = choice.partition("=")[0]
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         if unknown[1] != key:

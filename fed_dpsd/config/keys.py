@@ -46,10 +46,9 @@ def groups() -> dict[str, str]:
 
 def choices(group: str) -> dict[str, str]:
     """Return the choices of a group by name, each with the sentence that its file begins with."""
-    lines = {name: file.read_text().splitlines() for name, file in files_of(group).items()}
     return {
-        name: next(line for line in text if not line.startswith("# @")).removeprefix("# ")
-        for name, text in lines.items()
+        name: re.sub(r"\A# @.*\n", "", file.read_text()).partition("\n")[0].removeprefix("# ")
+        for name, file in files_of(group).items()
     }
 
 
@@ -134,11 +133,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def flat_keys(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return the path of every key, and of every group of keys."""
-    keys = [prefix + key for key in tree]
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            keys += flat_keys(value, f"{prefix}{key}.")
-    return keys
+    below = [(prefix + key, value) for key, value in tree.items()]
+    sections = (flat_keys(value, f"{key}.") for key, value in below if isinstance(value, Mapping))
+    return [key for key, _ in below] + [key for section in sections for key in section]
 
 
 # --- files ---
@@ -160,7 +157,7 @@ def _defaults(name: str) -> list[tuple[str, str]]:
 
 
 def _of_file(name: str, package: str, choice_of: Mapping[str, str]) -> Iterator[Key]:
-    """Yield the keys of a file and of those that it builds on; a later one wins."""
+    """Yield the keys of a file and of the files that it builds on; a later one wins."""
     text = _text(name)
     if text.startswith("# @package _global_\n"):
         package = package if "@" in package else ""

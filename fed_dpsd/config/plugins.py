@@ -77,7 +77,7 @@ def find(names: Sequence[str]) -> tuple[Plugin, ...]:
     """Return the installed plug-ins of some names, each NAME or NAME==VERSION.
 
     Raises:
-        ConfigError: one is not installed, or in another version; the error names all such.
+        ConfigError: one is not installed, or in another version; the error names each.
     """
     if not names:
         return ()
@@ -143,11 +143,11 @@ def searching(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 
 def conf_folders() -> tuple[Path, ...]:
-    """Return our folder of YAML files, and those of the plug-ins that are searched."""
+    """Return our folder of YAML files, and the folders of the plug-ins that are searched."""
     return conf_folder(), *_searched.get()
 
 
 def files_of(group: str) -> dict[str, Path]:
-    """Return the files of a group of conf/ by their names, in order, those of plug-ins too."""
+    """Return the files of a group of conf/ by their names, in order, also of plug-ins."""
     paths = (path for folder in conf_folders() for path in (folder / group).glob("*.yaml"))
     return {path.stem: path for path in sorted(paths, key=lambda path: path.stem)}

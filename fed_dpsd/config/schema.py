@@ -29,7 +29,6 @@ def _device_name(text: str) -> str:
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Budget = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Device = Annotated[str, AfterValidator(_device_name)]
 
 
@@ -45,16 +44,14 @@ class DataConfig:
 
     name: str = Field(description="name of the data set")
     hub: str | None = Field(description="Hugging Face name: OWNER/NAME or OWNER/NAME/SUBSET")
-    path: str | None = Field(
-        description="folder with train.parquet and test.parquet, or train/CLASS and test/CLASS"
-    )
+    path: str | None = Field(description="folder or table with the images (docs/howto/own_data.md)")
     image_column: str = Field(description="column of images")
     label_column: str | None = Field(description="column of labels; null with label_columns")
     patient_column: str | None = Field(description="column of patients; null: none are known")
     shape: tuple[int, ...] = Field(description="channels (1 or 3), height and width of images")
-    num_classes: int = Field(ge=2, description="number of classes; null takes those of the data")
+    num_classes: int = Field(ge=2, description="number of classes; null takes the data's")
     shared_patients: Literal["refuse", "allow"] = Field(
-        "refuse", description="what to do if the given splits share a patient"
+        "refuse", description="refuse makes a patient in two given splits an error"
     )
     records_per_patient: int | None = Field(
         None, ge=1, description="simulations: N makes up patients of N records of one class"
@@ -103,9 +100,7 @@ class ModelConfig:
     """Architectures (models/classifiers.py), and the number of channels of their first layer."""
 
     teacher: str = Field(description="architecture; `fed-dpsd list models` names all")
-    teachers: tuple[str, ...] = Field(
-        description="architectures of the clients, in turn; [] gives every client model.teacher"
-    )
+    teachers: tuple[str, ...] = Field(description="the clients', in turn; [] is model.teacher")
     teacher_width: int = Field(ge=1, description="channels of the first layer")
     student: str = Field(description="architecture; `fed-dpsd list models` names all")
     student_width: int = Field(ge=1, description="channels of the first layer")
@@ -117,7 +112,7 @@ class TeacherConfig:
     """The settings by which a client trains its teachers, or the file that it reads one from."""
 
     path: str | None = Field(
-        description="safetensors file of a client's teacher; {client} is the client's number"
+        description="safetensors file of a teacher; {client} is a client's number"
     )
     arch: str | None = Field(description="architecture of that teacher, required with path")
     seed: int = Field(ge=0, description="seed of the training")
@@ -126,9 +121,7 @@ class TeacherConfig:
     batch_size: int = Field(ge=1, description="records in a step")
     learning_rate: Positive = Field(description="learning rate")
     momentum: float | None = Field(ge=0, lt=1, description="momentum of SGD; null selects Adam")
-    same_start: bool = Field(
-        description="true starts all teachers from the same weights, as averages (FedAVG) need"
-    )
+    same_start: bool = Field(description="true starts all from the same weights, as FedAVG needs")
 
     def __post_init__(self) -> None:
         if self.path is not None and self.arch is None:
@@ -152,10 +145,8 @@ class PrivacyConfig:
     """
 
     delta: float = Field(gt=0, lt=1, description="delta of every guarantee")
-    epsilon_stated: float | None = Field(
-        description="epsilon under which a paper prints its result"
-    )
-    budget: Budget | None = Field(
+    epsilon_stated: float | None = Field(description="epsilon that a paper states for its result")
+    budget: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
         description="largest epsilon of a client's ledger (record, add_remove); null is no limit"
     )
     target_epsilon: Positive | None = Field(
@@ -172,12 +163,10 @@ class FederationConfig:
     """Deadlines, and the fewest clients that a round needs."""
 
     simulation: bool = Field(description="whether this machine simulates all clients")
-    min_clients: int | None = Field(
-        ge=1, description="replies with which a round continues; null waits for all clients"
-    )
+    min_clients: int | None = Field(ge=1, description="fewest replies to a round; null is all")
     node_timeout_seconds: Positive = Field(description="time for all clients to connect")
     round_timeout_seconds: Positive = Field(description="time for a round")
-    retry_seconds: Positive = Field(description="time until a silent client is asked again")
+    retry_seconds: Positive = Field(description="time until a silent client gets the request again")
 
     def __post_init__(self) -> None:
         if self.min_clients is not None and self.simulation:
@@ -192,28 +181,18 @@ class Config:
     """A whole experiment; experiment.py binds `method`, `partition`, `training` and `answers`."""
 
     num_clients: int = Field(ge=1, description="clients of the federation")
-    teachers_per_client: int = Field(
-        ge=1, description="each is trained on its own shard of the client's records"
-    )
+    teachers_per_client: int = Field(ge=1, description="each has its own shard of the records")
     seed: int = Field(ge=0, description="public seed")
     rounds: int = Field(ge=1, description="rounds of queries and answers")
     queries_per_round: int = Field(ge=1, description="synthetic images")
-    client_device: Device = Field(
-        description="where teachers answer and, with training=plain, learn"
-    )
+    client_device: Device = Field(description="where teachers answer and, if plain, learn")
     server_device: Device = Field(description="where the student and the generators learn")
-    threads_client: int = Field(
-        ge=1, description="fixed, not detected: it changes the last bits of results"
-    )
+    threads_client: int = Field(ge=1, description="fixed: it changes the last bits of results")
     threads_server: int = Field(ge=1, description="as threads_client")
-    out: str = Field(
-        description='parent of the run folder; "" is ./runs, or FED_DPSD_HOME/runs with `flwr run`'
-    )
+    out: str = Field(description='parent of the run folder; "" is ./runs (flwr: in FED_DPSD_HOME)')
     cache: str = Field(description='"" is FED_DPSD_HOME/cache')
     run_folder: str = Field(description='run folder; "" makes a new one below out')
-    ledger: str = Field(
-        description='Folder of the ledgers of all runs that name it; "" is one in the run folder.'
-    )
+    ledger: str = Field(description='folder of ledgers that runs share; "" is in the run folder')
     noise: Literal["seeded", "secure"] = Field(
         description="Source of the noise in answers and private trainings: seeded (reproducible, "
         "for experiments) | secure (from a secret beside each client's ledger)."
@@ -229,15 +208,13 @@ class Config:
     partition: Mapping[str, Any]
     clients_per_round: int | None = Field(
         None,
-        description="Clients that are asked in a round, drawn from the public seed; null asks all. "
-        "A client pays for the rounds in which it is asked, and no amplification is claimed.",
+        description="Clients that answer in a round, drawn from the public seed; null takes all. "
+        "A client pays for the rounds in which it answers, and no amplification is claimed.",
     )
-    evaluate_every: int = Field(
-        1, ge=1, description="rounds between two scores of the student; the last is always scored"
-    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between scores; the last has one")
     pictures: str = Field(
         "",
-        description="Public pictures whose crops are asked instead of procedural images: "
+        description="Public pictures whose crops are sent instead of procedural images: "
         'scikit-learn (two photographs) | a folder. "" is none, so that queries are free of data.',
     )
     plugins: tuple[str, ...] = Field(
@@ -248,8 +225,9 @@ class Config:
     )
     tracker: Literal["none", "tensorboard", "wandb", "mlflow"] = Field(
         "none",
-        description="Where a run's numbers go besides its folder. Each is an extra, as in pip "
-        "install 'fed-dpsd[wandb]', and has its own settings, such as WANDB_MODE=offline.",
+        description="Where a run's numbers go besides its folder: none | tensorboard | wandb | "
+        "mlflow. Each is an extra, as in pip install 'fed-dpsd[wandb]', and has its own settings, "
+        "such as WANDB_MODE=offline.",
     )
 
     def __post_init__(self) -> None:

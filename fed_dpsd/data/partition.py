@@ -1,6 +1,6 @@
 """Partitions of a data set among simulated clients, by flwr-datasets' partitioners.
 
-No other file imports flwr_datasets. The import takes seconds, so it is delayed until needed.
+No other file imports flwr_datasets, which takes seconds.
 """
 
 import hashlib
@@ -32,8 +32,8 @@ CONNECT_SECONDS = 5.0
 class Partition(Protocol):
     """A rule that splits records among clients, by their labels and a seed.
 
-    Where patients are known, it splits patients instead, and their records follow them: "record"
-    and "label" in the rules below are then a patient and their most frequent class.
+    Where patients are known, it splits patients, each with their most frequent class as the label,
+    and their records follow them.
     """
 
     name: ClassVar[str]
@@ -142,11 +142,10 @@ class ByClass(Partition):
 
 @dataclass(frozen=True)
 class Coins(IID):
-    """A split of a random order into equal parts, from which coins leave records out.
+    """IID partition; each record is kept with probability `fraction`.
 
-    Each record has a coin of its own, whether patients are known or not. Who would hold a record
-    does not depend on the coins, so two splits that differ in one coin are one record apart:
-    attacks guess at coins.
+    The client of a record does not depend on the coins, so two splits that differ in one coin are
+    one record apart: attacks guess coins.
     """
 
     name: ClassVar[str] = "coins"
@@ -163,7 +162,7 @@ class Coins(IID):
         return f"left out by their coins (partition.fraction={self.fraction:g})"
 
     def kept(self, number: int) -> NDArray[np.bool_]:
-        """Toss the coins of `number` records; (number,) whether each is held by its client."""
+        """Return (number,) whether each record is kept."""
         rng = np.random.Generator(np.random.PCG64([self.coins, 2]))
         return rng.random(number) < self.fraction
 
@@ -178,10 +177,7 @@ def load_or_split(
     cache: Path,
     patients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
-    """Return what `split` does, from the cache if these records were split so before.
-
-    A split takes seconds, most of them for the library's import.
-    """
+    """Return what `split` does, from the cache if these records were split so before."""
     rule = f"{partition} {num_clients} flwr-datasets {version('flwr-datasets')}"
     records = labels.tobytes() + (b"" if patients is None else b"patients" + patients.tobytes())
     key = hashlib.sha256(rule.encode() + records).hexdigest()[:24]
@@ -207,9 +203,9 @@ def split(
     Args:
         partition: the rule.
         labels: (N,) the records' labels.
-        num_clients: how many clients there are.
-        patients: (N,) the records' patients. All records of a patient go to one client. Their order
-            does not matter, only who the patients are and what their most frequent classes are.
+        num_clients: the number of clients.
+        patients: (N,) the records' patients; all records of a patient go to one client. Only their
+            most frequent classes matter, not the order of the records.
 
     Raises:
         UserError: the data does not allow so many clients; the message has a number that works.
@@ -244,7 +240,7 @@ def unused(
     parts: Sequence[NDArray[np.int64]],
     patients: NDArray[np.int64] | None = None,
 ) -> str:
-    """Say how many records `split` left at no client, and why; "" if all are at one.
+    """Report how many records `split` left at no client, and why; "" if all are at one.
 
     The numbers are exact: they are for the owner of the records alone.
     """
@@ -259,9 +255,9 @@ def unused(
 
 
 def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return a patient for each of a client's records: `size` records of one class, in their order.
+    """Return a patient for each of a client's records: `size` records of one class, in order.
 
-    The last patient of a class may have fewer. Other clients' records do not matter.
+    The last patient of a class may have fewer.
     """
     patients = np.empty_like(labels)
     for label in np.unique(labels):
@@ -273,10 +269,9 @@ def made_up_patients(labels: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 def _dealt(
     labels: NDArray[np.int64], patients: NDArray[np.int64] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the labels of what is dealt to clients, records or patients, and each record's place.
+    """Return the labels of records, or of patients in the order of ids, and each record's place.
 
-    A patient has the most frequent label of their records, the smallest of several. Patients are in
-    the order of their ids, which no file decides.
+    A patient has the most frequent label of their records, the smallest of several.
     """
     if patients is None:
         return labels, np.arange(len(labels))
@@ -320,11 +315,7 @@ def _kept(partition: Partition, number: int) -> NDArray[np.bool_]:
 def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
     """Download a split of a Hugging Face data set, as an Arrow table with encoded images.
 
-    Without a network, one that this machine has downloaded before is read.
-
-    Args:
-        config: the data set; its `hub` is OWNER/NAME, or OWNER/NAME/SUBSET.
-        split_name: the split.
+    `config.hub` is OWNER/NAME or OWNER/NAME/SUBSET. Without a network, an earlier download is read.
 
     Raises:
         UserError: there is no network, or the data set does not exist.
@@ -333,7 +324,7 @@ def read_hub(config: DataConfig, split_name: str) -> "pyarrow.Table":
     import huggingface_hub
     from flwr_datasets import FederatedDataset
 
-    # Without a network, the libraries would try for half a minute, and print each attempt.
+    # Without a network, the libraries would retry for half a minute.
     online = _is_online()
     datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = not online
     datasets.utils.logging.set_verbosity_error()

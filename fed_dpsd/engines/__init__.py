@@ -1,6 +1,6 @@
-"""Federations on this machine: simulated clients, sweeps of runs, and rehearsed deployments.
+"""Engines, which host the clients of a run.
 
-A simulation hosts all clients in this process (local.py) or in a Flower simulation (superlink.py).
-A rehearsal runs a whole deployment on this machine (rehearsal.py), on request with faults
-(faults.py).
+local.py hosts simulated clients in this process; flower/ reaches clients through Flower, in a
+simulation (simulation.py) or in a deployment. clients.py opens simulated clients, placement.py
+places them on GPUs, and ready.py, duration.py and doctor.py examine a run before it starts.
 """

@@ -30,7 +30,7 @@ def ledger_of(experiment: Experiment, client: int, run_folder: Path) -> FileLedg
 
 
 def data_of(experiment: Experiment, client: int) -> str:
-    """Return what a simulated client's records are called in its ledger."""
+    """Return the name of a simulated client's records in its ledger."""
     config = experiment.config
     dealt = f"{experiment.partition}" + (" of patients" if config.data.patient_column else "")
     return f"{config.data.name}, client {client} of {config.num_clients} by {dealt}"
@@ -74,9 +74,9 @@ def _test_images(config: DataConfig, cache: str) -> Images:
 
 
 def simulated_party(experiment: Experiment, client: int, run_folder: Path) -> Party | None:
-    """Return a simulated client's part in secure sums; None where there are none.
+    """Return a simulated client's part in secure sums; None if there are none.
 
-    The clients' keys follow from secrets beside the ledgers.
+    The clients' keys follow from the secrets next to the ledgers.
     """
     quorum = quorum_of(experiment.answers)
     if quorum is None:

@@ -1,4 +1,4 @@
-"""Checks of a machine before a run, each with its remedy."""
+"""Checks of a machine, and of what a run needs of it, each with its remedy."""
 
 import importlib
 import math
@@ -39,7 +39,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Return every check, good or bad."""
+    """Return every check of the machine, good or bad."""
     return [
         *(_flower(), _app(), _torchvision(), *_folders(), *_superlinks(), _ports()),
         *(_processors(), *_gpus(gpus(), os.cpu_count() or 1)),
@@ -59,7 +59,7 @@ def examine_run(experiment: Experiment) -> list[Check]:
 
 
 def _checked(name: str, found: Callable[[], str]) -> Check:
-    """Return the check of what is found, or of the error that names its remedy."""
+    """Return the check with the found state, or with the error that names its remedy."""
     try:
         return Check(name, True, found())
     except UserError as error:
@@ -67,16 +67,15 @@ def _checked(name: str, found: Callable[[], str]) -> Check:
 
 
 def _data(experiment: Experiment) -> str:
-    parts, config = partitions(experiment), experiment.config
-    sizes = sorted(map(len, parts))
+    sizes = sorted(map(len, partitions(experiment)))
     return (
-        f"{config.data.name}: {sum(sizes):,} records, {sizes[0]:,} to {sizes[-1]:,} at each of "
-        f"{len(sizes):,} clients"
+        f"{experiment.config.data.name}: {sum(sizes):,} records, {sizes[0]:,} to {sizes[-1]:,} at "
+        f"each of {len(sizes):,} clients"
     )
 
 
 def _room(key: str, folder: Path, experiment: Experiment) -> Check:
-    """Check that a folder can be written, and that the teachers' files fit where they are kept."""
+    """Check that a folder can be written, and that the cache has room for the teachers."""
     try:
         require_writable(key, folder)
     except UserError as error:
@@ -89,7 +88,7 @@ def _room(key: str, folder: Path, experiment: Experiment) -> Check:
 
 
 def _memory(experiment: Experiment) -> Check:
-    """Check that records and teachers fit the free memory; what a round needs comes beside them."""
+    """Check that records and teachers fit the free memory; a round needs some more."""
     pixels = math.prod(experiment.config.data.shape)
     needed = sum(map(len, partitions(experiment))) * pixels
     needed += min(_bytes_of_teachers(experiment), PROCESSOR_BYTES)
@@ -147,14 +146,14 @@ def _folders() -> list[Check]:
 
 
 def _superlinks() -> list[Check]:
-    """List running SuperLinks: `flwr run` would use them, with their code and their folder."""
+    """List running SuperLinks: `flwr run` uses them, with their code and their folder."""
     states = []
     for process in psutil.process_iter(["cmdline", "pid", "cwd"]):
         if any("flower-superlink" in part for part in process.info["cmdline"] or []):
             states.append(f"process {process.info['pid']} in {process.info['cwd']}")
     if not states:
         return [Check("SuperLink", True, "none is running")]
-    remedy = "a bare `flwr run` meets the one on the local ports: kill it first if it is stale"
+    remedy = "a bare `flwr run` uses the one on the local ports: kill it first if it is stale"
     return [Check("SuperLink", True, state, remedy) for state in states]
 
 
@@ -165,19 +164,19 @@ def _ports() -> Check:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 taken.append(str(port))
     if not taken:
-        return Check("local ports", True, "free, `flwr run` will start its own SuperLink")
-    remedy = "if no SuperLink of yours is meant to run there, end the process that holds them"
+        return Check("local ports", True, "free: `flwr run` will start its own SuperLink")
+    remedy = "unless your SuperLink should run there, end the process that uses them"
     return Check("local ports", True, f"{', '.join(taken)} in use", remedy)
 
 
 def _processors() -> Check:
     count = os.cpu_count() or 1
-    remedy = "" if count > 1 else "`flwr run` asks for 2 a client: use fed-dpsd run --engine flower"
+    remedy = "" if count > 1 else "`flwr run` needs 2 per client: use fed-dpsd run --engine flower"
     return Check("processors", count > 1, str(count), remedy)
 
 
 def _gpus(devices: Sequence[Device], processors: int) -> list[Check]:
-    """List the GPUs, and the share of five clients that learn plainly on them."""
+    """List the GPUs, and the share of five clients that train without privacy on them."""
     if not devices:
         return [Check("GPU", True, "none, everything runs on the processor")]
     checks = [Check("GPU", True, str(device)) for device in devices]

@@ -5,6 +5,7 @@ Everything is computed from a table of devices, so any machine can be planned fo
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +25,9 @@ from fed_dpsd.privacy.label_dp import fixed
 
 CONTEXT = 2**29  # bytes of a CUDA context, which every process has; an estimate
 ROOM = 1.5  # times the tensors: for an allocator that rounds up, and for kernels' workspaces
-SERVER = 2**30  # bytes for the server's generators, bank and test images, beside its student
+SERVER = 2**30  # bytes for the server's generators, buffer and test images, besides its student
 UNITS = 10_000  # Ray counts a GPU in so many parts
+MOST = 100  # processes on a GPU; with more, rounding would let Ray place too many
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,11 @@ class Placement:
 
     Args:
         devices: the GPUs' names.
-        processes: number of processes on all of them together.
+        processes: number of processes on all GPUs together.
         fraction: part of a GPU that Ray gives to each.
         share: bytes of a GPU for each process.
-        teachers: number of bytes thereof that a process may fill with teachers.
-        pinned: whether the configuration names the GPU, so that Ray need not choose one.
+        teachers: number of these bytes that a process may fill with teachers.
+        pinned: whether the configuration names the GPU; otherwise Ray chooses one.
     """
 
     devices: tuple[str, ...] = ()
@@ -49,26 +51,25 @@ class Placement:
     pinned: bool = False
 
     @property
-    def resources(self) -> tuple[str, ...]:
-        """Return the settings of Flower's federation that ask Ray for this; none without a GPU.
+    def backend(self) -> dict[str, dict[str, float]]:
+        """Return the configuration of Flower's Ray backend for this placement.
 
-        Flower starts as many processes as Ray's resources allow, so Ray is told of as many
-        processors as there shall be processes.
+        Flower starts as many processes as Ray's resources allow, so with GPUs Ray gets as many
+        processors as there shall be processes. A running cluster that Ray joins (RAY_ADDRESS)
+        knows its own resources, and accepts none.
         """
-        if not self.devices:
-            return ()
-        return (
-            f"client-resources-num-gpus={self.fraction}",
-            f"init-args-num-gpus={len(self.devices)}",
-            f"init-args-num-cpus={self.processes}",
-        )
+        resources = {"num_cpus": 1, "num_gpus": self.fraction}
+        if not self.devices or os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+            return {"client_resources": resources}
+        own = {"num_gpus": len(self.devices), "num_cpus": self.processes}
+        return {"client_resources": resources, "init_args": own}
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Return the environment variables of Ray's processes."""
         if not self.devices:
             return {}
-        # Ray numbers what it was told of from 0, so its number would not be the named GPU's.
+        # Ray numbers its GPUs from 0, so its number is not the named GPU's.
         numbered = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"} if self.pinned else {}
         return {TEACHER_BYTES: str(self.teachers), **numbered}
 
@@ -79,7 +80,7 @@ class Placement:
         number = f"{self.processes} process{'es' if self.processes > 1 else ''}"
         return (
             f"{number} on {', '.join(self.devices)}, each {self.fraction:g} of a GPU, "
-            f"{gib(self.share)} GiB, of which {gib(self.teachers)} for teachers"
+            f"{gib(self.share)} GiB, with {gib(self.teachers)} for teachers"
         )
 
 
@@ -88,14 +89,14 @@ def place(
 ) -> Placement:
     """Place the clients of a simulation on devices, before anything is read.
 
-    All GPUs that clients share hold the same number of processes, for Ray gives the same part of a
-    GPU to each. So the GPU with the least room decides, and `client_device=cuda:N` leaves it out.
+    Ray gives each process the same part of a GPU, so all shared GPUs host the same number of
+    processes, as many as fit on the GPU with the least room. `client_device=cuda:N` excludes it.
 
     Args:
         experiment: the simulation.
         nodes: Flower's nodes, >= 1; one answers at a time in a process.
         devices: the GPUs of this machine.
-        processors: its processors, of which each process takes one.
+        processors: the number of its processors; each process takes one.
 
     Raises:
         UserError: a device that the configuration names is not there, or a teacher does not fit.
@@ -117,7 +118,7 @@ def place(
     room = {d.name: d.free - reserved * (d.name == _server_gpu(config)) for d in shared}
     tightest = min(shared, key=lambda device: room[device.name])
     least = room[tightest.name]
-    fit = max(0, least) // (held + work)
+    fit = min(MOST, max(0, least) // (held + work))
     if not fit:
         needed = f"a process with the teachers of one client needs {gib(held + work)} GiB"
         if tightest.name == _server_gpu(config):
@@ -128,7 +129,7 @@ def place(
             f"(model.teacher, model.teacher_width){elsewhere} or client_device=cpu"
         )
     processes = min(nodes, processors, fit * len(shared))
-    each = fitting(math.ceil(processes / len(shared)), fit)
+    each = math.ceil(processes / len(shared))
     share = least // each
     return Placement(
         devices=tuple(device.name for device in shared),
@@ -141,25 +142,14 @@ def place(
 
 
 def fraction(processes: int) -> float:
-    """Return the largest part of a GPU of which `processes` fit on one, in Ray and in Flower.
+    """Return the largest part of a GPU that fits `processes` times, in Ray and in Flower.
 
-    Ray rounds a part to a ten-thousandth. Flower rounds it to 32 bits, which may make it larger,
-    and counts int(GPUs / fraction) processes.
+    Ray rounds a part to a ten-thousandth, and `flwr run` to 32 bits, which may make it larger.
     """
     units = UNITS // processes
     while processes * float(np.float32(units / UNITS)) > 1:
         units -= 1
     return units / UNITS
-
-
-def fitting(wanted: int, most: int) -> int:
-    """Return the number of processes on a GPU, <= `wanted`, of whose part Ray fits <= `most`.
-
-    From about a hundred on, Ray's rounding lets more of a part fit than there should be.
-    """
-    while UNITS // round(float(np.float32(fraction(wanted))) * UNITS) > most:
-        wanted -= 1
-    return wanted
 
 
 # --- what is needed ---

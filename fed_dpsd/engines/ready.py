@@ -1,4 +1,4 @@
-"""What a new run needs of its configuration and of this machine, checked before it begins."""
+"""Checks of a new run: its configuration, its folders and this machine's devices."""
 
 import os
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def ready(
 
     Raises:
         UserError: its clients are hospitals, a device is not there, its budget is less than it
-            needs, a folder cannot be written, a ledger is of other records, the data does not
-            allow so many clients, or pictures or teachers cannot be read.
+            needs, a folder cannot be written, a ledger belongs to other records, the data does
+            not allow so many clients, or pictures or teachers cannot be read.
     """
     text = " ".join(overrides)
     check_simulated(experiment, f'overrides="{text}"')
@@ -51,13 +51,13 @@ def ready(
 
 
 def _require_own_ledgers(experiment: Experiment, folder: Path) -> None:
-    """Check that ledgers that are there already are those of the clients' own records."""
+    """Check that existing ledgers belong to the clients' own records."""
     for client in range(experiment.config.num_clients):
         path, own = ledger_path(folder, client), data_of(experiment, client)
         if path.exists() and (found := header(path).get("data", own)) != own:
             raise UserError(
-                f"ledger={folder}: {path.name} is the account of other records ({found}); this "
-                f"run's are {own}. A budget is for one data set and client: name another folder"
+                f"ledger={folder}: {path.name} belongs to other records ({found}); this run's are "
+                f"{own}. A budget is for one data set and client: choose another folder"
             )
 
 
@@ -72,14 +72,14 @@ def placed(experiment: Experiment, nodes: int) -> Placement:
 
 
 def check_simulated(experiment: Experiment, run_config: str) -> None:
-    """Refuse to let clients of this process answer in the place of hospitals.
+    """Check that the clients of a run are simulated.
 
     Raises:
         UserError: the clients are hospitals; the message says how to reach them.
     """
     if not experiment.config.federation.simulation:
         raise UserError(
-            "federation=deployment: the clients of this run are hospitals, whom only Flower "
+            "federation=deployment: the clients of this run are hospitals, which only Flower "
             f"reaches: flwr run {app_folder()} FEDERATION --run-config '{run_config}', with the "
             "federation of docs/deployment.md; `fed-dpsd rehearse` tries it on this machine"
         )

@@ -1,4 +1,4 @@
-"""Faults in a rehearsed run, one after the other, and the checks when the run has ended."""
+"""Random faults in a rehearsed run, and the checks after its end."""
 
 import json
 import time
@@ -22,7 +22,7 @@ CLIENT = "keep("  # in the command line of the process that answers at a hospita
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault that a run has met.
+    """A fault in a run.
 
     Args:
         number: number of the fault, from 1.
@@ -31,9 +31,9 @@ class Fault:
             hospital, "hospital" its whole host. "server" is the coordinator's process of the run,
             "superlink" its whole host. All except the link are killed by SIGKILL.
         host: the host with the fault.
-        rounds: number of rounds that the run had finished by then.
+        rounds: number of rounds that the run had finished before.
         seconds: time until the host was started again, or the link was back.
-        outcome: "went on", or "resumed", by a new run from the checkpoint.
+        outcome: "went on", or "resumed" by a new run from the checkpoint.
     """
 
     number: int
@@ -50,9 +50,9 @@ class Endured:
     """A run with faults that has ended.
 
     Args:
-        faults: the faults that it met.
+        faults: its faults.
         student: SHA-256 of its student.
-        differences: lines on each difference between its hospitals' ledgers and the coordinator's
+        differences: a line for each difference between its hospitals' ledgers and the coordinator's
             log of answers.
         seconds: wall-clock time from its submission to its end.
     """
@@ -71,9 +71,9 @@ def endure(
     say: Callable[[Fault], None],
     gap: float = GAP_SECONDS,
 ) -> Endured:
-    """Run the experiment with a seed, and let up to `most` random faults befall it.
+    """Run the experiment with a seed, and cause up to `most` random faults.
 
-    With faults or without, the run's name is the same, and so is the noise of its secure sums.
+    The run's name does not depend on the faults, nor does the noise of its secure sums.
 
     Args:
         rehearsal: the running rehearsal.
@@ -84,7 +84,7 @@ def endure(
         gap: longest time between two faults, in seconds.
 
     Raises:
-        UserError: the run failed, and no fault explains it, or it does not end.
+        UserError: the run failed without a fault that explains it, or it does not end.
     """
     rng, started = np.random.default_rng(seed), time.monotonic()
     rehearsal.forget()
@@ -114,30 +114,30 @@ def endure(
 
 
 def _strike(rehearsal: Rehearsal, rng: np.random.Generator) -> tuple[str, str, float]:
-    """Cause a random fault and mend it; return its kind, host and seconds."""
+    """Cause a random fault and repair it; return its kind, host and seconds."""
     kinds = ("link", "client", "hospital", "server", "superlink")
     kind = str(rng.choice(kinds if rehearsal.hosts else kinds[1:]))
     number, seconds = int(rng.integers(len(rehearsal.hospitals))), rng.uniform(0, DOWN_SECONDS)
     host = f"hospital{number}" if kind in ("link", "client", "hospital") else COORDINATOR
-    if kind == "link":
-        rehearsal.cut(number)
-        time.sleep(seconds)
-        rehearsal.mend(number)
-    elif kind in ("client", "server"):
+    if kind in ("client", "server"):
         rehearsal.kill_some(host, CLIENT if kind == "client" else SERVER)
-        seconds = 0.0
+        return kind, host, 0.0
+    if kind == "link":
+        rehearsal.set_link(number, "down")
     else:
         rehearsal.kill(host)
-        time.sleep(seconds)
-        if kind == "hospital":
-            rehearsal.start_hospital(number)
-        else:
-            rehearsal.start_superlink()
+    time.sleep(seconds)
+    if kind == "link":
+        rehearsal.set_link(number, "up")
+    elif kind == "hospital":
+        rehearsal.start_hospital(number)
+    else:
+        rehearsal.start_superlink()
     return kind, host, round(seconds, 1)
 
 
 def reconcile(rehearsal: Rehearsal, run_folder: Path) -> list[str]:
-    """List the differences between hospitals' ledgers and the answers received, ask by ask."""
+    """List the differences between hospitals' ledgers and the answers received, per request."""
     lines = [json.loads(line) for line in (run_folder / "asks.jsonl").read_text().splitlines()]
     differences = []
     for number in rehearsal.hospitals:

@@ -1,7 +1,7 @@
 """A deployment on one machine: a coordinator and hospitals, each on a host of its own.
 
 A host is a network namespace with a link to the coordinator's (Linux, root, iproute2). Where this
-is not permitted, all share this machine's loopback interface. Everything else is as in
+is not permitted, all hosts share this machine's loopback interface. Everything else is as in
 docs/deployment.md: certificates, node keys, a SuperLink with a database, SuperNodes.
 """
 
@@ -9,20 +9,19 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
+import psutil
 
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.config.compose import read
 from fed_dpsd.engines.clients import with_patients
-from fed_dpsd.engines.flower.superlink import QUIET, run_flwr
+from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import UserError
 from fed_dpsd.experiment import from_overrides, load_data, partitions
 from fed_dpsd.privacy.secure_sum import public_key
@@ -38,36 +37,36 @@ SERVER = "flwr-serverapp"
 
 
 def can_make_hosts() -> bool:
-    """Return whether network namespaces may be made here."""
+    """Return whether network namespaces can be made here."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"fed-dpsd-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    made = _run("ip", "netns", "add", name, check=False)
+    _run("ip", "netns", "del", name, check=False)
     return made.returncode == 0
 
 
 class Rehearsal:
-    """A federation of hospitals on this machine; `stop` ends everything that it started.
+    """A federation of hospitals on this machine; it ends with the `with` block.
 
-    Each hospital has the records that the client of its number has in a simulation, and its files
-    name their patients where the data does, or where `data.records_per_patient` makes some up.
+    Each hospital has the records of the simulated client with its number. Its files name patients
+    where the data does, or where `data.records_per_patient` makes some up.
 
     Args:
         folder: an empty folder; hospital J's is folder/hospitalJ, and runs are in folder/runs.
         overrides: overrides of the experiment, on top of conf/federation/deployment.yaml.
-        settings: keys of every site's file, in place of those written here.
+        settings: keys of every site's file, which replace those written here.
         hosts: whether each host is a network namespace.
 
     Raises:
-        UserError: the overrides are no experiment, or a host or a process cannot be made.
+        UserError: the overrides are not one experiment, or a host or a process cannot be made.
     """
 
     def __init__(
         self, folder: Path, overrides: Sequence[str], settings: Mapping[str, Any], hosts: bool
     ) -> None:
         require_one_run(overrides, composition := read(overrides))
-        # Patients are made up here, in the hospitals' files; a deployment knows only real ones.
+        # The hospitals' files have the made-up patients; a deployment knows only real ones.
         made_up = composition.values["data"]["records_per_patient"]
         self._overrides = [
             *("federation=deployment", f"out={folder / 'runs'}"),
@@ -77,26 +76,24 @@ class Rehearsal:
         config = self.experiment.config
         if config.data.path is not None:
             self._overrides.append(f"data.path={config.data.path}")
-        self.folder = folder
+        self.folder, self.hosts = folder, hosts
         self.hospitals = range(config.num_clients)
-        self.hosts = hosts
         self._prefix = f"fd{os.getpid() % 10_000}"
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, psutil.Popen] = {}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         train = load_data(config.data, config.cache).train
+        parts = partitions(self.experiment)
         facts = {**agreeing(self.experiment, overrides), **settings}
-        for number, indices in enumerate(partitions(self.experiment)):
+        secrets = (
+            secret_of(self.site(number).parent / facts["state"] / "secret")
+            for number in self.hospitals
+        )
+        facts["keys"] = [public_key(exchange_key(secret)).hex() for secret in secrets]
+        for number, indices in enumerate(parts):
             records = with_patients(train.take(indices), made_up)
             own = {"client": number, **facts}
             write_site(self.site(number), records, config.data.class_names, own)
-        keys = [
-            public_key(exchange_key(secret_of(self.hospital(n).folder / "secret"))).hex()
-            for n in self.hospitals
-        ]
-        for number in self.hospitals:
-            path = self.site(number)
-            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"keys": keys}))
 
     # --- hospitals ---
 
@@ -105,11 +102,11 @@ class Rehearsal:
         return self.folder / f"hospital{number}" / "site.yaml"
 
     def hospital(self, number: int) -> Hospital:
-        """Return a hospital, as its file says."""
+        """Return a hospital, as its file describes it."""
         return open_file(self.site(number))
 
     def forget(self) -> None:
-        """Make every hospital forget its answers and teachers; each keeps its secret.
+        """Delete every hospital's answers and teachers; its secret stays.
 
         A repeated request then gets a new answer with the same values.
         """
@@ -122,10 +119,6 @@ class Rehearsal:
     def _namespace(self, host: str) -> str:
         return f"{self._prefix}-{host}"
 
-    def _link(self, number: int) -> tuple[str, str]:
-        """Return the two ends of a hospital's link: at the hospital, at the coordinator."""
-        return f"{self._prefix}h{number}", f"{self._prefix}c{number}"
-
     def address(self, number: int) -> str:
         """Return the coordinator's address for hospital `number`."""
         return f"10.77.{number}.1" if self.hosts else "127.0.0.1"
@@ -135,7 +128,8 @@ class Rehearsal:
         _ip("netns", "add", center)
         _ip("-n", center, "link", "set", "lo", "up")
         for number in self.hospitals:
-            host, (near, far) = self._namespace(f"hospital{number}"), self._link(number)
+            host = self._namespace(f"hospital{number}")
+            near, far = f"{self._prefix}h{number}", f"{self._prefix}c{number}"
             _ip("netns", "add", host)
             _ip("link", "add", near, "netns", host, "type", "veth", "peer", far, "netns", center)
             for place, link, last in ((host, near, 2), (center, far, 1)):
@@ -143,16 +137,13 @@ class Rehearsal:
                 _ip("-n", place, "link", "set", link, "up")
             _ip("-n", host, "link", "set", "lo", "up")
 
-    def cut(self, number: int) -> None:
-        """Take a hospital's link down."""
-        _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "down")
-
-    def mend(self, number: int) -> None:
-        """Take a hospital's link up again."""
-        _ip("-n", self._namespace(COORDINATOR), "link", "set", self._link(number)[1], "up")
+    def set_link(self, number: int, state: str) -> None:
+        """Take a hospital's link "down" or "up"."""
+        link = f"{self._prefix}c{number}"
+        _ip("-n", self._namespace(COORDINATOR), "link", "set", link, state)
 
     def on(self, host: str, *command: str) -> list[str]:
-        """Return a command as it is run on a host."""
+        """Return a command as it runs on a host."""
         inside = ["ip", "netns", "exec", self._namespace(host)] if self.hosts else []
         return [*inside, *command]
 
@@ -172,18 +163,17 @@ class Rehearsal:
     def _start(self) -> None:
         if self.hosts:
             self._make_hosts()
-        names = sorted({"127.0.0.1", *(self.address(number) for number in self.hospitals)})
+        names = sorted({"127.0.0.1", *map(self.address, self.hospitals)})
         script = app_folder() / "deploy" / "certificates.sh"
-        _run([str(script), str(self.folder / "certificates"), *names])
+        _run(str(script), str(self.folder / "certificates"), *names)
         self.start_superlink()
-        home = self.folder / "coordinator"
-        (home / "config.toml").write_text(
+        (self.folder / COORDINATOR / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{PORT}"\n'
             f'root-certificates = "{self.folder / "certificates" / "ca.crt"}"\n'
         )
         for number in reported("hospitals started", self.hospitals):
             key = self.node_key(number)
-            _run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key)])
+            _run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(key))
             self.flwr("supernode", "register", f"{key}.pub", "here", "--name", f"h{number}")
             self.start_hospital(number)
 
@@ -193,8 +183,7 @@ class Rehearsal:
 
     def start_superlink(self) -> None:
         """Start the coordinator's SuperLink, and wait until it listens."""
-        home, certificates = self.folder / "coordinator", self.folder / "certificates"
-        home.mkdir(exist_ok=True)
+        home, certificates = self.folder / COORDINATOR, self.folder / "certificates"
         self._spawn(
             COORDINATOR,
             *("flower-superlink", "--host", "0.0.0.0", "--port", str(PORT)),
@@ -206,7 +195,7 @@ class Rehearsal:
         )
         deadline = time.monotonic() + START_SECONDS
         probe = f"import socket; socket.create_connection(('127.0.0.1', {PORT}), 2)"
-        while _fails(self.on(COORDINATOR, "python3", "-c", probe)):
+        while _run(*self.on(COORDINATOR, "python3", "-c", probe), check=False).returncode:
             if time.monotonic() > deadline or self._processes[COORDINATOR].poll() is not None:
                 raise UserError(f"the SuperLink did not start; see {home}/log")
             time.sleep(0.3)
@@ -221,41 +210,42 @@ class Rehearsal:
             *("--node-key", str(self.node_key(number)), "--port", str(9_300 + number)),
         )
 
+    def _environment(self, host: str) -> dict[str, str]:
+        home = self.folder / host
+        if host != COORDINATOR:
+            return {**os.environ, **QUIET, "FLWR_HOME": str(home / "flower")}
+        own = {"FLWR_HOME": str(home), "FED_DPSD_HOME": str(home / "fed-dpsd")}
+        return {**os.environ, **QUIET, **own}
+
     def _spawn(self, host: str, *command: str) -> None:
         home = self.folder / host
         home.mkdir(exist_ok=True)
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(home / "flower")}
-        if host == COORDINATOR:
-            environment["FLWR_HOME"] = str(home)
-            environment["FED_DPSD_HOME"] = str(home / "fed-dpsd")
         with (home / "log").open("ab") as log:
-            self._processes[host] = subprocess.Popen(
+            self._processes[host] = psutil.Popen(
                 self.on(host, *command),
                 cwd=home,
-                env=environment,
+                env=self._environment(host),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
 
-    def processes(self, host: str, command: str = "") -> list[int]:
-        """Return the ids of a host's processes whose command line contains `command`."""
-        pids, parents = [self._processes[host].pid], _parents()
-        for pid in pids:  # the list grows by the children of each process in it
-            pids += [child for child, parent in parents.items() if parent == pid]
-        return [pid for pid in pids if command in _command(pid)]
-
     def kill(self, host: str) -> None:
-        """Kill a host's processes, all at once, as a power cut would."""
-        _kill(self.processes(host))
+        """Kill all processes of a host at once, as a power cut would."""
+        self.kill_some(host, "")
         self._processes.pop(host).wait()
 
-    def kill_some(self, host: str, command: str) -> bool:
-        """Kill the processes of a host that run a command; return whether there were any."""
-        pids = self.processes(host, command)
-        _kill(pids)
-        return bool(pids)
+    def kill_some(self, host: str, command: str) -> None:
+        """Kill the processes of a host whose command line contains `command`."""
+        root = self._processes[host]
+        found: list[Any] = [root]
+        with contextlib.suppress(psutil.Error):
+            found += root.children(recursive=True)
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                if command in " ".join(process.cmdline()):
+                    process.kill()
 
     def stop(self) -> None:
         """End every process, and delete every host."""
@@ -264,32 +254,39 @@ class Rehearsal:
         if self.hosts:
             for host in (COORDINATOR, *(f"hospital{n}" for n in self.hospitals)):
                 name = self._namespace(host)
-                command = ["ip", "netns", "pids", name]
-                left = subprocess.run(command, capture_output=True, text=True, check=False)
-                _kill(map(int, left.stdout.split()))
-                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+                left = _run("ip", "netns", "pids", name, check=False).stdout.split()
+                _run("kill", "-KILL", *left, check=False)
+                _run("ip", "netns", "del", name, check=False)
 
     # --- runs ---
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        """Run a `flwr` command at the coordinator, and return its JSON answer.
+        """Run a `flwr` command at the coordinator, and return its JSON output.
 
         Raises:
             UserError: the command failed.
         """
-        environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder / "coordinator")}
-        command = self.on(COORDINATOR, "flwr", *arguments, "--format", "json")
+        done = subprocess.run(
+            self.on(COORDINATOR, "flwr", *arguments, "--format", "json"),
+            cwd=self.folder,
+            env=self._environment(COORDINATOR),
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
         try:
-            return run_flwr(command, self.folder, environment, START_SECONDS)
-        except ValueError as error:
-            raise UserError(f"`flwr {arguments[0]}` failed: {error}") from None
+            return dict(json.loads(done.stdout[done.stdout.find("{") :]))
+        except ValueError:
+            output = " ".join((done.stdout + done.stderr).split())[-300:]
+            raise UserError(f"`flwr {arguments[0]}` failed: {output}") from None
 
     def submit(self, *overrides: str) -> str:
         """Submit a run of the experiment, with further overrides; return its id."""
         return self._submit("overrides", " ".join([*self._overrides, *overrides]))
 
     def resume(self, run_folder: Path) -> str:
-        """Submit a run that goes on with an earlier one; return its id."""
+        """Submit a run that resumes an earlier one; return its id."""
         return self._submit("resume", str(run_folder))
 
     def _submit(self, key: str, value: str) -> str:
@@ -323,36 +320,12 @@ class Rehearsal:
         return status
 
 
-def _parents() -> dict[int, int]:
-    """Return the id of the parent of every process of this machine (Linux), by its own id."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    return parents
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
 def _ip(*arguments: str) -> None:
-    _run(["ip", *arguments])
+    _run("ip", *arguments)
 
 
-def _run(command: list[str]) -> None:
+def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    if check and done.returncode:
         raise UserError(f"`{' '.join(command[:4])} ...` failed: {done.stderr.strip()[-300:]}")
-
-
-def _fails(command: list[str]) -> bool:
-    return subprocess.run(command, capture_output=True, check=False).returncode != 0
+    return done

@@ -1,4 +1,4 @@
-"""The hospitals of a rehearsal: their records, and files that allow what the run asks for."""
+"""The hospitals of a rehearsal: their records, and site files that allow the run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from fed_dpsd.config.plugins import find, searching
 from fed_dpsd.data.datasets import Split
 from fed_dpsd.experiment import Experiment
 
-# What every file allows, by its keys, besides what the run asks for.
+# What every file allows, by key, in addition to what the run needs.
 ALLOWED = {
     "methods": ("fed_dpsd",),
     "training": ("dp_sgd", "plain"),
@@ -22,16 +22,16 @@ ALLOWED = {
 
 
 def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of hospitals' files that have agreed on a run, its plug-ins among them.
+    """Return the keys of a site file that allows a run, its plug-ins included.
 
     Args:
         experiment: the run.
-        overrides: those that it was asked for by.
+        overrides: the overrides that it was composed from.
     """
     config = experiment.config
     with searching(find(config.plugins)):
         names = chosen(dict(each.split("=", 1) for each in overrides if "=" in each))
-    asked = {
+    needed = {
         "methods": [names["method"]],
         "training": [names["training"]],
         "answers": [names["answers"]],
@@ -51,21 +51,21 @@ def agreeing(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
         "keys": [],
         "colluding": 0,
         "limits": {},
-        **{key: list(dict.fromkeys((*ALLOWED[key], *more))) for key, more in asked.items()},
+        **{key: list(dict.fromkeys((*ALLOWED[key], *more))) for key, more in needed.items()},
     }
     return facts | ({"plugins": list(config.plugins)} if config.plugins else {})
 
 
 def write_site(path: Path, records: Split, names: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Write a hospital's file in a new folder, with its records, whose labels are class names.
+    """Write a hospital's records, with class names as labels, and its file next to them.
 
     Args:
         path: the file.
         records: its records.
         names: the names of the classes of `records`.
-        facts: keys of the file, except `files`; they may have that, too.
+        facts: keys of the file; they may replace `files`.
     """
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True, exist_ok=True)
     grey = records.images.shape[1] == 1
     images = records.images[:, 0] if grey else records.images.transpose(0, 2, 3, 1)
     arrays = {"image": images, "label": np.array(names)[records.labels]}

@@ -1,4 +1,4 @@
-"""The grid of a sweep, cell by cell, from typed overrides and an experiment's file."""
+"""The grid of a sweep, from overrides and from an experiment's file."""
 
 import itertools
 import shlex
@@ -17,10 +17,9 @@ OF_ONE_RUN = ("out", "run_folder")  # a sweep names the folders of its runs
 
 
 class Point(NamedTuple):
-    """A cell's place: the name of its grid, "" where an experiment has only one, and its overrides.
+    """A point of a grid: the grid's name, "" if there is only one, and the overrides.
 
-    Among the overrides, `experiment` comes first. Over the points of a grid, the last key varies
-    fastest.
+    `experiment` is the first override. The last key varies fastest.
     """
 
     grid: str
@@ -28,22 +27,21 @@ class Point(NamedTuple):
 
 
 def expand(overrides: Sequence[str]) -> list[Point]:
-    """List every cell of the grid of typed overrides, or of the grids that experiments declare.
+    """List every point of the grid of the overrides, or of the grids that experiments declare.
 
-    An experiment's `sweep` is expanded too. Its keys map to choices. A key that maps to keys of its
-    own is a separate grid, which also has all keys that map to choices. For a key in both,
-    `overrides` win, except for `experiment` itself, which names the file with the grids.
+    An experiment's `sweep` maps keys to choices. A key that maps to keys of its own is a separate
+    grid, which also has all keys that map to choices. If a key is in both, `overrides` win, except
+    for `experiment` itself, which names the file with the grids.
 
-    A group of conf/, such as `privacy`, decides which other keys there are. For a group, the
-    `overrides` select among the separate grids instead: a grid with none of the choices is left
-    out.
+    A group of conf/, such as `privacy`, determines which other keys exist. For a group, the
+    `overrides` select among the separate grids: a grid with none of the choices is omitted.
 
     Args:
         overrides: in Hydra's sweep syntax, such as "seed=0,1,2".
 
     Raises:
-        ConfigError: wrong syntax, a `sweep` that is no grid, a key that names the run folder, or a
-            choice of a group that no grid has.
+        ConfigError: wrong syntax, a `sweep` that is not a grid, a key that names the run folder,
+            or a choice of a group that no grid has.
     """
     typed: Grid = {}
     for key, values in map(choices, overrides):
@@ -66,10 +64,10 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
 
 def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
-    """Return the experiment of overrides, which are composed once, as `from_overrides` does.
+    """Return the experiment of overrides (see `from_overrides`).
 
     Raises:
-        ConfigError: they have problems, or are a grid of several experiments.
+        ConfigError: they have problems, or declare a grid of several experiments.
     """
     composition = read(overrides)
     require_one_run(overrides, composition)
@@ -77,10 +75,10 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:
-    """Refuse an experiment whose file declares a grid, unless all keys of the grid are typed.
+    """Check that an experiment is one run: its file has no grid, or all keys of it are given.
 
     Raises:
-        ConfigError: it is a grid; the error says how many runs it has, and how to run it.
+        ConfigError: it is a grid; the error has the number of runs, and the command that runs it.
     """
     typed = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     name = typed.get("experiment", "null")
@@ -99,7 +97,7 @@ def _runs(count: int) -> str:
 
 
 def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
-    """Return the named grids of an experiment's file, with typed choices in place of theirs."""
+    """Return the named grids of an experiment's file, with the given choices replacing theirs."""
     shared, separate = _grids(experiment, declared_sweep(experiment))
     groups = [key for key in typed if (conf_folder() / key).is_dir()]
     grids = []
@@ -114,7 +112,7 @@ def _selected(experiment: str, typed: Grid) -> list[tuple[str, Grid]]:
 
 
 def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
-    """Return the keys that an experiment's grids share, and each separate grid, by its name."""
+    """Return the keys that an experiment's grids share, and each separate grid, by name."""
     if not isinstance(declared, Mapping):
         problem = f"experiment={experiment}: sweep={shown(declared)} must map keys to choices"
         raise ConfigError([problem])
@@ -132,7 +130,7 @@ def _grids(experiment: str, declared: Any) -> tuple[Grid, dict[str, Grid]]:
 
 
 def names(points: Sequence[Point]) -> list[str]:
-    """Name each point for people: its grid, and the overrides that not all its points have."""
+    """Name each point by its grid, and the overrides that not all points of the grid have."""
     shared: dict[str, set[tuple[str, str]]] = {}
     for grid, overrides in points:
         shared[grid] = shared.get(grid, set(overrides.items())) & overrides.items()

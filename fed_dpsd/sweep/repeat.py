@@ -1,4 +1,4 @@
-"""The command that repeats a run, found from its configuration alone."""
+"""The command that repeats a run, derived from its configuration."""
 
 import functools
 import json
@@ -12,15 +12,16 @@ from fed_dpsd.errors import shown
 from fed_dpsd.experiment import Experiment, calibrated_axis, from_overrides
 
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker", "data.classes")
+FEDERATIONS = ("deployment", "simulation")
 DEPLOYED = ("flwr", "run", "APP", "federation", "--stream", "--run-config")
 
 
 def command_of(experiment: Experiment) -> str:
-    """Return the command that stands for an experiment, with FOLDER or FILE for its paths.
+    """Return the command that runs an experiment, with FOLDER or FILE for its paths.
 
-    It is `fed-dpsd run`, or the `flwr run` of a deployment, whose app is in the folder APP. It
-    names the files of conf/ that are not the default ones, and the keys that differ from them.
-    It is "" where no such command gives the same settings.
+    It is `fed-dpsd run`, or `flwr run` for a deployment, with APP for the app's folder. It has the
+    files of conf/ that are not the default ones, and the keys that differ from them. It is "" if
+    no such command gives the same settings.
     """
     values = json.loads(experiment.to_json())
     typed = _choices(experiment, values)
@@ -55,14 +56,14 @@ def command_of(experiment: Experiment) -> str:
 
 
 def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
-    """Return the choices of files that a run knows by name, without the default ones."""
+    """Return the choices of files of conf/ that are not the default ones."""
     method = f"method={experiment.method_name}"
     typed = (
         [method] if read([]).values["method"]["_target_"] != values["method"]["_target_"] else []
     )
     default = read(typed).values
     for group, name, mark in (
-        ("federation", _federation(experiment), "simulation"),
+        ("federation", FEDERATIONS[experiment.config.federation.simulation], "simulation"),
         ("data", experiment.config.data.name, "name"),
         ("partition", values["partition"].get("name"), "name"),
         ("training", experiment.training.name, "_target_"),
@@ -73,12 +74,8 @@ def _choices(experiment: Experiment, values: dict[str, Any]) -> list[str]:
     return typed
 
 
-def _federation(experiment: Experiment) -> str:
-    return "simulation" if experiment.config.federation.simulation else "deployment"
-
-
 def _calibrated(experiment: Experiment) -> str:
-    """Return the key whose value follows privacy.target_epsilon; "" where none does."""
+    """Return the key that privacy.target_epsilon calibrates; "" if there is none."""
     if experiment.config.privacy.target_epsilon is None:
         return ""
     axis = calibrated_axis(experiment)
@@ -86,7 +83,7 @@ def _calibrated(experiment: Experiment) -> str:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as it is typed; a path of this machine is a word for it."""
+    """Return a value as a user types it, with a placeholder for a path of this machine."""
     if isinstance(value, str) and os.sep in value:
         return "FILE" if os.path.splitext(value)[1] else "FOLDER"
     return shown(value)

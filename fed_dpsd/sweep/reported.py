@@ -1,4 +1,4 @@
-"""Paths that `fed-dpsd report` is given: the tables that they stand for, and the facts of a run."""
+"""The paths of `fed-dpsd report`: their tables, and the facts of a single run."""
 
 import dataclasses
 import json
@@ -45,22 +45,29 @@ REHEARSED = "run"  # the run folder in that of a rehearsal
 
 
 def tables_of(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
-    """Return the tables that paths stand for: themselves, sweeps', and runs', which are written.
+    """Return the tables of paths; the tables of runs are written first.
 
     Args:
-        paths: tables, folders of sweeps or of rehearsals, or run folders.
-        out: the folder that runs' rows are written to, as one table; None for each run's own.
+        paths: tables, folders of sweeps or rehearsals, or run folders.
+        out: the folder for one table of all runs; None for a table in each run folder.
 
     Raises:
-        UserError: a path holds neither, a run has not completed, or a table cannot be written.
+        UserError: a path has no table and no run, a run has not completed, or a table cannot be
+            written.
     """
     written: dict[Path, list[Cell]] = {}
     tables = []
     for path in map(run_in, paths):
-        table = _table_at(path)
+        table = path
         if is_run_folder(path):
             table = (out or path) / TABLE
             written.setdefault(table, []).append(_cell(path))
+        elif not path.exists():
+            raise UserError(f"{path} is not there; give {REPORTED}")
+        elif path.is_dir():
+            table = path / TABLE
+            if not table.is_file():
+                raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
         tables.append(table)
     apart = _apart([cell.experiment for cells in written.values() for cell in cells])
     for table, cells in written.items():
@@ -81,19 +88,8 @@ def run_in(path: Path) -> Path:
     return inside if is_run_folder(inside) and not is_run_folder(path) else path
 
 
-def _table_at(path: Path) -> Path:
-    """Return the table that a path is or holds; for a run folder, its own."""
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise UserError(f"{path} is not there; give {REPORTED}")
-    if not is_run_folder(path) and not (path / TABLE).is_file():
-        raise UserError(f"{path} holds neither a table nor a run; give {REPORTED}")
-    return path / TABLE
-
-
 def _apart(experiments: Sequence[Experiment]) -> list[str]:
-    """Return the keys that set runs apart whose table would be the same except for its results."""
+    """Return the keys that differ between runs of the same method, training, answers and data."""
     alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for each in experiments:
         settings = dict(leaves(json.loads(each.to_json())))
@@ -110,11 +106,11 @@ def _apart(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def _cell(folder: Path) -> Cell:
-    """Return a completed run as a sweep with one cell has it."""
+    """Return a completed run as the cell of a sweep."""
     experiment = open_run_folder(folder)
     if unfinished := unfinished_in(folder, experiment):
         raise UserError(
-            f"{folder}: the run has not completed: {unfinished.status} A page of it alone: "
+            f"{folder}: the run has not completed: {unfinished.status} For its own page: "
             f"fed-dpsd report {folder}"
         )
     config = dataclasses.replace(experiment.config, run_folder=str(folder))
@@ -126,9 +122,8 @@ def _cell(folder: Path) -> Cell:
 
 
 def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
-    """Return how far the run of a folder came; None if it has completed."""
-    summary = read_summary(folder)
-    if summary.get("status") == "completed":
+    """Return the progress of an unfinished run; None if it has completed."""
+    if (summary := read_summary(folder)).get("status") == "completed":
         return None
     under_way, name = in_use(folder), shlex.quote(folder.name)
     command = f"fed-dpsd {'report' if under_way else 'resume'} {name}"
@@ -146,13 +141,12 @@ def unfinished_in(folder: Path, experiment: Experiment) -> Unfinished | None:
 
 
 def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
-    """Return the runs below sweeps' folders that have begun and not completed."""
-    folders = (
-        inside for path in paths for inside in sorted(path.glob("*/")) if not is_run_folder(path)
-    )
+    """Return the runs in sweeps' folders that have started and not completed."""
+    sweeps = (path for path in paths if not is_run_folder(path))
     begun = (
         folder
-        for folder in folders
+        for path in sweeps
+        for folder in sorted(path.glob("*/"))
         if is_run_folder(folder) and read_summary(folder).get("status") != "completed"
     )
     return [run for folder in begun if (run := unfinished_in(folder, open_run_folder(folder)))]
@@ -161,7 +155,7 @@ def unfinished_beside(paths: Sequence[Path]) -> list[Unfinished]:
 def _summary_so_far(
     folder: Path, experiment: Experiment, lines: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the summary of an unfinished run, whose last round and charges count as they are."""
+    """Return the summary of an unfinished run after its last round, with its charges so far."""
     summary = blank_summary(experiment, "") | read_summary(folder)
     for line in lines[-1:]:
         record_round(summary, line)
@@ -175,7 +169,7 @@ def _summary_so_far(
 
 
 def facts_of(paths: Sequence[Path]) -> Facts | None:
-    """Return the facts of the one run that `paths` name; None for anything else."""
+    """Return the facts of a single run; None for any other `paths`."""
     if len(paths) != 1 or not is_run_folder(folder := run_in(paths[0])):
         return None
     experiment, rounds = open_run_folder(folder), read_log(folder)
@@ -213,7 +207,7 @@ def facts_of(paths: Sequence[Path]) -> Facts | None:
 
 
 def _spent(plan: Plan, charged: Mapping[str, Mapping[str, int]], delta: float) -> dict[int, float]:
-    """Return each client's epsilon (record, add_remove), from a line's charges by ranges."""
+    """Return each client's epsilon (record, add_remove), from a round's charges by ranges."""
     return {
         client: value
         for ranges, releases in charged.items()
@@ -227,7 +221,7 @@ def _epsilon(plan: Plan, releases: Mapping[str, int], delta: float) -> float:
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
-    """Return the settings that name no place."""
+    """Return the settings, without paths."""
     values = leaves(json.loads(experiment.to_json()))
     return {
         key: value
@@ -242,28 +236,25 @@ def _samples(folder: Path) -> dict[int, Path]:
 
 
 def _ledgers(experiment: Experiment, folder: Path, place: Path) -> dict[int, str]:
-    """Return what ledgers hold that may have seen other runs, in words, by their client's number.
+    """Describe, by client, the ledgers that may have charges of other runs.
 
-    They are those of a rehearsal's hospitals, or those of the key `ledger`.
+    These are the ledgers of a rehearsal's hospitals, and of the key `ledger`.
     """
-    config, told = experiment.config, {}
+    config = experiment.config
+    clients = range(config.num_clients)
     if config.federation.simulation:
-        paths = ledgers_in(Path(config.ledger)) if config.ledger else {}
-        known = {
-            n: paths[name] for n in range(config.num_clients) if (name := client_name(n)) in paths
-        }
+        shared = ledgers_in(Path(config.ledger)) if config.ledger else {}
+        known = {n: shared[name] for n in clients if (name := client_name(n)) in shared}
     else:
-        hospitals = range(config.num_clients if place != folder else 0)
-        known = {
-            n: path
-            for n in hospitals
-            for path in ledgers_in(place / f"hospital{n}" / "state" / "ledger").values()
-        }
+        hospitals = clients if place != folder else ()
+        folders = {n: place / f"hospital{n}" / "state" / "ledger" for n in hospitals}
+        known = {n: path for n in folders for path in ledgers_in(folders[n]).values()}
+    described = {}
     for number, path in known.items():
         entries = read(path)
         (proof, *_) = account(entries, config.privacy.delta, "record", "add_remove").values()
-        told[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
-    return told
+        described[number] = f"{len(entries):,} charges: epsilon {proof.number(3)}"
+    return described
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Sweeps: a grid of overrides, a run folder for each of its cells, and tables of the results.
+"""Sweeps: a grid of overrides, a run folder for each cell, and tables of the results.
 
-To go on with a sweep that was killed, start it again: finished cells are skipped, and an unfinished
-cell goes on. Any number of processes may sweep the same folder; they share its cells.
+To resume a sweep, start it again: finished cells are skipped, and unfinished cells are resumed. Any
+number of processes may sweep the same folder; they share its cells.
 """
 
 import contextlib
@@ -28,21 +28,13 @@ from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
-from fed_dpsd.server.summary import ANSWERS, TRAVELLED
+from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
 from fed_dpsd.sweep.grid import expand, names
 
-# Names of classes are as little a part of a run as the place of its data.
-PLACES = (
-    "out",
-    "cache",
-    "run_folder",
-    "ledger",
-    "tracker",
-    "data.path",
-    "data.classes",
-    "teacher.path",
-)
+# Keys that do not change a cell: places, and the names of classes.
+PLACES = ("out", "cache", "run_folder", "ledger", "tracker")
+PLACES += ("data.path", "data.classes", "teacher.path")
 TABLE = "results.csv"
 ROUNDS = ("key", "round", "seconds", *ANSWERS, "student_accuracy")
 CONFUSION = ("key", "truth", "predicted", "count")
@@ -57,11 +49,11 @@ class Cell:
     """A run of a sweep.
 
     Args:
-        key: name of its run folder.
-        name: the overrides that set it apart in its sweep, for people.
-        grid: the name of its grid, "" where there is only one.
-        overrides: all overrides that it was composed from, key by key.
-        experiment: the experiment to run, with its run folder.
+        key: the name of its run folder.
+        name: the overrides that other cells of the sweep do not have, for display.
+        grid: the name of its grid; "" where there is only one.
+        overrides: all its overrides, by key.
+        experiment: the experiment, with its run folder.
     """
 
     key: str
@@ -77,12 +69,8 @@ class Cell:
 
     @property
     def finished(self) -> bool:
-        """Return whether the run folder says that the run is completed."""
-        try:
-            summary = json.loads((self.folder / "summary.json").read_text())
-        except FileNotFoundError:
-            return False
-        return bool(summary["status"] == "completed")
+        """Return whether the run is completed."""
+        return read_summary(self.folder).get("status") == "completed"
 
 
 # --- cells ---
@@ -105,13 +93,13 @@ def _plain(text: str) -> float:
 
 
 def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[Cell]:
-    """Set up every cell, each once, before any data is read.
+    """Set up every different cell, before any data is read.
 
     Args:
         overrides: as for `expand`.
         folder: parent of the run folders.
         base: folder that relative paths start from.
-        say: called with progress, since calibration takes seconds, and with equal cells.
+        say: called with progress, since calibration takes seconds, and with duplicate cells.
 
     Raises:
         ConfigError: every problem of every cell.
@@ -140,11 +128,11 @@ def plan(overrides: Sequence[str], folder: Path, base: Path, say: Say) -> list[C
 
 
 def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], Any]) -> list[Any]:
-    """Check what each unfinished cell needs, before any of them runs; return what `ready` did.
+    """Check each unfinished cell before any of them runs; return the results of `ready`.
 
     Args:
         cells: the cells of one `plan`.
-        ready: raises UserError where an experiment, of these overrides, cannot run here.
+        ready: called with an experiment and its overrides; raises UserError if it cannot run here.
 
     Raises:
         ConfigError: every problem of every cell.
@@ -164,7 +152,7 @@ def check(cells: Sequence[Cell], ready: Callable[[Experiment, Sequence[str]], An
 
 
 def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
-    """Raise ConfigError with each problem once, and a cell that has it unless all have it."""
+    """Raise ConfigError with each problem once; it names a cell unless all cells have it."""
     lines = [
         problem if len(names) == cells or names[0] in problem else f"{problem} (in {names[0]})"
         for problem, names in problems.items()
@@ -174,21 +162,21 @@ def _raise_once(problems: Mapping[str, Sequence[str]], cells: int) -> None:
 
 
 def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, str]:
-    """Run the cells that are not finished, and write the tables again after each.
+    """Run the unfinished cells, and write the tables after each.
 
     A cell that another process runs is left to it, and checked again at the end.
 
     Args:
         cells: the cells of one `plan`.
-        work: runs an experiment in its run folder, or goes on with it.
-        table: the CSV file, beside which there are two more; their rows of other cells stay.
-        say: called with each cell that is skipped, begun or failed.
+        work: runs or resumes an experiment in its run folder.
+        table: the CSV file (see `write_tables`).
+        say: called with each cell that is skipped, started or failed.
 
     Returns:
-        The error of each cell that failed, by its name.
+        The error of each failed cell, by the cell's name.
 
     Raises:
-        UserError: a folder or a table cannot be written, or a file is no table of a sweep.
+        UserError: a folder or a table cannot be written, or a file is not a sweep's table.
     """
     for parent in {cell.folder.parent for cell in cells} | {table.parent}:
         with writing(parent):
@@ -226,7 +214,7 @@ def run(cells: Sequence[Cell], work: Work, table: Path, say: Say) -> dict[str, s
 
 
 def _make_folder(cell: Cell) -> None:
-    """Make a run folder, unless it is there; an incomplete one is deleted and made anew."""
+    """Make a run folder unless it exists; an incomplete one is replaced."""
     if not (cell.folder / "config.yaml").exists():
         if cell.folder.exists():
             shutil.rmtree(cell.folder)
@@ -237,7 +225,7 @@ def _make_folder(cell: Cell) -> None:
 def _lock(path: Path, wait: bool) -> Iterator[bool]:
     """Lock `path`, a folder or a lock file; yield whether this process holds it.
 
-    The lock of a process that dies is released.
+    The operating system releases the lock of a process that dies.
     """
     with writing(path):
         descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT)
@@ -256,33 +244,30 @@ def _lock(path: Path, wait: bool) -> Iterator[bool]:
 
 
 def write_tables(path: Path, cells: Sequence[Cell]) -> None:
-    """Write the rows of finished cells into CSV files, in place of those with the same keys.
+    """Write the rows of finished cells into CSV files; they replace rows with the same keys.
 
-    `path`, STEM.csv, has a row for each cell. Beside it, STEM_rounds.csv has a row for each round
-    of each cell. STEM_confusion.csv has a row for each pair of a true and a predicted class that
-    the last student has on the test split. All other rows stay where they are, and the columns of
-    both are kept.
+    `path`, STEM.csv, has a row per cell, STEM_rounds.csv a row per round of each cell, and
+    STEM_confusion.csv a row per pair of a true and a predicted class that the last student has on
+    the test split. All other rows stay where they are, and the columns of both are kept.
 
     Raises:
         UserError: an existing file has no column `key`, or a file cannot be written.
     """
     swept = dict.fromkeys(key for cell in cells for key in cell.overrides if key not in PLACES)
     with _lock(path.parent, wait=True):
-        finished = [cell for cell in cells if cell.finished]
-        rows = {cell.key: [_row(cell, swept)] for cell in finished}
-        files = {path: _merged(path, ("key",), rows)}
-        for name, columns, rows_of in (
-            ("rounds", ROUNDS, _rounds),
-            ("confusion", CONFUSION, _confusion),
+        finished, files = [cell for cell in cells if cell.finished], {}
+        for suffix, columns, rows_of in (
+            ("", ("key",), lambda cell: [_row(cell, swept)]),
+            ("_rounds", ROUNDS, _rounds),
+            ("_confusion", CONFUSION, _confusion),
         ):
-            beside = path.with_stem(f"{path.stem}_{name}")
-            rows = {cell.key: rows_of(cell) for cell in finished}
-            files[beside] = _merged(beside, columns, rows)
+            file = path.with_stem(f"{path.stem}{suffix}")
+            files[file] = _merged(file, columns, {cell.key: rows_of(cell) for cell in finished})
         write_together(files)
 
 
 def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]]) -> bytes:
-    """Return a table with rows, by key, put where the first of them stands now, or at its end."""
+    """Return a table with rows added, by key, where its first row with such a key is, or last."""
     before, old = _read_table(path)
     ahead = itertools.takewhile(lambda key: key not in ours, old)
     known = old | ours
@@ -296,7 +281,7 @@ def _merged(path: Path, columns: Iterable[str], ours: Mapping[str, Sequence[Row]
 
 
 def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
-    """Return columns and rows, by key, of a table that may not exist yet."""
+    """Return the columns, and the rows by key, of a table that may not exist yet."""
     if not path.exists():
         return [], {}
     rows: dict[str, list[Row]] = {}
@@ -304,7 +289,7 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
         reader = csv.DictReader(file)
         columns = list(reader.fieldnames or ["key"])
         if "key" not in columns:
-            raise UserError(f"{path} is no table of a sweep (it has no column 'key'); use --csv")
+            raise UserError(f"{path} is not a sweep's table (it has no column 'key'); use --csv")
         for row in reader:
             rows.setdefault(row["key"], []).append(row)
     return columns, rows
@@ -313,11 +298,10 @@ def _read_table(path: Path) -> tuple[list[str], dict[str, list[Row]]]:
 def _row(cell: Cell, swept: Iterable[str]) -> Row:
     """Return a finished cell's overrides and results.
 
-    Its trust is what its proven epsilons need together, and its caveats are those of any of them. A
-    label's epsilon stands apart, with its own delta and trust: it is no record's.
+    Its trust is the weakest of its proven epsilons, and its caveats are those of any of them. A
+    label's epsilon has a delta and a trust of its own: it does not cover records.
     """
-    config = cell.experiment.config
-    summary = json.loads((cell.folder / "summary.json").read_text())
+    config, summary = cell.experiment.config, read_summary(cell.folder)
     versions = json.loads((cell.folder / "versions.json").read_text())
     scores, areas = summary["accuracy"], summary["auroc"]
     proven = {(row["unit"], row["relation"]): row for row in summary["privacy"]["proven"]}
@@ -345,9 +329,7 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
         "reason": summary["privacy"]["reason"],  # the reason for infinite epsilons
         "caveats": "; ".join(
             dict.fromkeys(
-                note
-                for row in (*proven.values(), *([label] if label else []))
-                for note in row["notes"]
+                note for row in (*proven.values(), label) for note in row.get("notes", ())
             )
         ),
         "queries_per_client": summary["queries"]["answered_per_client"],
@@ -362,14 +344,14 @@ def _row(cell: Cell, swept: Iterable[str]) -> Row:
 
 
 def _rounds(cell: Cell) -> list[Row]:
-    """Return a row for each line of rounds.jsonl; answers and seconds are of all rounds so far."""
+    """Return a row per line of rounds.jsonl; answers and seconds are of all rounds so far."""
     lines = (line | {"key": cell.key} for line in read_log(cell.folder))
     return [_texts({column: line.get(column) for column in ROUNDS}) for line in lines]
 
 
 def _confusion(cell: Cell) -> list[Row]:
-    """Return a row for each count above 0; a run without a student has none."""
-    counts = json.loads((cell.folder / "summary.json").read_text())["confusion"] or ()
+    """Return a row per count > 0; a run without a student has none."""
+    counts = read_summary(cell.folder)["confusion"] or ()
     return [
         _texts(dict(zip(CONFUSION, (cell.key, truth, predicted, count), strict=True)))
         for truth, row in enumerate(counts)
@@ -383,7 +365,7 @@ def _texts(row: Mapping[str, Any]) -> Row:
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the scores that accuracy and AUROC have in common."""
+    """Return the scores that both accuracy and AUROC have."""
     clients = [score for score in scores["clients"] or () if score is not None]
     return {role: scores[role] for role in ("student", "ensemble", "weighted_ensemble")} | {
         "client_best": max(clients, default=None),

@@ -34,7 +34,7 @@ from fed_dpsd.server.run_folder import new_run_folder
 from fed_dpsd.server.sent_requests import SentRequests
 from fed_dpsd.server.summary import read_summary, write_failure
 from tests.every import every
-from tests.hospitals import CLIENT_APP, DISTRIBUTED, Hospitals, request, site_file, summing
+from tests.hospitals import DISTRIBUTED, Hospitals, request, site_file, summing
 from tests.proofs import spent
 
 RICH = {"budget": 1e9, "queries": 100_000}
@@ -105,7 +105,7 @@ def deploy(deployed, tmp_path, mechanism, grid=Hospitals, **changes):
 
 
 def go(experiment, folder, grid, progress=lambda line: None):
-    federation = GridFederation(experiment, grid, folder, CLIENT_APP)
+    federation = GridFederation(experiment, grid, folder)
     return runs.run(experiment, federation, folder, progress)
 
 

@@ -116,9 +116,8 @@ def test_each_row_runs_with_each_number_of_clients():
     assert planned[1].overrides == ("num_clients=7", "num_clients=30")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "chosen", "clients", "expected"),
-    [
+def test_a_problem_of_any_row_shows_before_a_row_runs(in_this_process):
+    for overrides, chosen, clients, expected in (
         ((), ["locl"], [], "--rows locl: 'locl' is not one of local, flower, fedavg, dense"),
         ((), ["local"], [0], "--clients 0 must be >= 1"),
         (("rouds=2",), ["local"], [], "did you mean rounds?"),
@@ -127,14 +126,10 @@ def test_each_row_runs_with_each_number_of_clients():
         (("num_clients=900",), ["local"], [], "works here"),
         (("model.teachers=[cnn,mlp]",), ["local", "fedavg"], [], "fedavg averages one"),
         (("data=nope",), ["dense"], [], "data=nope is unknown"),
-    ],
-)
-def test_a_problem_of_any_row_shows_before_a_row_runs(
-    in_this_process, overrides, chosen, clients, expected
-):
-    with pytest.raises(UserError) as caught:
-        bench(plan((*TINY, *overrides), chosen, clients), 1, (), None, lambda line: None)
-    assert expected in str(caught.value)
+    ):
+        with pytest.raises(UserError) as caught:
+            bench(plan((*TINY, *overrides), chosen, clients), 1, (), None, lambda line: None)
+        assert expected in str(caught.value), overrides
     assert not [task for task in in_this_process if "rows" not in task]
 
 
@@ -152,9 +147,6 @@ def test_repeat_and_out_are_checked(in_this_process):
     with pytest.raises(UserError, match=r"/dev/null/b.json cannot be written"):
         bench(plan(TINY, ["local"], []), 1, (), Path("/dev/null/b.json"), lambda line: None)
     assert len(in_this_process) == 1  # the check alone
-
-
-def test_paths_keep_their_last_part_alone():
     words = ["data.path=/a/b/mnist", "--out", "/a/b.json", "a.b=c/d", "rounds=2"]
     expected = ["data.path=mnist", "--out", "b.json", "a.b=c/d", "rounds=2"]
     assert [without_folder(word) for word in words] == expected

@@ -8,8 +8,8 @@ import fed_dpsd as package
 from fed_dpsd.cli.catalogue import GROUPS
 from fed_dpsd.config import keys
 from fed_dpsd.storage import conf_folder
+from tests.config.test_config import values
 from tests.conftest import composed
-from tests.test_config import values
 
 HEAVY = {"torch", "scipy", "matplotlib", "dp_accounting", "hydra", "flwr", "ray", "pyarrow", "PIL"}
 

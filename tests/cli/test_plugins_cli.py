@@ -146,7 +146,7 @@ def test_choices_of_plugins_are_listed_with_their_package(fed_dpsd):
     assert code == 0
     mark = "(plugins=example, of fed_dpsd_example)"
     named = {line.split()[0] for line in out if line.endswith(mark)}
-    assert named == {"blend", "laplace_probabilities", "retina"}
+    assert named == {"blend", "laplace_probabilities", "smoothed", "retina"}
     assert not any("mlp_deep" in line for line in out)  # the package is not imported
     code, out, _ = fed_dpsd("list", "models", "plugins=example")
     assert code == 0

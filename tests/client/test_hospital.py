@@ -17,7 +17,6 @@ from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder
 from tests.hospitals import (
-    CLIENT_APP,
     Hospitals,
     answer,
     request,
@@ -32,7 +31,7 @@ def test_a_run_over_hospitals(deployed, tmp_path):
     files = [site_file(tmp_path / f"hospital{client}", client) for client in (1, 0)]
     experiment = deployed("training=plain", "answers=gradient", "answers.noise_multiplier=1000")
     folder = new_run_folder(experiment)
-    federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
+    federation = GridFederation(experiment, Hospitals(files), folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
     assert summary["status"] == "completed"
     assert summary["accuracy"]["ensemble"] is None

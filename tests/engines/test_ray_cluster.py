@@ -9,25 +9,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fed_dpsd import api
-from fed_dpsd.engines.flower import superlink
+from fed_dpsd.engines.flower import QUIET
 from tests.conftest import SMALL
+from tests.processes import MARK, end_marked, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120  # for Ray's slow start on a machine that does other work too
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -46,7 +38,7 @@ def ray_node(temporary, *arguments):
             *(f"--object-store-memory={10**8}", "--disable-usage-stats"),
         ],
         cwd=temporary / "empty",
-        env=os.environ | superlink.QUIET | {"PYTHONPATH": str(ROOT), superlink.MARKER: marker},
+        env=os.environ | QUIET | {"PYTHONPATH": str(ROOT), MARK: marker},
         stdout=(temporary / "out").open("wb"),
         stderr=subprocess.STDOUT,
     )
@@ -60,7 +52,7 @@ def ray_node(temporary, *arguments):
         process.send_signal(signal.SIGTERM)  # it ends what it started; `ray stop` ends every Ray
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        superlink.end_marked(marker)
+        end_marked(marker)
         process.wait()
 
 
@@ -80,7 +72,7 @@ def test_two_ray_nodes_answer_as_one_process_does(tmp_path, tmp_path_factory, mo
     local = api.run(*settings, progress=False)
     shutil.rmtree(tmp_path / "cache" / "teachers")
     place = Path(tmp_path_factory.mktemp("r"))  # short, for the names of sockets
-    head = ("--head", f"--port={superlink._free_port()}", "--include-dashboard=false")
+    head = ("--head", f"--port={free_port()}", "--include-dashboard=false")
     with contextlib.ExitStack() as nodes:
         raylets = [nodes.enter_context(ray_node(place / "a", *head))]
         address = (place / "a" / "ray_current_cluster").read_text()

@@ -48,7 +48,7 @@ def test_ledgers_of_other_records_are_told_before_a_run_folder_is_made(small, tm
         own.note("a", b"")
     ready(mine, ())
     (life / "client_000.sqlite").rename(life / "client_001.sqlite")
-    with pytest.raises(UserError, match=r"client_001.sqlite is the account of other records \(dig"):
+    with pytest.raises(UserError, match=r"client_001.sqlite belongs to other records \(dig"):
         ready(mine, ())
 
 

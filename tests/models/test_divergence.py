@@ -1,11 +1,14 @@
 """Losses, weights, predictions and pictures that are not finite."""
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fed_dpsd
 from fed_dpsd.errors import Diverged, UserError
 from fed_dpsd.models import initialise
 from fed_dpsd.models.classifiers import CLASSIFIERS
@@ -76,3 +79,33 @@ def test_pixels_that_are_not_finite_are_no_bytes(subtests):
             pixels[1, 0, 3, 3] = value
             with pytest.raises(Diverged, match=r"images.* are NaN or infinite; lower a \(now 1\)"):
                 to_bytes(pixels, {"a": 1.0})
+
+
+# Their losses are those of records that noise protects, or of a user's own attack or measurement.
+UNCHECKED = {
+    "client/learning.py": ["fit"],  # returned by `train`; `Teachers` has them checked
+    "privacy/dp_sgd.py": ["_train_linear", "_train_network"],
+    "papers/output_gradient.py": ["train"],
+    "audits/inversion.py": ["fredrikson", "generative"],
+    "benchmarks/flower_fedavg.py": ["train"],
+}
+
+
+def unchecked(source):
+    """The functions that take an optimiser's step and check no loss."""
+    found = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef):
+            calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+            steps = [call for call in calls if ast.unparse(call).endswith("optimiser.step")]
+            if steps and not any(ast.unparse(call) == "check_losses" for call in calls):
+                found.append(function.name)
+    return found
+
+
+def test_every_training_checks_its_losses_or_is_listed():
+    package = Path(fed_dpsd.__file__).parent
+    found = {str(p.relative_to(package)): unchecked(p.read_text()) for p in package.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == UNCHECKED
+    assert unchecked("def learn():\n    for _ in x:\n        optimiser.step()") == ["learn"]
+    assert not unchecked("def learn():\n    optimiser.step()\n    check_losses(seen)")

@@ -23,10 +23,30 @@ from tests.conftest import SMALL, small_for
 from tests.report.runs import check_structure
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folders of two completed runs that differ in their seed and their noise."""
+    out = tmp_path_factory.mktemp("finished")
+    more = ("seed=1", "answers.epsilon_per_answer=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FED_DPSD_HOME", str(out))
+        runs = [
+            api.run(*SMALL, "rounds=1", *own, f"run_folder={out}/{name}", progress=False)
+            for name, own in (("one", ()), ("other", more[:1]), ("noisier", more[1:]))
+        ]
+    return [run.folder for run in runs]
+
+
 @pytest.fixture
-def run(tmp_path):
+def folders(finished, tmp_path):
+    """Copies of the completed runs, for a test of its own."""
+    return [shutil.copytree(folder, tmp_path / "runs" / folder.name) for folder in finished]
+
+
+@pytest.fixture
+def run(folders):
     """A completed run's folder."""
-    return api.run(*SMALL, "rounds=1", f"out={tmp_path}/runs", progress=False).folder
+    return folders[0]
 
 
 def test_a_run_is_a_table_of_one_row(run, tmp_path):
@@ -42,21 +62,17 @@ def test_a_run_is_a_table_of_one_row(run, tmp_path):
     assert tables_of([path, path]) == [path]
 
 
-def test_several_runs_are_one_table_in_the_folder_that_is_named(run, tmp_path):
-    other = api.run(*SMALL, "rounds=1", "seed=1", f"out={tmp_path}/runs", progress=False).folder
+def test_several_runs_are_one_table_in_the_folder_that_is_named(folders, tmp_path):
+    run, other, noisier = folders
     (path,) = tables_of([run, other], tmp_path / "report")
     assert [row["seed"] for row in csv.DictReader(path.open(newline=""))] == ["0", "1"]
     assert tables_of([run, other]) == [run / "results.csv", other / "results.csv"]
     assert facts_of([run, other]) is None
     assert facts_of([path]) is None
-
-
-def test_runs_of_the_same_seed_are_set_apart_by_the_keys_that_differ(run, tmp_path):
-    other = ("answers.epsilon_per_answer=2", "rounds=1", f"out={tmp_path}/runs")
-    folder = api.run(*SMALL, *other, progress=False).folder
-    settings = read([*tables_of([run, folder], tmp_path / "report")])
+    # Runs of the same seed have the keys that differ.
+    settings = read([*tables_of([run, noisier], tmp_path / "both")])
     assert names(settings) == ["epsilon_per_answer=10.0", "epsilon_per_answer=2"]
-    assert len(read(tables_of([run, folder]))) == 2  # from the tables of their own, too
+    assert len(read(tables_of([run, noisier]))) == 2  # from the tables of their own, too
 
 
 def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
@@ -73,18 +89,27 @@ def test_a_run_that_stopped_and_a_place_that_is_none_are_told(run, tmp_path):
 # --- runs that have not completed ---
 
 
-@pytest.fixture
-def stopped(tmp_path, monkeypatch):
-    """The folder of a run of three rounds, stopped by Ctrl-C while it told of the first."""
-    folder = tmp_path / "runs" / "stopped"
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of a run of three rounds, stopped by Ctrl-C while it reported the first."""
+    folder = tmp_path_factory.mktemp("interrupted") / "stopped"
 
     def stop(line):
         raise KeyboardInterrupt
 
-    experiment = from_overrides((*SMALL, f"run_folder={folder}"), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        api.local_job(experiment, new_run_folder(experiment)).work(stop)
+    experiment = from_overrides((*SMALL, f"run_folder={folder}"), folder.parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FED_DPSD_HOME", str(folder.parent))
+        job = api.local_job(experiment, new_run_folder(experiment))
+        with pytest.raises(KeyboardInterrupt):
+            job.work(stop)
     return folder
+
+
+@pytest.fixture
+def stopped(interrupted, tmp_path):
+    """A copy of the interrupted run's folder."""
+    return shutil.copytree(interrupted, tmp_path / "runs" / "stopped")
 
 
 def test_a_stopped_run_says_how_far_it_came_what_is_spent_and_how_to_go_on(stopped):
@@ -141,13 +166,12 @@ def test_a_run_under_way_says_so(stopped):
     assert facts_of([stopped]).unfinished.command == "fed-dpsd resume stopped"
 
 
-def test_a_sweeps_unfinished_runs_are_found_below_its_folder(stopped, tmp_path):
-    sweep = stopped.parent
-    api.run(*SMALL, "rounds=1", f"run_folder={sweep}/whole", progress=False)
-    (found,) = unfinished_beside([sweep])
+def test_a_sweeps_unfinished_runs_are_found_in_its_folder(stopped, run):
+    assert run.parent == stopped.parent
+    (found,) = unfinished_beside([stopped.parent])
     assert (found.name, found.done, found.error) == ("stopped", 1, "stopped by Ctrl-C")
     assert unfinished_beside([stopped]) == []
-    assert unfinished_beside([sweep / "results.csv"]) == []
+    assert unfinished_beside([stopped.parent / "results.csv"]) == []
 
 
 def test_the_page_of_a_stopped_run_is_replaced_when_it_completes(stopped):
@@ -195,54 +219,50 @@ def test_a_ledger_that_runs_share_is_read_for_each_client(tmp_path):
 RECORD = ("record", "add_remove")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
+def test_every_kind_of_run_has_a_page(tmp_path):
+    for overrides in (
         ("method=local",),
         ("method=fedavg", "teacher.same_start=true"),
         ("method=ensemble",),
         ("answers=probabilities",),
         ("method=dpsd", "evaluate_every=2"),
-    ],
-    ids=" ".join,
-)
-def test_every_kind_of_run_has_a_page(overrides, tmp_path):
-    given = [*small_for(overrides), "training=plain", *overrides]
-    run = api.run(*given, "rounds=1", f"out={tmp_path}/runs", progress=False)
-    shown = check_structure(page(facts_of([run.folder])))
-    lead = shown.text_of("p", class_="lead")
-    assert ("no student of its own" in lead) == (overrides[0] == "method=local")
-    assert "None" not in " ".join(each["text"] for each in shown.all("main"))
+    ):
+        given = [*small_for(overrides), "training=plain", *overrides]
+        run = api.run(*given, "rounds=1", f"out={tmp_path}/runs", progress=False)
+        shown = check_structure(page(facts_of([run.folder])))
+        lead = shown.text_of("p", class_="lead")
+        assert ("no student of its own" in lead) == (overrides[0] == "method=local"), overrides
+        assert "None" not in " ".join(each["text"] for each in shown.all("main")), overrides
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("rounds=6", "queries_per_round=64", "out=elsewhere"),
-        ("training=plain", "answers=votes", "teachers_per_client=20", "seed=3"),
-        ("method=central", "training=lp_2st"),
-        ("method=dense", "training=plain", "model.teacher=cnn_bn", "device=cpu"),
-        ("privacy.target_epsilon=1",),
-        ("training=plain", "privacy.target_epsilon=1", "privacy.budget=3"),
-        ("partition=iid", "model.teachers=[cnn,lenet,mlp]", "teacher.seed=4"),
-        ("experiment=paper_dpsd",),
-        ("method=dgd_plus", "data=mnist", "data.path=FOLDER"),
-        (
-            *("training=plain", "answers=votes", "answers.noise_at=distributed"),
-            "answers.quorum={threshold: 4, colluding: 1}",
-        ),
-    ],
-    ids=" ".join,
-)
-def test_the_command_of_a_run_has_the_same_settings(overrides, tmp_path):
+REPEATED = [
+    (),
+    ("rounds=6", "queries_per_round=64", "out=elsewhere"),
+    ("training=plain", "answers=votes", "teachers_per_client=20", "seed=3"),
+    ("method=central", "training=lp_2st"),
+    ("method=dense", "training=plain", "model.teacher=cnn_bn", "device=cpu"),
+    ("privacy.target_epsilon=1",),
+    ("training=plain", "privacy.target_epsilon=1", "privacy.budget=3"),
+    ("partition=iid", "model.teachers=[cnn,lenet,mlp]", "teacher.seed=4"),
+    ("experiment=paper_dpsd",),
+    ("method=dgd_plus", "data=mnist", "data.path=FOLDER"),
+    (
+        *("training=plain", "answers=votes", "answers.noise_at=distributed"),
+        "answers.quorum={threshold: 4, colluding: 1}",
+    ),
+]
+
+
+def test_the_command_of_a_run_has_the_same_settings(tmp_path):
     (tmp_path / "FOLDER").mkdir()
-    experiment = from_overrides(overrides, tmp_path)
-    words = shlex.split(command_of(experiment))
-    assert words[:2] == ["fed-dpsd", "run"]
-    assert cell_key(from_overrides(words[2:], tmp_path)) == cell_key(experiment)
-    assert len(words) <= 2 + 14
-    assert str(tmp_path) not in " ".join(words)
+    for overrides in REPEATED:
+        experiment = from_overrides(overrides, tmp_path)
+        words = shlex.split(command_of(experiment))
+        assert words[:2] == ["fed-dpsd", "run"]
+        again = from_overrides(words[2:], tmp_path)
+        assert cell_key(again) == cell_key(experiment), overrides
+        assert len(words) <= 2 + 14
+        assert str(tmp_path) not in " ".join(words)
 
 
 def test_the_command_of_a_deployment_is_flowers(tmp_path):

@@ -167,40 +167,33 @@ def test_one_run_has_no_grid(experiments, tmp_path):
     assert "sweep" not in json.loads(experiment.to_json())
 
 
-@pytest.mark.parametrize(
-    ("typed", "command"),
-    [
+def test_one_run_is_not_a_grid(experiments):
+    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
+    for overrides, command in (
         ("experiment=curve", "experiment=curve"),
         ("experiment=curve out=/x run_folder=/x/y", "experiment=curve --out /x"),
-    ],
-)
-def test_one_run_is_no_grid(experiments, typed, command):
-    experiments("curve", 'seed: 3\nsweep: {seed: "0,1,2"}')
-    with pytest.raises(ConfigError) as caught:
-        one_run(typed.split(), None)
-    assert caught.value.problems == (
-        f"experiment=curve is a grid of 3 runs: fed-dpsd sweep {command}",
-    )
-    one_run([*typed.split(), "seed=4"], None)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            one_run(overrides.split(), None)
+        assert caught.value.problems == (
+            f"experiment=curve is a grid of 3 runs: fed-dpsd sweep {command}",
+        )
+        one_run([*overrides.split(), "seed=4"], None)
 
 
-@pytest.mark.parametrize(
-    ("sweep", "expected"),
-    [
-        ("{privcy.delta: '2,3'}", "privcy.delta is not a configuration key; did you mean"),
-        ("{seed: [0, 1]}", "experiment=bad: sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
-        ("null", "experiment=bad: sweep=null must map keys to choices"),
+def test_a_bad_grid_is_named(experiments, tmp_path):
+    for number, (sweep, expected) in enumerate(
         (
-            "{seed: 'interval(0,1)'}",
-            "values cannot be listed; write them out, as in seed=0,1,2",
-        ),
-    ],
-)
-def test_a_bad_grid_is_named(experiments, tmp_path, sweep, expected):
-    experiments("bad", f"sweep: {sweep}")
-    with pytest.raises(ConfigError) as caught:
-        plan(tmp_path, "experiment=bad")
-    assert expected in str(caught.value)
+            ("{privcy.delta: '2,3'}", "privcy.delta is not a configuration key; did you mean"),
+            ("{seed: [0, 1]}", "sweep.seed=[0, 1] must be a string, as in '0,1,2'"),
+            ("null", "sweep=null must map keys to choices"),
+            ("{seed: 'interval(0,1)'}", "values cannot be listed; write them out, as in seed=0"),
+        )
+    ):
+        experiments(f"bad{number}", f"sweep: {sweep}")
+        with pytest.raises(ConfigError) as caught:
+            plan(tmp_path, f"experiment=bad{number}")
+        assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["out", "run_folder"])

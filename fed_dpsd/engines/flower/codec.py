@@ -1,4 +1,4 @@
-"""The protocol as Flower's records: asks and steps to a node's clients, and their replies."""
+"""The protocol as Flower's records: requests and steps to a node's clients, and their replies."""
 
 import contextlib
 import functools
@@ -54,7 +54,7 @@ class Reply:
     statement: Statement | None = None
 
 
-def pack_ask(request: Request) -> RecordDict:
+def pack_request(request: Request) -> RecordDict:
     """Pack a request for any client."""
     arrays = {
         "images": request.images,
@@ -64,17 +64,17 @@ def pack_ask(request: Request) -> RecordDict:
     record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
     about = {"query_id": request.query_id, "kind": request.kind}
     about |= {"acknowledged": json.dumps(request.acknowledged), "heard": json.dumps(request.heard)}
-    return RecordDict({"arrays": record, "ask": ConfigRecord(about)})
+    return RecordDict({"arrays": record, "request": ConfigRecord(about)})
 
 
 @reading()
-def unpack_ask(content: RecordDict) -> Request:
-    """Unpack a request that `pack_ask` made.
+def unpack_request(content: RecordDict) -> Request:
+    """Unpack a request that `pack_request` made.
 
     Raises:
         ProtocolError: the content holds no request, or one that is not well-formed.
     """
-    arrays, about = content.array_records["arrays"], content.config_records["ask"]
+    arrays, about = content.array_records["arrays"], content.config_records["request"]
     images, predictions, weights = (
         arrays[name].numpy() for name in ("images", "predictions", "weights")
     )
@@ -90,7 +90,7 @@ def pack_steps(steps: Mapping[int, SumStep]) -> RecordDict:
     """Pack steps of a secure sum, one for each client."""
     content = RecordDict()
     for client, step in steps.items():
-        about = {"ask": step.request, "named": list(step.named)}
+        about = {"request": step.request, "named": list(step.named)}
         content[f"step {client}"] = ConfigRecord(about)
         content[f"proofs {client}"] = _boxes(step.proofs)
         content[f"sealed {client}"] = _boxes(step.sealed)
@@ -109,7 +109,7 @@ def unpack_step(content: RecordDict, client: int) -> SumStep:
         {int(name): _box(box) for name, box in content.config_records[f"{part} {client}"].items()}
         for part in ("proofs", "sealed")
     )
-    return SumStep(str(about["ask"]), tuple(map(int, about["named"])), proofs, sealed)
+    return SumStep(str(about["request"]), tuple(map(int, about["named"])), proofs, sealed)
 
 
 def pack_replies(replies: Mapping[int, Reply | Refusal]) -> RecordDict:
@@ -169,16 +169,12 @@ def over_the_wire(content: RecordDict) -> RecordDict:
 
 
 @functools.cache
-def code_digest(client_app: Path) -> str:
-    """Return the SHA-256 of the source files of this library and the client app.
-
-    It covers the names and contents of the library's files, and the content of the app's.
-    """
+def code_digest() -> str:
+    """Return the SHA-256 of the names and contents of this library's source files."""
     package = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         if "_app" not in path.relative_to(package).parts:
             digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
             digest.update(path.read_bytes())
-    digest.update(client_app.read_bytes())
     return digest.hexdigest()

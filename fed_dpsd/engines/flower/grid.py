@@ -27,7 +27,7 @@ from fed_dpsd.engines.flower.codec import (
     STEP,
     Reply,
     code_digest,
-    pack_ask,
+    pack_request,
     pack_steps,
     public_line,
     reading,
@@ -53,12 +53,6 @@ DIAGNOSED_AT_ONCE = 64  # clients: each sends (n, N, K) floats
 logger = logging.getLogger("fed_dpsd")
 
 
-def _for_clients(request: Request, clients: Collection[int]) -> Request:
-    """Return the request with the statements heard from these clients, and from no others."""
-    heard = {client: releases for client, releases in request.heard.items() if client in clients}
-    return replace(request, heard=heard)
-
-
 class Absent(Refusal):
     """A missing answer: nothing came in time, or nothing that can be read."""
 
@@ -67,7 +61,7 @@ class GridFederation(HostedFederation):
     """The clients behind a Flower grid.
 
     In a simulation nodes host clients in turn, and all must answer. In a deployment a node is one
-    hospital, which names its own client. A round goes on without clients that do not answer, as
+    hospital, which names its own client. A round continues without clients that do not answer, as
     long as federation.min_clients do. The outcome of each request is a line of the run's
     asks.jsonl.
 
@@ -77,16 +71,14 @@ class GridFederation(HostedFederation):
 
     engine = "flower"
 
-    def __init__(
-        self, experiment: Experiment, grid: Grid, run_folder: Path, client_app: Path
-    ) -> None:
+    def __init__(self, experiment: Experiment, grid: Grid, run_folder: Path) -> None:
         super().__init__(experiment, run_folder)
         self._grid = grid
         self._run_folder = run_folder
         self._run = str(run_folder)
         if not experiment.config.federation.simulation and isinstance(self._noise, SecretStreams):
             self._run += f" {self._noise.identity}"  # other noise is another run
-        self._code = code_digest(client_app)
+        self._code = code_digest()
         self._settings = experiment.config.federation
         everyone = experiment.config.num_clients
         self._least = self._settings.min_clients or everyone
@@ -118,10 +110,10 @@ class GridFederation(HostedFederation):
         return {node: own for node, own in hosts.items() if own}
 
     def _discover_nodes(self) -> bool:
-        """Find out which clients the connected nodes host; return whether all clients are known.
+        """Ask new nodes which clients they host; return whether all clients are known.
 
-        A node is the client that it names, unless another node has named it before in this run. A
-        client whose list of classes is not the experiment's is refused, as it refuses itself.
+        A node is the client that it names, unless another node of this run has that name. A client
+        with other classes than the experiment is refused; it refuses the experiment, too.
 
         Raises:
             UserError: so many clients are refused that the federation needs one of them.
@@ -137,9 +129,9 @@ class GridFederation(HostedFederation):
             meta = {} if reply.has_error() else reply.content.config_records.get("meta", {})
             client = meta.get("client")
             if type(client) is not int or client not in range(everyone):
-                logger.warning("node %d is no hospital of this federation", node)
+                logger.warning("node %d is not a hospital of this federation", node)
             elif client in self._clients:
-                logger.warning("node %d says that it is client %d, which another is", node, client)
+                logger.warning("node %d claims to be client %d, as another node does", node, client)
             elif meta.get("code") != self._code:
                 logger.warning("client %d runs other code than this server", client)
             elif reason := self._other_classes(meta.get("classes")):
@@ -157,7 +149,7 @@ class GridFederation(HostedFederation):
         return len(self._clients) + len(refused) == everyone
 
     def _other_classes(self, classes: object) -> str:
-        """Return how a hospital's list of classes differs from the experiment's; "" if it is it."""
+        """Return how a hospital's list of classes differs from the experiment's; "" if equal."""
         try:
             compare_classes(classes, self.experiment.config.data.class_names)
         except ProtocolError as error:
@@ -165,7 +157,7 @@ class GridFederation(HostedFederation):
         return ""
 
     def _deliver(self, request: Request) -> dict[int, Response | Refusal]:
-        """Bring a request to every client; a client that does not answer in time counts as absent.
+        """Send a request to every client; a client that does not answer in time is absent.
 
         Raises:
             UserError: fewer clients answered than the federation needs.
@@ -176,7 +168,10 @@ class GridFederation(HostedFederation):
             self._discover_nodes()
         asked = self._asked(request)
         hosts = self._hosts_of(set(asked))
-        packed = {node: pack_ask(_for_clients(request, clients)) for node, clients in hosts.items()}
+        packed = {}
+        for node, clients in hosts.items():
+            heard = {client: n for client, n in request.heard.items() if client in clients}
+            packed[node] = pack_request(replace(request, heard=heard))  # of its own clients only
         replies = self._exchange(ANSWER, request.query_id, packed, hosts)
         teachers = self.experiment.config.teachers_per_client
         answers: dict[int, Response | Refusal] = {}
@@ -246,7 +241,7 @@ class GridFederation(HostedFederation):
 
     @property
     def _remedy(self) -> str:
-        """Return what to do about clients that did not answer."""
+        """Return the remedy for clients that did not answer."""
         timeout = self._settings.round_timeout_seconds
         return f"raise federation.round_timeout_seconds={timeout:g}, or see the nodes' logs"
 
@@ -257,7 +252,7 @@ class GridFederation(HostedFederation):
         contents: Mapping[int, RecordDict],
         hosts: Mapping[int, list[int]],
     ) -> dict[int, Reply | Refusal]:
-        """Bring a message to each of some nodes, and return the replies in time of `hosts`."""
+        """Send a message to each node, and return the replies that arrive in time, by client."""
         timeout = self._settings.round_timeout_seconds
         messages = self._send(kind, query_id, contents, timeout, hosts)
         replies: dict[int, Reply | Refusal] = {}
@@ -273,7 +268,7 @@ class GridFederation(HostedFederation):
         timeout: float,
         hosts: Mapping[int, list[int]],
     ) -> dict[int, Message]:
-        """Bring a message to each of some nodes, and return the replies in time, by node."""
+        """Send a message to each node, and return the replies that arrive in time, by node."""
         experiment = self.experiment.to_json()
 
         def message(node: int) -> Message:
@@ -304,16 +299,16 @@ class GridFederation(HostedFederation):
         timeout: float,
         enough: float = math.inf,
     ) -> dict[int, Message]:
-        """Send nodes their messages until each has replied, or it is too late.
+        """Send nodes their messages until each has replied, or the time is over.
 
-        Once `enough` nodes have replied, the nodes that did not answer the last request get only
-        federation.retry_seconds. Otherwise a hospital that left would cost every round its
-        time-out.
+        Once `enough` nodes have replied, the nodes that did not answer the last request have only
+        federation.retry_seconds. Otherwise every round would wait its whole time-out for a hospital
+        that left.
 
-        A message may be lost with the process that had it, so it is sent again. A silent node gets
-        it after twice the time of its last reply, then after twice as long each time. A node that
-        is out of reach gets it at regular intervals, and a node whose process fails gets it at
-        once. The request is the same, so nothing is charged twice.
+        A message may be lost with the process that had it, so it is sent again: to a silent node
+        after twice the time of its last reply, then after twice as long each time; to a node that
+        is out of reach at regular intervals; and to a node whose process failed at once. The
+        request is the same, so nothing is charged twice.
         """
         started, first = time.monotonic(), self._settings.retry_seconds
         due = dict.fromkeys(nodes, started)
@@ -349,7 +344,7 @@ class GridFederation(HostedFederation):
         return replies
 
     def _read(self, node: int, reply: Message) -> dict[int, Reply | Refusal]:
-        """Check and unpack a node's reply; in a deployment the clients of a bad one are absent.
+        """Check and unpack a node's reply; in a deployment, clients with a bad reply are absent.
 
         Raises:
             ProtocolError: the reply is bad, in a simulation.

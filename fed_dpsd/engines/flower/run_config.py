@@ -31,7 +31,7 @@ def given(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_run_config(run_config: Mapping[str, Any]) -> Experiment:
-    """Compose and bind what a Flower run asks for; all that is wrong with it is one error.
+    """Return the experiment of a Flower run's configuration; one error has all problems.
 
     Raises:
         ConfigError: a key is given twice, the keys or values have problems, or they are a grid of

@@ -1,4 +1,4 @@
-"""Flower's ServerApp side: a run that `flwr run` has asked for."""
+"""Flower's ServerApp: a run of `flwr run`."""
 
 import contextlib
 import logging
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import Grid
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import as_typed, from_run_config, given
@@ -23,6 +24,7 @@ from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import print_any_text
 
+app = ServerApp()
 logger = logging.getLogger("fed_dpsd")
 
 
@@ -32,9 +34,15 @@ class RunFailed(Exception):
     __traceback__ = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
 
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the experiment of `flwr run --run-config`."""
+    serve(grid, context.run_config)
+
+
 @contextlib.contextmanager
 def _printing_utf8() -> Iterator[None]:
-    """Have all that is printed be valid UTF-8: Flower's upload of its log ends at anything else."""
+    """Print valid UTF-8 only: Flower stops uploading its log at anything else."""
     print_any_text()
     streams = (sys.stdout, sys.stderr)
     former = [stream.write for stream in streams]
@@ -48,15 +56,14 @@ def _printing_utf8() -> Iterator[None]:
 
 
 @_printing_utf8()
-def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
-    """Run the experiment that `flwr run --run-config` asks for, and print its result.
+def serve(grid: Grid, run_config: Mapping[str, Any]) -> None:
+    """Run the experiment of `flwr run --run-config`, and print its result.
 
-    With `resume`, go on with the run of that folder; no other key may be set then. A completed run
-    stays as it is.
+    With `resume`, resume the run of that folder; no other key may be set then. A completed run is
+    not changed.
 
     Raises:
-        RunFailed: the run failed. The error is the cause in one line, and Flower reports the run
-            as failed.
+        RunFailed: the run failed; the error is the cause in one line.
     """
     try:
         if resumed := str(run_config.get("resume", "")):
@@ -79,7 +86,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
     try:
         for line in opening(experiment, folder):
             print(line, flush=True)
-        federation = GridFederation(experiment, grid, folder, client_app)
+        federation = GridFederation(experiment, grid, folder)
         summary = run(experiment, federation, folder, _print_round)
     except Exception as error:
         if not isinstance(error, UserError | ProtocolError):
@@ -92,7 +99,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], client_app: Path) -> None:
 
 
 def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
-    """Return the folder of a run to go on with.
+    """Return the folder of a run to resume.
 
     Raises:
         UserError: another key is set too, or the path is relative.
@@ -105,22 +112,21 @@ def _resumed(path: str, run_config: Mapping[str, Any]) -> Path:
 
 
 def _check(experiment: Experiment, run_config: Mapping[str, Any]) -> None:
-    """Check what a run needs, before there is a folder, or hospitals are awaited.
+    """Check what a run needs, before its folder is made and before hospitals are awaited.
 
     Raises:
         UserError: something is missing or cannot be read.
     """
     config = experiment.config
     require_tracker(config.tracker)
-    both = config.client_device == config.server_device  # `device` sets both
-    require_device("device" if both else "server_device", config.server_device, number_of_gpus())
+    key = "device" if config.client_device == config.server_device else "server_device"
+    require_device(key, config.server_device, number_of_gpus())
     if config.federation.simulation:
-        for caution in cautions(experiment):
-            print(f"warning: {as_typed(caution, run_config)}", flush=True)
+        warnings = cautions(experiment)
         require_writable("cache", Path(config.cache))
         partitions(experiment)
-        for caution in filter(None, (*weak_delta(experiment), unused(experiment))):
-            print(f"warning: {as_typed(caution, run_config)}", flush=True)
+        for warning in filter(None, (*warnings, *weak_delta(experiment), unused(experiment))):
+            print(f"warning: {as_typed(warning, run_config)}", flush=True)
     test_split(experiment)
 
 

@@ -1,12 +1,12 @@
-"""A SuperNode whose client processes run the hospital's own code, whatever a coordinator sends.
+"""A SuperNode whose client processes run only the hospital's installed code.
 
-Flower ships an app's code with each run, so anybody who may submit a run could have any code run at
-every hospital. But a SuperNode starts its client processes by name, and `environment` puts commands
-of ours first on its path. The client process is Flower's, except that it finds the app that is
-installed here. Every other kind of process is refused.
+Flower sends an app's code with each run, so anyone who may submit a run could run any code at every
+hospital. But a SuperNode starts its client processes by name, and `environment` puts this library's
+commands first on its path. The client process is Flower's, except that it loads the installed app.
+Every other kind of process is refused.
 
-Flower starts a process for each message. Importing takes seconds, and so do the constants of fixed
-features. So the commands pass their arguments on to a process that has both ready and forks for
+Flower starts a process for each message. Imports take seconds, and so do the constants of fixed
+features. So the commands forward their arguments to a process that has both ready and forks for
 each command.
 """
 
@@ -36,11 +36,11 @@ REFUSED = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "f
 SOCKET = "FED_DPSD_SITE_SOCKET"
 LOOKS_UP_SECONDS = 1.0
 AGAIN_SECONDS = 10.0
-USUAL_WIDTH = 16  # of teachers, in conf/model; for another width each message computes constants
+USUAL_WIDTH = 16  # of teachers in conf/model; with another width each message computes constants
 
 
 def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, port: int) -> None:
-    """Run a SuperNode until it ends without an error; after one with an error start it again.
+    """Run a SuperNode until it ends without an error; after an error start it again.
 
     Args:
         site: the hospital's file.
@@ -48,15 +48,15 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
         superlink: the coordinator's HOST:PORT.
         authority: certificate of the coordinator's authority.
         key: the node's private key.
-        port: of the node's own processes on this machine.
+        port: port of the node's own processes on this machine.
 
     Raises:
-        UserError: the certificate or the key is none that Flower can use; nothing was started.
+        UserError: Flower cannot use the certificate or the key; nothing was started.
     """
     check_certificate(authority)
     check_key(key)
     from fed_dpsd.accounts.secret import secret_of
-    from fed_dpsd.engines.flower.superlink import QUIET
+    from fed_dpsd.engines.flower import QUIET
 
     secret_of(folder / "secret")  # draws the secret if there is none yet
     command = [
@@ -71,7 +71,7 @@ def serve(site: Path, folder: Path, superlink: str, authority: Path, key: Path, 
     kept = f"{importing()}; keep({str(site.absolute())!r})"
     subprocess.Popen([sys.executable, "-c", kept], env=settings)
     while _failed(command, settings):
-        line = f"the node ended with an error; it is started again in {AGAIN_SECONDS:g} s"
+        line = f"the node ended with an error; it starts again in {AGAIN_SECONDS:g} s"
         print(line, file=sys.stderr, flush=True)
         time.sleep(AGAIN_SECONDS)
 
@@ -80,7 +80,7 @@ def check_certificate(path: Path) -> None:
     """Check that a file holds certificates.
 
     Raises:
-        UserError: it cannot be read, or holds none.
+        UserError: it cannot be read, or has no certificate.
     """
     from cryptography import x509
 
@@ -90,16 +90,16 @@ def check_certificate(path: Path) -> None:
         raise UserError(f"--certificate {path} cannot be read ({reason_of(error)})") from None
     except ValueError:
         raise UserError(
-            f"--certificate {path} is no certificate in PEM format; ask the coordinator for the "
+            f"--certificate {path} is not a certificate in PEM format; ask the coordinator for the "
             "ca.crt of its certificate authority"
         ) from None
 
 
 def check_key(path: Path) -> None:
-    """Check that a file is a key that Flower can sign with; otherwise its node never connects.
+    """Check that a file is a key that Flower can sign with; otherwise the node never connects.
 
     Raises:
-        UserError: it is none; the message has the command that makes one, in a new file.
+        UserError: it is not; the message has the command that makes one, in a new file.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -108,18 +108,18 @@ def check_key(path: Path) -> None:
     try:
         content = path.read_bytes()
         key = load_ssh_private_key(content, None)
-        problem = "" if isinstance(key, ec.EllipticCurvePrivateKey) else "is no ECDSA key"
+        problem = "" if isinstance(key, ec.EllipticCurvePrivateKey) else "is not an ECDSA key"
     except OSError as error:
         problem = f"cannot be read ({reason_of(error)})"
     except TypeError:
         problem = "has a passphrase"
     except (ValueError, UnsupportedAlgorithm):
         public = content.startswith((b"ssh-", b"ecdsa-", b"sk-"))
-        problem = "is the public half of a key" if public else "is no private key of OpenSSH's"
+        problem = "is the public half of a key" if public else "is not an OpenSSH private key"
     if problem:
         new = path.with_name(f"{path.stem}_ecdsa")
         raise UserError(
-            f"--node-key {path} {problem}; give an ECDSA key without a passphrase, such as that of "
+            f"--node-key {path} {problem}; give an ECDSA key without a passphrase, as made by "
             f'ssh-keygen -t ecdsa -b 384 -N "" -f {shlex.quote(str(new))}; the coordinator '
             "registers its .pub"
         )
@@ -138,7 +138,7 @@ def _failed(command: list[str], settings: dict[str, str]) -> bool:
 
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Write commands that stand for Flower's into `folder`; return `base` with them on its path."""
+    """Write commands that replace Flower's to `folder`; return `base` with them on its path."""
     _write(folder / CLIENT, f"{importing()}; pass_on()")
     for name in REFUSED:
         _write(folder / name, f"raise SystemExit('{name}: this site runs client processes only')")
@@ -147,7 +147,7 @@ def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def importing() -> str:
-    """Return a line of Python that imports this module from where this process has found it."""
+    """Return a line of Python that imports this module from where this process found it."""
     places = [place for place in sys.path if place]
     return f"import sys; sys.path[:0] = {places!r}; from {__name__} import keep, pass_on"
 
@@ -161,7 +161,7 @@ def _write(path: Path, program: str) -> None:
 
 
 def pass_on() -> None:
-    """Pass this command on to the process that keeps everything ready; without one, run it here."""
+    """Forward this command to the process that keeps everything ready; without one, run it here."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(os.environ[SOCKET])
@@ -204,7 +204,7 @@ def keep(site: str) -> None:
 
 
 def _prepare(site: Path) -> None:
-    """Import the modules of a command, and have a teacher of each usual kind answer an image."""
+    """Import the modules of a command, and let a teacher of each allowed kind answer an image."""
     import torch
     from flwr.supernode import cli  # noqa: F401
 
@@ -212,10 +212,9 @@ def _prepare(site: Path) -> None:
     from fed_dpsd.engines.flower.codec import code_digest
     from fed_dpsd.models import initialise
     from fed_dpsd.models.classifiers import CLASSIFIERS
-    from fed_dpsd.storage import app_folder
 
     _installed()
-    code_digest(app_folder() / "client_app" / "__init__.py")  # keeps that of the running code
+    code_digest()  # remembers the digest of the running code
     torch.set_num_threads(1)  # more would not survive a fork
     hospital = open_file(site)
     for name in hospital.models:
@@ -226,7 +225,7 @@ def _prepare(site: Path) -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    """Run a command in this process; reply its process id and exit status, and end the process."""
+    """Run a command in this process; send its process id and exit status, and end the process."""
     status = 1
     try:
         with connection.makefile("rb") as requests:
@@ -264,12 +263,7 @@ def _client() -> None:
 
 
 def _installed(*_: str) -> "ClientApp":
-    """Return the installed app, imported late: Flower gives up a process that reports too late."""
-    from fed_dpsd.storage import app_folder
-
-    folder = str(app_folder())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    from client_app import app
+    """Return the installed app; a late import, since Flower ends processes that report late."""
+    from fed_dpsd.engines.flower.client import app
 
     return app

@@ -21,14 +21,30 @@ from fed_dpsd.models import to_vector
 from fed_dpsd.privacy.secure_sum import sealed_size
 from fed_dpsd.protocol import Refusal, Request, Response
 from fed_dpsd.server.run_folder import new_run_folder
-from tests.hospitals import CLIENT_APP, Hospitals, answer, federate, request, site_file, summing
-from tests.ledgers import entries_of
+from tests.hospitals import (
+    PLAIN,
+    Hospitals,
+    answer,
+    charges,
+    federate,
+    request,
+    site_file,
+    site_files,
+    summing,
+)
 
 COUNTS = "training=dp_sgd", "answers=probabilities", "training.steps=2", "model.teacher=scattering"
 SUMMED = (
-    *("num_clients=5", "training=plain", "answers=gradient", "answers.noise_at=distributed"),
+    *("num_clients=5", *PLAIN, "answers.noise_at=distributed"),
     "answers.quorum={threshold: 3, colluding: 0}",
 )
+
+
+WEIGHTS = "training=plain", "answers=probabilities", "teacher.same_start=true"
+
+
+def imageless(kind, *more):
+    return Request.without_images(kind, (1, 8, 8), 10, *more)
 
 
 def seeds(experiment, count):
@@ -43,10 +59,6 @@ def on_disk(hospital):
     return sorted((hospital.folder / "cache" / "teachers").glob("*"))
 
 
-def charges(hospital):
-    return [entry.kind for entry in entries_of(hospital.ledger)]
-
-
 # --- a coordinator ---
 
 
@@ -54,33 +66,22 @@ def charges(hospital):
 @pytest.mark.parametrize(
     ("overrides", "changes"),
     [
-        (
-            (
-                "training=plain",
-                "answers=gradient",
-            ),
-            {"budget": 0.0},
-        ),
+        (PLAIN, {"budget": 0.0}),
         (COUNTS, {"queries": 16}),  # and one for the training
-        (
-            ("method=fedavg", "training=plain", "answers=probabilities", "teacher.same_start=true"),
-            {},
-        ),
+        (("method=fedavg", *WEIGHTS), {}),
     ],
     ids=["budget", "queries", "weights"],
 )
-def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
+def test_a_hospital_trains_for_no_request_that_it_would_refuse(
     deployed, tmp_path, monkeypatch, overrides, changes, admitted
 ):
-    """Else its processor and its disk were free to take. The control looks at the budget later."""
+    """Otherwise anyone could use its processor and disk. The control checks the budget later."""
     if admitted:
         monkeypatch.setattr(Site, "admit", lambda site, request: None)
-    allowed = {"methods": ["fed_dpsd", "fedavg"]}
-    allowed["answers"] = ["gradient", "probabilities"]
+    allowed = {"methods": ["fed_dpsd", "fedavg"], "answers": ["gradient", "probabilities"]}
     hospital = hospitals.open_file(site_file(tmp_path, **allowed, **changes))
-    weights = Request.without_images("weights", (1, 8, 8), 10)
     for text in seeds(deployed(*overrides), 3):
-        question = weights if "method=fedavg" in overrides else request()
+        question = imageless("weights") if "method=fedavg" in overrides else request()
         assert isinstance(answer(hospital, text, question), Refusal)
     assert bool(on_disk(hospital)) == admitted
     assert bool(charges(hospital)) == (admitted and overrides == COUNTS)
@@ -88,7 +89,7 @@ def test_a_hospital_trains_for_no_ask_that_it_would_refuse(
 
 def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(deployed, tmp_path):
     hospital = hospitals.open_file(site_file(tmp_path))
-    text = deployed("training=plain", "answers=gradient").to_json()
+    text = deployed(*PLAIN).to_json()
     first = answer(hospital, text, request())
     spent = replace(hospital, budget=0.0)
     assert np.array_equal(answer(spent, text, request()).values, first.values)
@@ -98,7 +99,7 @@ def test_a_charged_ask_is_answered_again_by_a_hospital_whose_budget_is_spent(dep
 def test_old_teachers_are_deleted(deployed, tmp_path, monkeypatch):
     monkeypatch.setattr(hospitals, "KEPT", 2)
     hospital = hospitals.open_file(site_file(tmp_path))
-    texts = list(seeds(deployed("training=plain", "answers=gradient", "teacher.epochs=0"), 5))
+    texts = list(seeds(deployed(*PLAIN, "teacher.epochs=0"), 5))
     first = answer(hospital, texts[0], request())
     (used,) = on_disk(hospital)
     for query, text in enumerate(texts[1:]):
@@ -113,9 +114,9 @@ def test_asks_without_images_count_too(deployed, tmp_path):
     """An answer to nothing would be free, and a line of the ledger."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=3))
     with pytest.raises(ProtocolError, match="answers with 0 images"):
-        Request.without_images("answers", (1, 8, 8), 10)
+        imageless("answers")
     first, other = seeds(deployed(*COUNTS), 2)
-    asked = Request.without_images("counts", (1, 8, 8), 10)
+    asked = imageless("counts")
     assert isinstance(answer(hospital, first, asked), Response)
     unplanned = answer(replace(hospital, queries=4), other, asked)
     assert (
@@ -133,7 +134,7 @@ def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
     """However often they are asked for: the mean of many draws would be the exact counts."""
     hospital = hospitals.open_file(site_file(tmp_path, queries=2))
     text = deployed(*COUNTS).to_json()
-    asked = [Request.without_images("counts", (1, 8, 8), 10, number) for number in range(3)]
+    asked = [imageless("counts", number) for number in range(3)]
     first, *others = (answer(hospital, text, each).values for each in asked)
     assert not np.array_equal(first, np.round(first))
     assert all(np.array_equal(other, first) for other in others)
@@ -142,12 +143,12 @@ def test_noisy_counts_are_drawn_and_charged_once(deployed, tmp_path):
 
 def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
     """What a message holds must not look like another line of a hospital's log."""
-    raw = json.loads(deployed("training=plain", "answers=gradient").to_json())
+    raw = json.loads(deployed(*PLAIN).to_json())
     raw["a\nsite: budget check passed\x1b[31m" + "x" * 1_000] = 1
-    grid = Hospitals([site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)])
-    federation = federate(deployed("training=plain", "answers=gradient"), grid)
+    grid = Hospitals(site_files(tmp_path))
+    federation = federate(deployed(*PLAIN), grid)
     federation.experiment = SimpleNamespace(to_json=lambda: json.dumps(raw))
-    asked = {100: codec.pack_ask(request())}
+    asked = {100: codec.pack_request(request())}
     with caplog.at_level(logging.WARNING):
         replies = federation._exchange(codec.ANSWER, 1, asked, {100: [0]})
     (line,) = (record.getMessage() for record in caplog.records)
@@ -159,7 +160,7 @@ def test_a_reason_is_one_printable_line(deployed, tmp_path, caplog):
 
 def test_a_number_is_no_box():
     """`bytes` of it would be as many zeros."""
-    about = ConfigRecord({"ask": "x", "named": [0]})
+    about = ConfigRecord({"request": "x", "named": [0]})
     huge = ConfigRecord({"0": 2**40})
     step = RecordDict({"step 0": about, "proofs 0": huge, "sealed 0": ConfigRecord()})
     with pytest.raises(ProtocolError, match="malformed"):
@@ -170,29 +171,18 @@ def test_a_number_is_no_box():
         codec.unpack_replies(reply, [0])
 
 
-def test_another_run_with_noise_of_the_servers_is_another_charge(deployed, tmp_path):
-    """Else the mean over runs would show the sum, which each hospital was charged for once."""
-    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
-    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
-    grid = Hospitals(files)
-    first = federate(experiment, grid).total(request())
-    second = federate(experiment, grid).total(request())
-    assert not np.isclose(first.sum, second.sum).any()
-    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
-
-
 def test_a_retraining_is_answered_again_and_another_is_refused_before_it(deployed, tmp_path):
     """Two trainings, the weights and the retrained ones are four queries."""
     settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
     text = deployed(*settings).to_json()
     file = site_file(tmp_path, methods=["dp_fedavg"], queries=4)
     hospital = hospitals.open_file(file)
-    first = answer(hospital, text, Request.without_images("weights", (1, 8, 8), 10))
+    first = answer(hospital, text, imageless("weights"))
     weights = first.values[:, 0].astype(np.float32)
-    train = Request.without_images("train", (1, 8, 8), 10, 2, weights)
+    train = imageless("train", 2, weights)
     given = answer(hospital, text, train)
     assert np.array_equal(answer(hospital, text, train).values, given.values)
-    another = Request.without_images("train", (1, 8, 8), 10, 3, weights)
+    another = imageless("train", 3, weights)
     assert isinstance(answer(hospital, text, another), Refusal)
     assert charges(hospital) == ["training", "weights", "training", "train"]
 
@@ -201,41 +191,38 @@ def test_who_was_away_in_the_first_round_is_charged_for_what_it_trains(deployed,
     hospital = hospitals.open_file(site_file(tmp_path, methods=["dp_fedavg"]))
     experiment = deployed("method=dp_fedavg", *COUNTS, "teacher.same_start=true")
     start = to_vector(make_teacher(experiment.config, 0, 0)).detach().numpy()
-    train = Request.without_images("train", (1, 8, 8), 10, 2, start)
+    train = imageless("train", 2, start)
     assert isinstance(answer(hospital, experiment.to_json(), train), Response)
     assert charges(hospital) == ["training", "train"]
 
 
-def test_a_resumed_run_keeps_a_sum_and_its_noise_whoever_is_there(deployed, tmp_path):
-    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
-    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
+def test_a_resumed_run_keeps_a_sum_and_another_run_is_another_charge(deployed, tmp_path):
+    """Otherwise the mean over runs would show the sum that each hospital was charged for once."""
+    experiment = deployed(*PLAIN, "answers.noise_at=server")
+    files = site_files(tmp_path, trust=["server"])
     folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
-    resumed = GridFederation(experiment, grid, folder, CLIENT_APP)
-    grid.offline = {101}
+    first = GridFederation(experiment, grid, folder).total(request())
+    resumed = GridFederation(experiment, grid, folder)
+    grid.offline = {101}  # which hospitals are there does not matter
     again = resumed.total(request())
     assert np.array_equal(first.sum, again.sum)
     assert (first.count, again.count) == (2, 2)
     assert not np.isclose(first.sum, resumed.total(request(2)).sum).any()
-    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
-
-
-def test_a_run_of_the_same_name_with_another_secret_is_another(deployed, tmp_path):
-    """Its folder was deleted, and the coordinator's secret with it."""
-    experiment = deployed("training=plain", "answers=gradient", "answers.noise_at=server")
-    files = [site_file(tmp_path / f"{n}", n, trust=["server"]) for n in (0, 1)]
-    folder, grid = new_run_folder(experiment), Hospitals(files)
-    first = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
-    shutil.rmtree(folder)
+    assert charges(files[0]) == ["answers"] * 2
+    grid.offline = set()
+    another = federate(experiment, grid).total(request())
+    assert not np.isclose(first.sum, another.sum).any()
+    assert charges(files[0]) == ["answers"] * 3
+    shutil.rmtree(folder)  # and the coordinator's secret with it
     folder.mkdir()
-    second = GridFederation(experiment, grid, folder, CLIENT_APP).total(request())
-    assert not np.isclose(first.sum, second.sum).any()
-    assert charges(hospitals.open_file(files[0])) == ["answers"] * 2
+    same_name = GridFederation(experiment, grid, folder).total(request())
+    assert not np.isclose(first.sum, same_name.sum).any()
+    assert charges(files[0]) == ["answers"] * 4
 
 
 def test_patients_are_promised_only_by_hospitals_that_know_them(deployed, tmp_path):
     """What the coordinator prints of a patient is for shards by patient."""
-    text = deployed("training=plain", "answers=gradient", "+data.patient_column=patient").to_json()
+    text = deployed(*PLAIN, "+data.patient_column=patient").to_json()
     hospital = hospitals.open_file(site_file(tmp_path))
     refused = answer(hospital, text, request())
     assert refused.reason == "this site knows no patients: data.patient_column must be null"
@@ -251,34 +238,34 @@ def test_an_error_without_a_reason_is_an_absence(deployed, tmp_path):
         failed = node == 101 and reply.metadata.message_type == codec.ANSWER
         return Message(error=Error(2, None), metadata=reply.metadata) if failed else reply
 
-    files = [site_file(tmp_path / f"hospital{n}", n) for n in (0, 1)]
-    total = federate(deployed("training=plain", "answers=gradient"), Hospitals(files, lie)).total(
-        request()
-    )
+    files = site_files(tmp_path)
+    total = federate(deployed(*PLAIN), Hospitals(files, lie)).total(request())
     assert total.count == 1
     assert "no reason given" in total.refused[1]
 
 
-@pytest.mark.parametrize("size", [0, 7, sealed_size(5) + 1])
-def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path, size):
+def sealing(size):
+    """A reply of node 104 whose sealed shares have this size, or their own if it is None."""
+
     def lie(node, reply):
         if node == 104 and reply.metadata.message_type == codec.ANSWER:
             sealed = reply.content["boxes 4"]
-            reply.content["boxes 4"] = ConfigRecord({name: bytes(size) for name in sealed})
+            boxes = {name: bytes(len(sealed[name]) if size is None else size) for name in sealed}
+            reply.content["boxes 4"] = ConfigRecord(boxes)
         return reply
 
-    grid = Hospitals(summing(tmp_path, clients=5), lie)
-    assert federate(deployed(*SUMMED), grid).total(request()).count == 4
+    return lie
+
+
+def test_a_client_that_seals_no_shares_is_left_out_of_the_sum(deployed, tmp_path):
+    files = summing(tmp_path, clients=5)
+    for size in (0, 7, sealed_size(5) + 1):
+        federation = federate(deployed(*SUMMED), Hospitals(files, sealing(size)))
+        assert federation.total(request()).count == 4, size
 
 
 def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
-    def lie(node, reply):
-        if node == 104 and reply.metadata.message_type == codec.ANSWER:
-            sealed = reply.content["boxes 4"]
-            reply.content["boxes 4"] = ConfigRecord({n: bytes(len(sealed[n])) for n in sealed})
-        return reply
-
-    grid = Hospitals(summing(tmp_path, clients=5), lie)
+    grid = Hospitals(summing(tmp_path, clients=5), sealing(None))
     federation = federate(deployed(*SUMMED), grid)
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="begin another without"):
         federation.total(request())
@@ -292,44 +279,45 @@ def test_a_client_that_spoils_a_sum_is_named(deployed, tmp_path, caplog):
 STRUCTURED = np.dtype([("a", np.float32)])
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        lambda values: values * np.nan,
-        lambda values: values + 1e300,
-        lambda values: values[:-1],
-        lambda values: values[:, 0],
-        lambda values: np.full(values.shape, "x"),
-        lambda values: values.astype(np.float32).view(STRUCTURED),
-    ],
-    ids=["nan", "too large for float32", "short", "flat", "text", "structured"],
-)
-def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path, values):
+BAD = {
+    "nan": lambda values: values * np.nan,
+    "too large for float32": lambda values: values + 1e300,
+    "short": lambda values: values[:-1],
+    "flat": lambda values: values[:, 0],
+    "text": lambda values: np.full(values.shape, "x"),
+    "structured": lambda values: values.astype(np.float32).view(STRUCTURED),
+}
+
+
+def test_bad_weights_are_left_out_and_in_a_simulation_an_error(deployed, small, tmp_path):
+    spoil = None
+
     def lie(node, reply):
         if node == 101 and reply.metadata.message_type == codec.ANSWER:
             found = reply.content["values"]["1"].numpy().astype(np.float64)
-            reply.content["values"]["1"] = Array(values(found))
+            reply.content["values"]["1"] = Array(spoil(found))
         return reply
-
-    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
-    files = [site_file(tmp_path / f"{n}", n, methods=["dp_fedavg"]) for n in (0, 1)]
-    question = Request.without_images("weights", (1, 8, 8), 10)
-    given = federate(deployed(*settings), Hospitals(files, lie)).each(question)
-    assert isinstance(given[0], Response)
-    assert isinstance(given[1], Refusal)
 
     class Diverged(LocalFederation):
         def _deliver(self, request):
             answers = super()._deliver(request)
-            bad = values(answers[1].values.astype(np.float64))
+            bad = spoil(answers[1].values.astype(np.float64))
             return answers | {1: replace(answers[1], values=bad)}
 
+    settings = "method=dp_fedavg", *COUNTS, "teacher.same_start=true"
+    grid = Hospitals(site_files(tmp_path, methods=["dp_fedavg"]), lie)
     simulated = small(*settings)
-    with pytest.raises(ProtocolError, match="client 1 sent invalid weights"):
-        Diverged(simulated, new_run_folder(simulated)).each(question)
+    local = Diverged(simulated, new_run_folder(simulated))
+    for name in BAD:
+        spoil = BAD[name]
+        given = federate(deployed(*settings), grid).each(imageless("weights"))
+        assert isinstance(given[0], Response), name
+        assert isinstance(given[1], Refusal), name
+        with pytest.raises(ProtocolError, match="client 1 sent invalid weights"):
+            local.each(imageless("weights"))
 
 
-# --- what a hospital is told ---
+# --- what a hospital reports ---
 
 
 def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed, tmp_path):
@@ -340,7 +328,7 @@ def test_a_training_in_each_round_is_lacking_although_the_first_is_paid(deployed
     wanted = deployed(*settings, "rounds=10")
     experiment = hospital.experiment(wanted.to_json(), 0)
     assert hospital.open(experiment, "check").lacking() == "budget"
-    first = answer(hospital, wanted.to_json(), Request.without_images("weights", (1, 8, 8), 10))
+    first = answer(hospital, wanted.to_json(), imageless("weights"))
     assert isinstance(first, Response)
     assert hospital.open(experiment, "check").lacking() == "budget"
     one = hospital.experiment(deployed(*settings, "rounds=1").to_json(), 0)

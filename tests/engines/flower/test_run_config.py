@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fed_dpsd.engines.flower.run_config import SHORT, _quoted, as_typed, from_run_config
-from fed_dpsd.engines.flower.server import RunFailed, serve
 from fed_dpsd.errors import ConfigError
 from fed_dpsd.experiment import from_overrides
 
@@ -32,21 +31,18 @@ def test_a_run_by_flat_keys_is_the_run_of_the_command_line(tmp_path):
     assert by_flower.to_json() == from_overrides([*typed, *rest.split()], tmp_path).to_json()
 
 
-@pytest.mark.parametrize("key", sorted(NOT_GIVEN.keys() - {"plugins", "overrides", "resume"}))
-def test_every_flat_key_sets_its_key(key, tmp_path):
+def test_every_flat_key_sets_its_key(tmp_path):
     values = {"method": "fedavg", "data": "mnist", "training": "plain", "answers": "votes"}
     values |= {"partition": "iid", "model": "cnn", "federation": "deployment"}
     values |= {"experiment": "bench", "device": "cpu", "alpha": 0.25, "delta": 1e-6}
     values |= dict.fromkeys(("data_path", "out", "cache", "ledger"), str(tmp_path))
-    value = values.get(key, 2)
-    data = {"data": "mnist"} if key == "data_path" else {}  # digits are read from no path
-    found = from_run_config(NOT_GIVEN | data | {key: value}).to_json()
-    typed = [
-        *(f"{name}={choice}" for name, choice in data.items()),
-        f"{SHORT.get(key, key)}={value}",
-    ]
-    assert found == from_overrides(typed, None).to_json()
-    assert found != from_overrides([], None).to_json()
+    default = from_overrides([], None).to_json()
+    for key in sorted(NOT_GIVEN.keys() - {"plugins", "overrides", "resume"}):
+        value = values.get(key, 2)
+        flat = {"data": "mnist"} if key == "data_path" else {}  # digits are read from no path
+        found = from_run_config(NOT_GIVEN | flat | {key: value}).to_json()
+        typed = [*(f"data={data}" for data in flat.values()), f"{SHORT.get(key, key)}={value}"]
+        assert found == from_overrides(typed, None).to_json() != default, key
 
 
 def test_nothing_given_is_the_default_run():
@@ -54,54 +50,55 @@ def test_nothing_given_is_the_default_run():
     assert from_run_config(NOT_GIVEN) == from_run_config({}) == default
 
 
-@pytest.mark.parametrize(
-    ("run_config", "expected"),
-    [
-        ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice, flat and"),
-        ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
-        ({"data_path": "/a", "overrides": "data.path=/b"}, "flat and as data.path in overrides"),
-        ({"overrides": 3}, "3 is no setting; write KEY=VALUE"),
-        ({"overrides": "out='a"}, "out='a: a quote or bracket is not closed"),
-        ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, dense"),
-        ({"method": 3}, "method=3 is unknown; choose one of: central, dense"),
-        ({"num_clients": "x"}, "num_clients=x must be an integer"),
-        ({"num_clients": True}, "num_clients=true must be an integer"),
-        ({"num_clients": 2.5}, "num_clients=2.5 must be an integer"),
-        ({"alpha": "1"}, "alpha='1' must be a number"),
-        ({"alpha": 0}, "alpha=0.0 must be a finite number > 0"),
-        ({"alpha": 1, "partition": "iid"}, "alpha belongs to partition=dirichlet"),
-        ({"target_epsilon": 1e6}, "target_epsilon=1000000 is more than any setting here spends"),
-        ({"data": "imagefolder", "data_path": "/no where"}, "data_path=/no where is not there;"),
-        ({"out": "here"}, "out=here must be an absolute path"),
-        ({"cache": "here"}, "cache=here must be an absolute path"),
-        ({"data": "mnist", "data_path": "here"}, "data_path=here must be an absolute path"),
-        ({"experiment": "table5"}, "experiment=table5 is a grid of "),
-    ],
-)
-def test_a_problem_is_told_as_it_is_typed(run_config, expected):
-    with pytest.raises(ConfigError) as caught:
-        from_run_config(NOT_GIVEN | run_config)
-    lines = as_typed(str(caught.value), run_config).splitlines()
-    assert any(line.startswith(expected) or f" {expected}" in line for line in lines), lines
+PROBLEMS = [
+    ({"num_clients": 3, "overrides": "num_clients=4"}, "num_clients is given twice, flat and"),
+    ({"out": "/a", "overrides": "out=/b"}, "out is given twice"),
+    ({"data_path": "/a", "overrides": "data.path=/b"}, "flat and as data.path in overrides"),
+    ({"overrides": 3}, "3 is no setting; write KEY=VALUE"),
+    ({"overrides": "out='a"}, "out='a: a quote or bracket is not closed"),
+    ({"method": "dnse"}, "method=dnse is unknown; choose one of: central, dense"),
+    ({"method": 3}, "method=3 is unknown; choose one of: central, dense"),
+    ({"num_clients": "x"}, "num_clients=x must be an integer"),
+    ({"num_clients": True}, "num_clients=true must be an integer"),
+    ({"num_clients": 2.5}, "num_clients=2.5 must be an integer"),
+    ({"alpha": "1"}, "alpha='1' must be a number"),
+    ({"alpha": 0}, "alpha=0.0 must be a finite number > 0"),
+    ({"alpha": 1, "partition": "iid"}, "alpha belongs to partition=dirichlet"),
+    ({"target_epsilon": 1e6}, "target_epsilon=1000000 is more than any setting here spends"),
+    ({"data": "imagefolder", "data_path": "/no where"}, "data_path=/no where is not there;"),
+    ({"out": "here"}, "out=here must be an absolute path"),
+    ({"cache": "here"}, "cache=here must be an absolute path"),
+    ({"data": "mnist", "data_path": "here"}, "data_path=here must be an absolute path"),
+    ({"experiment": "table5"}, "experiment=table5 is a grid of "),
+]
 
 
-@pytest.mark.parametrize("path", ["/x/a=b,c", "/x/a b", "/x/a=b c", "/x/é", "/x/a=1\\b"])
-def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell(path):
-    """What is shown is taken by bash, by Flower and by Hydra; the control is what was typed."""
+def test_a_problem_is_reported_as_it_is_typed():
+    for run_config, expected in PROBLEMS:
+        with pytest.raises(ConfigError) as caught:
+            from_run_config(NOT_GIVEN | run_config)
+        lines = as_typed(str(caught.value), run_config).splitlines()
+        found = [line for line in lines if line.startswith(expected) or f" {expected}" in line]
+        assert found, (run_config, lines)
+
+
+def test_a_path_that_needs_quotes_is_shown_in_those_of_flower_and_a_shell():
+    """Bash, Flower and Hydra accept what is shown; the control is what was typed."""
 
     def typed(text):
         given = parse_config_args([text])
         return from_run_config(NOT_GIVEN | {"data": "imagefolder"} | given)
 
-    with pytest.raises(ConfigError) as caught:
-        typed(f"overrides='data.path={path}'")
-    (problem,) = (each for each in caught.value.problems if "put the value" in each)
-    said, _, shown = problem.partition("put the value in quotes: --run-config ")
-    assert said == f"data.path={path}: "
-    text = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, text=True)
-    with pytest.raises(ConfigError) as caught:
-        typed(text.stdout)
-    assert caught.value.problems[0].startswith(f"data.path={path} is not there")
+    for path in ("/x/a=b,c", "/x/a b", "/x/a=b c", "/x/é", "/x/a=1\\b"):
+        with pytest.raises(ConfigError) as caught:
+            typed(f"overrides='data.path={path}'")
+        (problem,) = (each for each in caught.value.problems if "put the value" in each)
+        said, _, shown = problem.partition("put the value in quotes: --run-config ")
+        assert said == f"data.path={path}: "
+        text = subprocess.run(["bash", "-c", f"printf %s {shown}"], capture_output=True, text=True)
+        with pytest.raises(ConfigError) as caught:
+            typed(text.stdout)
+        assert caught.value.problems[0].startswith(f"data.path={path} is not there")
 
 
 def test_all_problems_come_in_one_error():
@@ -136,9 +133,3 @@ def test_no_text_has_a_meaning_to_hydra(text):
     override = OverridesParser.create().parse_override(f"out={_quoted(text)}")
     composed = OmegaConf.create({"seed": 3, override.key_or_group: override.value()})
     assert OmegaConf.to_container(composed, resolve=True) == {"seed": 3, "out": text}
-
-
-def test_a_resumed_run_takes_no_other_key(tmp_path, capsys):
-    with pytest.raises(RunFailed, match=r"rounds is given with resume=/.*: a run keeps its conf"):
-        serve(None, NOT_GIVEN | {"resume": str(tmp_path), "rounds": 3}, tmp_path)
-    assert capsys.readouterr().out.startswith("error: rounds is given with resume=")

@@ -5,9 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -17,6 +17,7 @@ import client_app
 from fed_dpsd.engines.flower import supernode
 from fed_dpsd.errors import UserError
 from tests.hospitals import certificate, private_key, site_file
+from tests.processes import wait_until
 
 STUB = f"""
 {supernode.importing()}
@@ -67,10 +68,7 @@ def keeper(tmp_path_factory):
     command = [sys.executable, "-c", keeping(folder)]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment(folder), stdout=log, stderr=log)
-    deadline = time.monotonic() + 60
-    while not (folder / "commands" / "socket").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((folder / "commands" / "socket").exists)
     yield SimpleNamespace(folder=folder, settings=environment(folder), poll=process.poll)
     process.kill()
     process.wait()
@@ -93,10 +91,7 @@ def test_a_command_that_is_ended_ends_its_fork(keeper):
     log = keeper.folder / "log"
     ended = log.read_text().count("ended")
     command = call(keeper.settings, "long", "60")
-    deadline = time.monotonic() + 30
-    while "long" not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "long" in log.read_text())
     command.send_signal(signal.SIGTERM)
     assert command.wait(30) == 1
     assert log.read_text().count("ended") == ended
@@ -124,19 +119,10 @@ def test_the_keeper_ends_with_its_parent(settings, tmp_path):
         text=True,
     )
     kept = int(parent.stdout.readline())
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "commands" / "socket").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((tmp_path / "commands" / "socket").exists)
     parent.kill()
     parent.wait()
-    while True:
-        try:
-            os.kill(kept, 0)
-        except ProcessLookupError:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not psutil.pid_exists(kept))
 
 
 def test_the_app_is_the_installed_one_whatever_a_coordinator_sends(monkeypatch):
@@ -175,49 +161,48 @@ def test_what_is_prepared_is_what_a_site_allows(keeper):
 # --- what Flower could not use, and would try for ever ---
 
 ECDSA = ec.generate_private_key(ec.SECP384R1())
-KEYS = {
-    "is the public half of a key": ECDSA.public_key().public_bytes(
-        Encoding.OpenSSH, PublicFormat.OpenSSH
+PUBLIC = ECDSA.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+KEYS = [
+    (
+        "is the public half of a key",
+        ECDSA.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH),
     ),
-    "is no ECDSA key": private_key(rsa.generate_private_key(65_537, 2_048)),
-    "is no ECDSA key ": private_key(ed25519.Ed25519PrivateKey.generate()),
-    "is no private key of OpenSSH's": certificate(ECDSA),
-    "is no private key of OpenSSH's ": b"\x00\xff not a key",
-    "is no private key of OpenSSH's  ": b"",
-}
+    ("is not an ECDSA key", private_key(rsa.generate_private_key(65_537, 2_048))),
+    ("is not an ECDSA key", private_key(ed25519.Ed25519PrivateKey.generate())),
+    ("is not an OpenSSH private key", certificate(ECDSA)),
+    ("is not an OpenSSH private key", b"\x00\xff not a key"),
+    ("is not an OpenSSH private key", b""),
+]
 
 
-@pytest.mark.parametrize("problem", KEYS)
-def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(tmp_path, problem):
+def test_a_key_that_flower_cannot_use_is_named_with_the_command_that_makes_one(tmp_path):
     path = tmp_path / "my keys" / "node_key.pub"
     path.parent.mkdir()
-    path.write_bytes(KEYS[problem])
-    with pytest.raises(UserError) as refused:
-        supernode.check_key(path)
-    said = str(refused.value)
-    assert said.startswith(f"--node-key {path} {problem.strip()}; ")
-    command = said.partition("such as that of ")[2].partition("; ")[0]
     new = path.with_name("node_key_ecdsa")
-    assert command == f"ssh-keygen -t ecdsa -b 384 -N \"\" -f '{new}'"
+    for problem, content in KEYS:
+        path.write_bytes(content)
+        with pytest.raises(UserError) as refused:
+            supernode.check_key(path)
+        said = str(refused.value)
+        assert said.startswith(f"--node-key {path} {problem}; ")
+        command = said.partition("as made by ")[2].partition("; ")[0]
+        assert command == f"ssh-keygen -t ecdsa -b 384 -N \"\" -f '{new}'"
     if shutil.which("ssh-keygen"):
         subprocess.run(command, shell=True, check=True, stdout=subprocess.DEVNULL)
         supernode.check_key(new)
+    for curve in (ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()):
+        path.write_bytes(private_key(ec.generate_private_key(curve)))
+        supernode.check_key(path)
 
 
-@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
-def test_ecdsa_keys_are_taken(tmp_path, curve):
-    (tmp_path / "key").write_bytes(private_key(ec.generate_private_key(curve)))
-    supernode.check_key(tmp_path / "key")
-
-
-def test_a_certificate_that_is_none_is_named_and_the_coordinator_is_to_give_another(tmp_path):
+def test_a_certificate_that_is_none_is_named(tmp_path):
     path = tmp_path / "ca.crt"
     for content in (certificate(ECDSA), certificate(ECDSA, -1), certificate(ECDSA) * 2):
-        path.write_bytes(content)  # an expired one is Flower's to refuse
+        path.write_bytes(content)  # Flower refuses an expired one
         supernode.check_certificate(path)
     for content in (b"", b"text", private_key(ECDSA)):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"--certificate {path} is no certificate in PEM"):
+        with pytest.raises(UserError, match=f"--certificate {path} is not a certificate in PEM"):
             supernode.check_certificate(path)
     for check in (supernode.check_certificate, supernode.check_key):
         with pytest.raises(UserError, match=f"{tmp_path} cannot be read .Is a directory"):
@@ -232,7 +217,7 @@ def test_nothing_is_started_or_drawn_for_a_key_that_is_none(tmp_path, monkeypatc
     (tmp_path / "ca.crt").write_bytes(certificate(ECDSA))
     key.write_bytes(b"")
     where = (site, tmp_path / "state", "host:1", tmp_path / "ca.crt", key, 9_094)
-    with pytest.raises(UserError, match="is no private key"):
+    with pytest.raises(UserError, match="is not an OpenSSH private key"):
         supernode.serve(*where)
     assert not started
     assert not (tmp_path / "state").exists()

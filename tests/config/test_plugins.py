@@ -25,7 +25,7 @@ from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
 from fed_dpsd.sweep.grid import one_run
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
-from tests.hospitals import CLIENT_APP, Hospitals, site_file
+from tests.hospitals import Hospitals, site_file
 from tests.ledgers import entries_of
 from tests.plugin import installed, write_installed
 
@@ -316,7 +316,7 @@ def test_a_run_over_hospitals_that_name_the_plugin(example, deployed, tmp_path):
     files = [
         site_file(tmp_path / f"hospital{n}", n, models=["mlp_deep"], **allowed) for n in (0, 1)
     ]
-    federation = GridFederation(experiment, Hospitals(files), folder, CLIENT_APP)
+    federation = GridFederation(experiment, Hospitals(files), folder)
     summary = runs.run(experiment, federation, folder, lambda line: None)
     assert summary["status"] == "completed"
     assert all(NOTE in row["notes"] for row in summary["privacy"]["proven"])

@@ -1,0 +1,161 @@
+"""The engine `flower`: a run folder's experiment in a Flower simulation, in its own process.
+
+The process calls Flower's `run_simulation` with this library's apps. It needs no SuperLink, no port
+and no bundle. Flower and Ray end their processes with it; anything left of its session is killed.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fed_dpsd.engines.flower import QUIET
+from fed_dpsd.engines.placement import Placement
+from fed_dpsd.errors import UserError, printable
+from fed_dpsd.experiment import Experiment
+from fed_dpsd.server.run import Progress
+from fed_dpsd.server.run_folder import open_run_folder, read_log
+from fed_dpsd.server.summary import read_summary, write_failure
+from fed_dpsd.storage import writing
+
+ENGINE = "flower"
+ENDING_SECONDS = 30.0  # for Ray's processes to end
+
+
+class SimulationFailed(UserError):
+    """The simulation did not complete; the message is the cause in one line."""
+
+
+def simulate(
+    experiment: Experiment, folder: Path, nodes: int, placement: Placement, progress: Progress
+) -> dict[str, Any]:
+    """Run the experiment of a run folder in a Flower simulation, and return its summary.
+
+    Args:
+        experiment: the experiment.
+        folder: its run folder.
+        nodes: number of simulated SuperNodes, >= 1; they host the clients in turn.
+        placement: the GPUs of their processes, if any.
+        progress: called with each line of rounds.jsonl as it appears.
+
+    Raises:
+        SimulationFailed: the run did not complete. No process is left, and the run folder holds
+            Flower's log as flower.log.
+    """
+    if str(folder) != printable(str(folder)):
+        raise UserError(f"run_folder={folder} is not valid UTF-8, which Flower needs; rename it")
+    log = folder / "flower.log"
+    with writing(log), log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", __name__, str(folder), str(nodes)),
+                *(json.dumps(placement.backend), str(os.getpid())),
+            ],
+            env={
+                **os.environ,
+                **QUIET,
+                **placement.environment,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _follow(process, folder, progress)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        _end(process)
+        if read_summary(folder).get("status") != "completed":
+            write_failure(experiment, folder, ENGINE, stop)
+        raise
+    finally:
+        _end(process)
+    summary = read_summary(folder)
+    if summary.get("status") == "completed":
+        log.unlink()
+        return summary
+    cause = summary.get("error") or f"its process ended with exit status {process.returncode}"
+    failure = SimulationFailed(f"the Flower simulation failed: {cause}")
+    if not summary:
+        write_failure(experiment, folder, ENGINE, failure)
+    raise failure
+
+
+def _follow(process: subprocess.Popen[bytes], folder: Path, progress: Progress) -> None:
+    """Report the rounds as they are written, until the process has ended or written a summary."""
+    seen, running = 0, True
+    while running:
+        running = process.poll() is None and not (folder / "summary.json").exists()
+        lines = read_log(folder, seen)
+        for line in lines:
+            progress(line)
+        seen += len(lines)
+        if running:
+            time.sleep(0.2)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING_SECONDS)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the simulation, and kill every process that is left of its session."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDING_SECONDS)
+    left = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(each.pid) == process.pid:
+                each.kill()
+                left.append(each)
+    process.wait()
+    psutil.wait_procs(left, ENDING_SECONDS)
+
+
+# --- in the process of the simulation ---
+
+
+def main() -> None:
+    """Run the simulation that the arguments describe; a failure is in the summary and the log."""
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+    from flwr.supercore.app_utils import start_parent_process_monitor
+
+    from fed_dpsd.engines.flower import client
+    from fed_dpsd.engines.flower.grid import GridFederation
+    from fed_dpsd.server.run import run
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    folder, nodes, backend, parent = Path(sys.argv[1]), *sys.argv[2:]
+    start_parent_process_monitor(int(parent))  # if it is killed, this process ends too
+    experiment, server = open_run_folder(folder), ServerApp()
+
+    @server.main()
+    def serve(grid: Grid, _: Context) -> None:
+        run(experiment, GridFederation(experiment, grid, folder), folder, lambda line: None)
+
+    status = 1
+    try:
+        run_simulation(server, client.app, int(nodes), backend_config=json.loads(backend))
+        status = 0
+    except Exception as error:
+        traceback.print_exc()
+        if not (folder / "summary.json").exists():
+            write_failure(experiment, folder, ENGINE, error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # the server's thread may still wait for replies
+
+
+if __name__ == "__main__":
+    main()

@@ -86,18 +86,20 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides, or the values, have problems. No data has been read.
     """
-    experiment = of_composition(read(overrides), base)
+    return of_composition(read(overrides), overrides, base)
+
+
+def of_composition(
+    composition: Composition, overrides: Sequence[str], base: Path | None
+) -> Experiment:
+    """Bind what overrides were composed to, as `from_overrides` does."""
+    binder = Binder(composition.defaults, composition.sources)
+    binder.problems += composition.problems
+    experiment = _bind(binder, composition.values, base, written=False)
     name = experiment.training.name
     for setting in unread(experiment.training, overrides):
         _warn(f"{setting} has no effect: training={name} has keys of its own, training.*")
     return experiment
-
-
-def of_composition(composition: Composition, base: Path | None) -> Experiment:
-    """Bind what overrides were composed to, as `from_overrides` does."""
-    binder = Binder(composition.defaults, composition.sources)
-    binder.problems += composition.problems
-    return _bind(binder, composition.values, base, written=False)
 
 
 def from_json(text: str) -> Experiment:

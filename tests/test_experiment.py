@@ -18,6 +18,7 @@ from fed_dpsd.experiment import (
     set_up,
 )
 from fed_dpsd.experiment import test_split as held_out
+from fed_dpsd.sweep.grid import one_run
 
 RECORDS = 1_437  # of digits, to train with
 
@@ -97,9 +98,11 @@ def test_labels_that_are_private_divide_no_records(small):
 
 
 def test_a_key_of_plain_teachers_that_a_private_training_does_not_read_is_said(tmp_path, caplog):
-    _warn.cache_clear()
-    from_overrides(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
-    assert "teacher.learning_rate=1e30 has no effect: training=dp_sgd has keys" in caplog.text
+    for bind in (from_overrides, one_run):  # of a sweep, and of a run
+        _warn.cache_clear()
+        caplog.clear()
+        bind(["training=dp_sgd", "teacher.learning_rate=1e30"], tmp_path)
+        assert "teacher.learning_rate=1e30 has no effect: training=dp_sgd has keys" in caplog.text
     caplog.clear()
     from_overrides(["training=plain", "teacher.learning_rate=0.1"], tmp_path)
     from_overrides(["training=dp_sgd", "training.learning_rate=0.1"], tmp_path)

@@ -71,7 +71,7 @@ def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
     """
     composition = read(overrides)
     require_one_run(overrides, composition)
-    return of_composition(composition, base)
+    return of_composition(composition, overrides, base)
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:

@@ -18,7 +18,7 @@ from fed_dpsd.engines.flower.simulation import simulate
 from fed_dpsd.engines.local import LocalFederation
 from fed_dpsd.engines.ready import check_simulated, placed, ready
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, unused
+from fed_dpsd.experiment import Experiment, one_run, unused
 from fed_dpsd.planned import PlannedRun, planned_run
 from fed_dpsd.progress import reporting
 from fed_dpsd.server.completed import open_completed
@@ -39,7 +39,6 @@ from fed_dpsd.server.synthesis import Source, synthesize
 from fed_dpsd.server.trackers import require_tracker
 from fed_dpsd.server.words import opening
 from fed_dpsd.storage import encoded, write_atomically
-from fed_dpsd.sweep.grid import one_run
 
 Engine = Literal["local", "flower"]
 

@@ -17,6 +17,7 @@ from fed_dpsd.claims import cost
 from fed_dpsd.config import BUNDLED, Config, DataConfig, to_json
 from fed_dpsd.config.bind import Binder
 from fed_dpsd.config.compose import Composition, read
+from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.config.plugins import find
 from fed_dpsd.data import datasets, partition
 from fed_dpsd.data.datasets import Dataset, Split
@@ -86,16 +87,26 @@ def from_overrides(overrides: Sequence[str], base: Path | None) -> Experiment:
     Raises:
         ConfigError: the overrides, or the values, have problems. No data has been read.
     """
-    return of_composition(read(overrides), overrides, base)
+    return _of_composition(read(overrides), overrides, base)
 
 
-def of_composition(
+def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
+    """Return the experiment of overrides (see `from_overrides`), which must be a single run.
+
+    Raises:
+        ConfigError: they have problems, or declare a grid of several experiments.
+    """
+    composition = read(overrides)
+    require_one_run(overrides, composition)
+    return _of_composition(composition, overrides, base)
+
+
+def _of_composition(
     composition: Composition, overrides: Sequence[str], base: Path | None
 ) -> Experiment:
-    """Bind what overrides were composed to, as `from_overrides` does."""
     binder = Binder(composition.defaults, composition.sources)
     binder.problems += composition.problems
-    experiment = _bind(binder, composition.values, base, written=False)
+    experiment = set_up(composition.values, base, binder=binder)
     name = experiment.training.name
     for setting in unread(experiment.training, overrides):
         _warn(f"{setting} has no effect: training={name} has keys of its own, training.*")
@@ -107,7 +118,12 @@ def from_json(text: str) -> Experiment:
     return set_up(json.loads(text), None, written=True)
 
 
-def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> Experiment:
+def set_up(
+    raw: Mapping[str, Any],
+    base: Path | None,
+    written: bool = False,
+    binder: Binder | None = None,
+) -> Experiment:
     """Bind the configuration that Hydra composed; calibrate to `privacy.target_epsilon`, if set.
 
     Args:
@@ -115,20 +131,12 @@ def set_up(raw: Mapping[str, Any], base: Path | None, written: bool = False) -> 
         base: folder that relative paths start from; None where the working directory is not the
             user's, and relative paths are errors.
         written: whether an experiment has written `raw`, so that its noise is calibrated already.
+        binder: a binder that knows defaults, sources and problems of what was typed.
 
     Raises:
         ConfigError: the configuration has problems, each on a line. No data has been read.
     """
-    return _bind(Binder(), raw, base, written)
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Log a warning once in a process."""
-    logger.warning(text)
-
-
-def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bool) -> Experiment:
+    binder = binder or Binder()
     names = raw.get("plugins", [])
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         add_networks(plugins := find(names))
@@ -166,6 +174,12 @@ def _bind(binder: Binder, raw: Mapping[str, Any], base: Path | None, written: bo
     if config.privacy.target_epsilon is None or written:
         return experiment
     return _calibrate(experiment)
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning once in a process."""
+    logger.warning(text)
 
 
 def _shards(facts: Mapping[str, Any], training: Training | None) -> dict[str, Any]:

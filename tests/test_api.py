@@ -18,10 +18,9 @@ from rich.console import Console
 import fed_dpsd
 from fed_dpsd import api
 from fed_dpsd.errors import ConfigError, UserError
-from fed_dpsd.experiment import from_overrides
+from fed_dpsd.experiment import from_overrides, one_run
 from fed_dpsd.progress import listening
 from fed_dpsd.server.run_folder import open_run_folder
-from fed_dpsd.sweep.grid import one_run
 from tests.conftest import SMALL, contents
 from tests.forks import finished, fork
 from tests.listeners import Counting

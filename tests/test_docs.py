@@ -13,14 +13,13 @@ from fed_dpsd import api, cli
 from fed_dpsd.audits import attacks, sampling
 from fed_dpsd.config.compose import compose
 from fed_dpsd.engines.placement import place
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import one_run, set_up
 from fed_dpsd.models.devices import Device, gib
 from fed_dpsd.privacy.accounting import Stage, prove
 from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.published import published_epsilon
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.privacy.votes import NoisyVotes
-from fed_dpsd.sweep.grid import one_run
 from tests.conftest import SMALL, quick_for, small_for
 
 ROOT = Path(__file__).parents[1]

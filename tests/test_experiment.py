@@ -14,11 +14,11 @@ from fed_dpsd.experiment import (
     from_overrides,
     largest_partition,
     load_data,
+    one_run,
     partitions,
     set_up,
 )
 from fed_dpsd.experiment import test_split as held_out
-from fed_dpsd.sweep.grid import one_run
 
 RECORDS = 1_437  # of digits, to train with
 

@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from fed_dpsd import cli
+from fed_dpsd.config.grid import expand
 from fed_dpsd.storage import conf_folder
-from fed_dpsd.sweep.grid import expand
 from tests import pages
 from tests.conftest import composed
 from tests.shapes import CLASSES, picture, write_shapes

@@ -9,9 +9,9 @@ import pytest
 
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.config.compose import compose
+from fed_dpsd.config.grid import expand
 from fed_dpsd.experiment import set_up
 from fed_dpsd.storage import conf_folder
-from fed_dpsd.sweep.grid import expand
 from tests.tables import read_files
 
 DOCS = Path(__file__).parents[1] / "docs"

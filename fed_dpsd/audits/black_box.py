@@ -179,9 +179,8 @@ def audit(
         raise ValueError(f"failure_probability={failure_probability} must be between 0 and 1")
     if not isinstance(mechanism, Audited):
         raise ValueError(
-            f"mechanism={mechanism.name!r} leaves nothing to audit: its answers leave without "
-            "noise, and no epsilon holds; audit 'gradient', 'votes', 'noisy_max' or "
-            "'label' instead"
+            f"mechanism={mechanism.name!r}: no attack knows its noise, if it draws any; audit "
+            "'gradient', 'votes', 'noisy_max' or 'label' instead"
         )
     failure = failure_probability / (4 if report_mu else 2)
     pilot = _ratios(mechanism, client, queries, int(np.clip(runs // 4, *PILOT)))

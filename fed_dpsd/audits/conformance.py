@@ -13,6 +13,7 @@ from dp_accounting import NonPrivateDpEvent
 
 from fed_dpsd.accounts.card import plan_of
 from fed_dpsd.audits.attacks import answer_attacks
+from fed_dpsd.audits.black_box import Audited
 from fed_dpsd.audits.checks import Check, Part, running
 from fed_dpsd.audits.claims import Attack, Say
 from fed_dpsd.audits.protocol import protocol_tests
@@ -106,7 +107,7 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
     """Return whether the training is audited, and whether the answers are.
 
     Raises:
-        UserError: neither is.
+        UserError: neither is, or no attack knows the mechanism of the answers.
     """
     private = isinstance(experiment.training, DPSGD)
     randomised = not isinstance(experiment.answers.event("record", "add_remove"), NonPrivateDpEvent)
@@ -119,5 +120,11 @@ def audited_parts(experiment: Experiment) -> tuple[bool, bool]:
             f"{unused if randomised else 'no noise is drawn in answers'}, and no epsilon of a "
             "record holds; audit training=dp_sgd, or method=fed_dpsd with answers=gradient, votes, "
             "noisy_max or label"
+        )
+    if randomised and answered and not isinstance(experiment.answers, Audited):
+        raise UserError(
+            f"privacy audit: answers={experiment.answers.name} draws noise that no attack knows; "
+            "give the mechanism `additive` and `worst_case`, or audit "
+            "answers=gradient, votes, noisy_max or label"
         )
     return private, randomised and answered

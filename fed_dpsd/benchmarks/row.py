@@ -24,12 +24,11 @@ from fed_dpsd.config.compose import choices, compose
 from fed_dpsd.engines.placement import Placement
 from fed_dpsd.engines.ready import check_simulated
 from fed_dpsd.errors import ConfigError, ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, load_data, partitions
+from fed_dpsd.experiment import Experiment, load_data, one_run, partitions
 from fed_dpsd.models import torch_threads
 from fed_dpsd.server.run_folder import versions
 from fed_dpsd.server.summary import read_summary, scores_of
 from fed_dpsd.storage import client_name, write_json
-from fed_dpsd.sweep.grid import one_run
 
 KEPT = ("accuracy", "queries", "seconds", "student_sha256")
 PLACES = ("out", "cache", "run_folder", "ledger")

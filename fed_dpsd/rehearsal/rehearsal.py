@@ -20,6 +20,7 @@ import psutil
 from fed_dpsd.accounts.secret import exchange_key, secret_of
 from fed_dpsd.client.hospital import Hospital, open_file
 from fed_dpsd.config.compose import read
+from fed_dpsd.config.grid import require_one_run
 from fed_dpsd.engines.clients import with_patients
 from fed_dpsd.engines.flower import QUIET
 from fed_dpsd.errors import UserError
@@ -28,7 +29,6 @@ from fed_dpsd.privacy.secure_sum import public_key
 from fed_dpsd.progress import reported
 from fed_dpsd.rehearsal.sites import agreeing, write_site
 from fed_dpsd.storage import app_folder, writing
-from fed_dpsd.sweep.grid import require_one_run
 
 PORT = 9192
 START_SECONDS = 90.0

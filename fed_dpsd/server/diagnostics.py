@@ -3,14 +3,14 @@
 The scores are of the teachers of each client, and of all teachers together.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dpsd.experiment import Experiment
-from fed_dpsd.methods.class_counts import fetch_class_weights, normalised, pool
-from fed_dpsd.methods.method import PublicContext
+from fed_dpsd.methods.class_counts import normalised, pool
 from fed_dpsd.privacy.randomized_response import TopKRandomizedResponse
 from fed_dpsd.server.federation import HostedFederation
 from fed_dpsd.server.metrics import METRICS, accuracy
@@ -20,7 +20,7 @@ from fed_dpsd.streams import Streams
 def diagnose(
     experiment: Experiment,
     federation: HostedFederation,
-    context: PublicContext,
+    weights: Mapping[int, NDArray[np.float64]],
     labels: NDArray[np.int64],
 ) -> dict[str, dict[str, Any]]:
     """Return exact scores of the clients, of the mean of all probabilities, and of the vote.
@@ -33,9 +33,6 @@ def diagnose(
     but `pooling: odds` needs all of them at once.
     """
     num_classes = experiment.config.data.num_classes
-    weights = {}
-    if experiment.method.plan(context).counts:
-        weights = fetch_class_weights(federation, context)
     pooled = getattr(experiment.method, "pooling", "mean") == "odds"
     response, rng = _response(experiment), Streams(experiment.config.seed).numpy("diagnostic vote")
 

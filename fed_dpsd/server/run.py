@@ -18,6 +18,7 @@ from fed_dpsd.accounts.card import plan_of, plugins_note
 from fed_dpsd.claims import smallest_claim
 from fed_dpsd.errors import Diverged, one_line
 from fed_dpsd.experiment import Experiment, evaluated_on, test_split
+from fed_dpsd.methods.class_counts import fetch_class_weights
 from fed_dpsd.methods.method import PublicContext, ReplayBuffer, Round, State, below
 from fed_dpsd.models.divergence import is_finite
 from fed_dpsd.models.inference import Images
@@ -103,7 +104,9 @@ def _run(
 
     before = time.perf_counter()
     if config.federation.simulation and test is not None:
-        for metric, scores in diagnose(experiment, federation, context, test.labels).items():
+        counted = experiment.method.plan(context).counts
+        weights = fetch_class_weights(federation, context) if counted else {}
+        for metric, scores in diagnose(experiment, federation, weights, test.labels).items():
             summary[metric] |= scores
     summary["seconds"]["teachers"] = time.perf_counter() - before
 

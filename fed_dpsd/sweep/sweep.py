@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from fed_dpsd.accounts.card import mechanism_of
+from fed_dpsd.config.grid import expand, names
 from fed_dpsd.errors import ConfigError, UserError, one_line
 from fed_dpsd.experiment import Experiment, from_overrides
 from fed_dpsd.privacy.mechanism import UNITS_AND_RELATIONS, weakest
@@ -30,7 +31,6 @@ from fed_dpsd.progress import reporting
 from fed_dpsd.server.run_folder import new_run_folder, read_log
 from fed_dpsd.server.summary import ANSWERS, TRAVELLED, read_summary
 from fed_dpsd.storage import encoded, write_together, writing
-from fed_dpsd.sweep.grid import expand, names
 
 # Keys that do not change a cell: places, and the names of classes.
 PLACES = ("out", "cache", "run_folder", "ledger", "tracker")

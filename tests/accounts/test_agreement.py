@@ -139,7 +139,7 @@ def check(experiment):
         assert numbers == pytest.approx([value] * 5, rel=1e-9)
         assert (before["basis"], before["trust"]) == (row["basis"], row["trust"])
         assert ledger.trust == row["trust"] or math.isinf(value)
-        assert claim.number(5) in cards._row(row)
+        assert claim.number(5) in cards._cells(row)
         assert guarantee.short(row, 5).startswith(f"epsilon {rounded_up(value, 5)} ({unit}, ")
         assert PrivacyCard(card).epsilon(unit, relation).value == value
         bases.add(row["basis"])

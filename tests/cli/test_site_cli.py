@@ -232,7 +232,7 @@ def test_a_node_that_fails_is_started_again_until_it_ends(fed_dpsd, tmp_path, mo
         f"--superlink host:1 --root-certificates {tmp_path}/ca.crt --auth-supernode-private-key "
         f'{tmp_path}/key --port 9094 --node-config site="{file}"'
     }
-    assert err.count("the node ended with an error; it is started again in 0.01 s") == 2
+    assert err.count("the node ended with an error; it starts again in 0.01 s") == 2
     code, _, err = fed_dpsd("site", "serve", str(file), *where[:-1], "none")
     assert code == 1
     assert "none is not there" in err

@@ -17,12 +17,11 @@ from fed_dpsd.config.plugins import find, named_in
 from fed_dpsd.engines.flower.grid import GridFederation
 from fed_dpsd.engines.flower.run_config import from_run_config
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.experiment import from_json, load_data, set_up
+from fed_dpsd.experiment import from_json, load_data, one_run, set_up
 from fed_dpsd.planned import planned_run
 from fed_dpsd.protocol import Refusal
 from fed_dpsd.server import run as runs
 from fed_dpsd.server.run_folder import new_run_folder, open_run_folder
-from fed_dpsd.sweep.grid import one_run
 from tests.client.conftest import records  # noqa: F401
 from tests.client.test_site import make, request
 from tests.hospitals import Hospitals, site_file

@@ -8,10 +8,10 @@ import pytest
 from fed_dpsd.config import compose as typed
 from fed_dpsd.config import plugins
 from fed_dpsd.config.compose import compose
+from fed_dpsd.config.grid import Point, expand, names
 from fed_dpsd.errors import ConfigError
-from fed_dpsd.experiment import set_up
+from fed_dpsd.experiment import one_run, set_up
 from fed_dpsd.storage import conf_folder
-from fed_dpsd.sweep.grid import Point, expand, names, one_run
 from tests.sweep.test_sweep import plan
 
 

@@ -33,7 +33,7 @@ from fed_dpsd.engines.flower.codec import (
     unpack_step,
 )
 from fed_dpsd.errors import ProtocolError, UserError, one_line
-from fed_dpsd.experiment import Experiment, from_json
+from fed_dpsd.experiment import from_json
 from fed_dpsd.methods.method import Method
 from fed_dpsd.models import torch_threads
 from fed_dpsd.protocol import Refusal, Request, SumStep
@@ -160,10 +160,7 @@ def _compare_classes(message: Message, hospital: Hospital) -> None:
         logger.warning("refused: %s", public_line(str(error)))
 
 
-@functools.lru_cache(maxsize=2)
-def _experiment(text: str) -> Experiment:
-    """Return a simulation's experiment, which is bound once per process."""
-    return from_json(text)
+_experiment = functools.lru_cache(maxsize=2)(from_json)  # bound once per process
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -12,8 +12,7 @@ from typing import Any
 from fed_dpsd.config.compose import split_overrides
 from fed_dpsd.config.errors import QUOTES, quoted
 from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.experiment import Experiment
-from fed_dpsd.sweep.grid import one_run
+from fed_dpsd.experiment import Experiment, one_run
 
 # The flat keys whose names are shorter than those of the keys that they set.
 SHORT = {

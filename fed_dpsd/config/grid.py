@@ -3,13 +3,11 @@
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fed_dpsd.config.compose import Composition, choices, declared_sweep, read
+from fed_dpsd.config.compose import Composition, choices, declared_sweep
 from fed_dpsd.config.plugins import searching
 from fed_dpsd.errors import ConfigError, shown
-from fed_dpsd.experiment import Experiment, of_composition
 from fed_dpsd.storage import conf_folder
 
 Grid = dict[str, list[str]]
@@ -61,17 +59,6 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         for name, grid in grids or [("", typed)]
         for values in itertools.product(*grid.values())
     ]
-
-
-def one_run(overrides: Sequence[str], base: Path | None) -> Experiment:
-    """Return the experiment of overrides (see `from_overrides`).
-
-    Raises:
-        ConfigError: they have problems, or declare a grid of several experiments.
-    """
-    composition = read(overrides)
-    require_one_run(overrides, composition)
-    return of_composition(composition, overrides, base)
 
 
 def require_one_run(overrides: Sequence[str], composition: Composition) -> None:

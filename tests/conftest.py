@@ -46,35 +46,33 @@ def contents(folder):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
+PARTS = 20  # of the slow tests; every run of .ci/run takes the part of its day
+# Files that take longest come first: the two processes then end together.
+LONGEST = ("test_mutations.py", "test_charges.py", "test_simulation.py", "test_two_axes.py")
+
+
 def pytest_addoption(parser):
-    parser.addoption(
-        "--fifth", type=int, choices=range(5), help="with -m '': of the slow tests, each fifth one"
-    )
+    text = "with -m '': the fast tests, those marked ci, and of the other slow ones one part of 20"
+    parser.addoption("--slow-part", type=int, choices=range(PARTS), help=text)
 
 
 def pytest_report_header(config):
-    fifth = config.getoption("fifth")
-    return [] if fifth is None else f"slow tests: fifth {fifth} of 0 to 4, and those marked ci"
-
-
-def in_fifth(items, fifth):
-    """The items without the slow ones of other fifths; a test's cases stay together."""
-    slow = [item for item in items if "slow" in item.keywords and "ci" not in item.keywords]
-    tests = sorted({item.nodeid.partition("[")[0] for item in slow})
-    chosen = set(tests[fifth::5])
-    left_out = {item for item in slow if item.nodeid.partition("[")[0] not in chosen}
-    return [item for item in items if item not in left_out], list(left_out)
+    part = config.getoption("slow_part")
+    return [] if part is None else f"slow tests: part {part} of 0 to {PARTS - 1}"
 
 
 def pytest_collection_modifyitems(config, items):
-    """Simulations take longest, so they come first: two processes then end together.
+    """Choose a part of the slow tests; count lines in one case of four of each test.
 
-    Lines are counted in one case of four of each test: to count them takes two thirds more time.
+    To count lines takes two thirds more time.
     """
-    if config.getoption("fifth") is not None:
-        items[:], left_out = in_fifth(items, config.getoption("fifth"))
+    if (part := config.getoption("slow_part")) is not None:
+        slow = [item for item in items if "slow" in item.keywords and "ci" not in item.keywords]
+        left_out = [item for number, item in enumerate(slow) if number % PARTS != part]
+        items[:] = [item for item in items if item not in set(left_out)]
         config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: item.path.name != "test_simulation.py")
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     cases = collections.Counter()
     for item in items:
         test = item.nodeid.partition("[")[0]

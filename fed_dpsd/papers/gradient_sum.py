@@ -10,7 +10,7 @@ from fed_dpsd.privacy.gaussian import NormalizedGradient
 from fed_dpsd.privacy.mechanism import Values, check_noise
 from fed_dpsd.privacy.noise import Rng
 
-MOST_IMAGES = 1_024  # of a request, whose sum has to stay exact
+MOST_IMAGES = 1_024  # of a request, whose sum must stay exact
 
 
 @dataclass(frozen=True, repr=False)
@@ -21,7 +21,7 @@ class GradientSum(NormalizedGradient):
     by 2 * bound * B, or by 2 * bound * sqrt(B) where the whole batch has norm below `bound`. That
     is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as
     much as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request
-    is charged as so many releases. DPDFD's Theorem 3 counts B.
+    is charged as that many releases. DPDFD's Theorem 3 counts B.
 
     The mean over the B rows is the noisy mean gradient of Eq. 4; the other rows are zero.
 
@@ -71,7 +71,7 @@ class GradientSum(NormalizedGradient):
         return noisy
 
     def admissible(self, values: Values, predictions: Values, teachers: int) -> NDArray[np.bool_]:
-        """Find rows that are zero, and a first row that is not too long."""
+        """Mark rows that are zero, and a first row that is not too long."""
         images = len(values)
         longest = images if self.normalise == "sample" else np.sqrt(images)
         first = super().admissible(values[:1], predictions[:1], int(np.ceil(teachers * longest)))
@@ -92,5 +92,5 @@ class GradientSum(NormalizedGradient):
         return f"the sum of a round's {self._gradients}, with {self._noise}"
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count B^2 for each request of B queries, or B where the whole request is normalised."""
+        """Return B^2 for each request of B queries, or B if the whole request is normalised."""
         return requests * (queries**2 if self.normalise == "sample" else queries)

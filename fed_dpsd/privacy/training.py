@@ -19,7 +19,7 @@ TrainedUnit = Literal["record", "patient"]
 
 @dataclass(frozen=True)
 class Plain:
-    """A training without noise: `teacher` says how, and only the answers' own noise protects."""
+    """A training without noise, configured by `teacher`; only the answers' own noise protects."""
 
     name: ClassVar[str] = "plain"
     calibrated_by: ClassVar[None] = None
@@ -29,25 +29,25 @@ class Plain:
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
         """Return the problems of the training in an experiment, each with key, value and remedy.
 
-        Overriding trainings add to what this one returns.
+        Overriding trainings extend the returned list.
 
         Args:
             config: the experiment's Config.
-            method: its Method; None where it has problems of its own.
+            method: its Method; None if it has problems of its own.
             partition: its Partition; None likewise.
         """
         return []
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, `trainings` times, and what this alone protects."""
+        """Describe how teachers are trained, `trainings` times, and what this protects alone."""
         return "without noise: nothing protects records but the noise of the answers, if any"
 
 
 @dataclass(frozen=True)
 class CustomTraining(Plain, ABC):
-    """A training with steps of its own, which protects a record no more than `Plain` does.
+    """A training with its own steps, which protects a record no more than `Plain` does.
 
-    Only the answers' own noise protects records. `reason` says what its own noise falls short of.
+    Only the answers' own noise protects records. `reason` explains why its own noise does not.
     """
 
     def check(self, config: Any, method: Any, partition: Any) -> list[str]:
@@ -79,7 +79,7 @@ class TrainingMechanism(ABC):
     With `unit="patient"` it takes R = `records_per_patient` records of each patient (`places_of`),
     so R * A images; with `unit="record"` R is 1.
 
-    Its event covers a whole training. It is charged once, before the first step. Whatever the
+    Its event covers a whole training and is charged once, before the first step. Whatever the
     teachers answer is post-processing. Class counts are a release of their own (`ClassCounts`).
     """
 

@@ -509,7 +509,7 @@ def test_an_answer_needs_its_charge(file):
 
 def test_nothing_is_charged_twice(ledger):
     charge(ledger, "a")
-    with ledger.transaction(), pytest.raises(ValueError, match="a is charged already"):
+    with ledger.transaction(), pytest.raises(ValueError, match="a is already charged"):
         ledger.charge(entry("a"))
     assert digests(ledger) == ["a"]
 

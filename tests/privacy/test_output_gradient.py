@@ -135,7 +135,7 @@ def test_answers_with_noise_of_their_own_prove_what_they_do_of_plain_teachers(sm
 
 def test_a_deployment_refuses_it(small):
     deployed = ("federation=deployment", *DIRECT)
-    with pytest.raises(ConfigError, match="output_gradient: nothing is proven of it") as error:
+    with pytest.raises(ConfigError, match="output_gradient: nothing is proven for it") as error:
         small(*deployed)
     assert len(error.value.problems) == 1
     small("federation=deployment", "method=direct")  # the control

@@ -94,7 +94,7 @@ def test_a_server_that_tells_parties_different_names_opens_nothing():
     views = {0: (0, 1, 2), 1: (0, 1, 2), 2: (2, 3, 4), 3: (2, 3, 4), 4: (2, 3, 4)}
     proofs = {number: members[number].confirm(TAG, views[number]) for number in range(5)}
     for number in (0, 1):
-        with pytest.raises(SumError, match="2 parties heard these names; 3 are needed"):
+        with pytest.raises(SumError, match="2 parties received these names; 3 are needed"):
             members[number].unmask(
                 TAG,
                 views[number],
@@ -116,7 +116,7 @@ def test_a_proof_is_for_one_sum_one_sender_and_one_receiver():
         "nothing": {},
     }
     for given in wrong.values():
-        with pytest.raises(SumError, match="parties heard these names"):
+        with pytest.raises(SumError, match="parties received these names"):
             members[0].unmask(TAG, names, given, sealed)
     right = {other: proofs[other][0] for other in names}
     assert set(members[0].unmask(TAG, names, right, sealed).own) == set(names)
@@ -148,7 +148,7 @@ def test_a_server_that_puts_itself_between_two_parties_needs_their_keys():
     swapped = dict(members[0].public_keys) | {1: public_key(b"x" * 32)}
     members[0] = Party(0, members[0].private_key, swapped, 2)
     masked = {number: members[number].mask(values(number), TAG) for number in range(3)}
-    with pytest.raises(SumError, match="tampered with|heard these names"):
+    with pytest.raises(SumError, match="tampered with|received these names"):
         unmask(members, masked, range(3))
 
 
@@ -201,7 +201,7 @@ def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, mon
     [
         ({"threshold": 2}, "threshold=2 must be above half of 5"),
         ({"threshold": 6}, "threshold=6 must be above half of 5"),
-        ({"number": 1}, "public key of 1 is not that"),
+        ({"number": 1}, "public key of 1 does not match"),
         ({"public_keys": {0: b"", 2: b""}}, "give 0 to 1"),
         ({"public_keys": OWN | {2: b"short"}}, "the public key of 2 is invalid"),
         ({"public_keys": OWN | {2: bytes(32)}}, "the public key of 2 is invalid"),

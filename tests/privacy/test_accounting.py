@@ -430,7 +430,7 @@ def test_responses_of_two_settings_by_brute_force():
 
 @every("epsilon_per_answer", [0.0, 1e-9, 1e-6, 1e-4, 0.01])
 @every("k", [2, 3, 10])
-def test_faint_responses_beside_other_noise_take_nothing_away(epsilon_per_answer, k):
+def test_faint_responses_with_other_noise_take_nothing_away(epsilon_per_answer, k):
     gaussian = GaussianDpEvent(4.0)
     faint = times(response(epsilon_per_answer, k).event("record", "replace_one"), 20)
     alone = epsilon(gaussian, DELTA).epsilon

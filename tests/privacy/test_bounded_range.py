@@ -65,7 +65,7 @@ def test_the_bound_holds_for_adaptive_intervals_and_is_attained(loss_range, rele
         assert bound(0.9 * loss_range, releases, part * loss_range) < exact
 
 
-def test_adaptive_intervals_tell_more_than_fixed_ones_and_the_bound_covers_both():
+def test_adaptive_intervals_reveal_more_than_fixed_ones_and_the_bound_covers_both():
     """The reason why the composition of Dong, Durfee and Rogers is not used."""
     loss_range, eps = 2.0, 0.6
     intervals = [loss_range * i / 20 for i in range(21)]

@@ -235,7 +235,7 @@ def test_discrete_gaussian_noise_is_nearly_rounded_ideal_noise():
     units = 2.0**10
     k = np.arange(0, 40 * int(units))
     nodes, weights = np.polynomial.legendre.leggauss(8)
-    # The mass of k beside its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| < 1/2.
+    # The mass of k over its density: the integral of exp(-(2 k x + x^2) / 2 u^2) over |x| < 1/2.
     x = nodes / 2
     ratio = (np.exp(-(2 * k[:, None] * x + x**2) / (2 * units**2)) @ weights) / 2
     worst = np.abs(np.log(ratio)).max() * units**2
@@ -266,7 +266,7 @@ def test_a_budget_pays_for_class_counts_with_a_sampled_training(relation):
     assert needed < twice < 2 * needed
 
 
-def test_no_budget_admits_settings_of_which_no_divergence_is_known():
+def test_no_budget_admits_settings_without_a_known_divergence():
     """It is infinite, and no endless search."""
     sampled = [ReplacedInSampleDpEvent(0.1, noise) for noise in (2.0, 3.0)]
     assert smallest_budget(sampled, 1e-5) == math.inf

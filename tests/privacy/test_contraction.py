@@ -117,7 +117,7 @@ def test_sampled_trainings_are_bounded_from_above_and_closely():
     assert contraction(rarer, answers, NOTHING, DELTA).epsilon < exact / 2
 
 
-def test_a_gaussian_besides_adds_up_as_gaussians_do():
+def test_an_additional_gaussian_adds_up_as_gaussians_do():
     one, other = 0.7, 0.4
     profile = with_gaussian(lambda eps: gdp.gaussian_delta(one, eps), other)
     epsilons = np.array([0.0, 0.3, 1.0, 3.0])
@@ -127,7 +127,7 @@ def test_a_gaussian_besides_adds_up_as_gaussians_do():
 
 
 @every(("answers", "answered", "counted"), [(11, 3.0, 0.8), (3, 1.0, 0.02)])
-def test_a_gaussian_besides_a_profile_with_kinks_is_bounded_from_above(answers, answered, counted):
+def test_a_gaussian_with_a_profile_with_kinks_is_bounded_from_above(answers, answered, counted):
     """Few responses have few losses; a quadrature between them would miss some."""
     response = RandomizedResponseDpEvent(3 / (math.exp(answered) + 2), 3)
 

@@ -46,7 +46,7 @@ def test_a_sum_costs_what_it_costs_with_the_server_adding_the_noise():
             assert mechanism.event(*pair) == trusting.event(*pair)
 
 
-def test_who_must_be_honest_is_said():
+def test_who_must_be_honest_is_stated():
     for mechanism in SHARED:
         assert isinstance(mechanism, Shared)
         assert trust_of(mechanism.noise_at) == "threshold"
@@ -121,7 +121,7 @@ def test_a_quorum_has_somebody_honest(threshold, colluding):
         (Quorum(4, 0), 3, False),
     ],
 )
-def test_no_two_sums_of_an_ask_can_be_opened(quorum, num_clients, fits):
+def test_no_two_sums_of_a_request_can_be_opened(quorum, num_clients, fits):
     if fits:
         quorum.check(num_clients)
     else:

@@ -175,7 +175,7 @@ def test_a_batch_is_bounded_as_a_whole():
     assert (gradient.constrain_sensitivity(np.full((2, 10), math.nan), predictions[:2]) == 0).all()
 
 
-def test_the_last_bits_of_a_noisy_sum_tell_nothing():
+def test_the_last_bits_of_a_noisy_sum_reveal_nothing():
     """Answers lie on one grid, whatever was added; the control: plain sums of floats do not."""
     for mechanism in (NoisyVotes(4, 2.0, "laplace"), NormalizedGradient(4, 2.0, bound=1.0)):
         grids = []
@@ -257,7 +257,7 @@ def test_votes_are_one_hot_and_ties_and_silence_are_settled():
     )
 
 
-def test_vote_events_are_those_of_the_largest_moves():
+def test_vote_events_match_the_largest_moves():
     """All moves of up to three votes among four counts, against the events' own shifts."""
     moves = [
         np.bincount(after, minlength=4) - np.bincount(before, minlength=4)

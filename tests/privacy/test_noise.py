@@ -49,7 +49,7 @@ def test_uniform_draws_are_uniform():
     assert stats.chisquare(np.bincount(below.astype(int))).pvalue > LEVEL
 
 
-def test_a_long_stream_goes_on_with_another_key(monkeypatch):
+def test_a_long_stream_continues_with_another_key(monkeypatch):
     """ChaCha20's counter ends; a training that draws more must not, and must not draw it again."""
     before = generator().words(64)
     monkeypatch.setattr(noise, "STREAM_BYTES", 8 * 8)

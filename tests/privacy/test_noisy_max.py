@@ -51,7 +51,7 @@ def test_the_label_has_the_law_of_a_noisy_maximum_and_no_other(seed):
     assert not accepts(6.0)
 
 
-def test_no_label_tells_more_than_the_two_counts_that_a_changed_vote_moves():
+def test_no_label_reveals_more_than_the_two_counts_that_a_changed_vote_moves():
     """Enumerates two classes: a changed vote moves the lead by 2; half the scale breaks it."""
     scale, bound = 3.0, 2 / 3.0
     for leads in range(-20, 20):
@@ -112,7 +112,7 @@ def test_with_gumbel_noise_classes_are_drawn_in_proportion_to_exp_votes(
     assert not accepts(0.5 * scale)
 
 
-def test_a_lattice_coarser_than_a_vote_tells_nothing():
+def test_a_lattice_coarser_than_a_vote_reveals_nothing():
     mechanism = NoisyMax(2, 2.0**40, "gumbel", Shards(1))
     labels = mechanism.add_noise(
         votes_for([0], 2, 10_000), np.empty((10_000, 2)), SecureGenerator(bytes(32))

@@ -31,7 +31,7 @@ def rng(seed=0):
 
 
 def network(scale=1.0):
-    """Two hidden units, of which each sees one pixel, and three classes."""
+    """Two hidden units, each with one input pixel, and three classes."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 3, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(scale * torch.eye(2))
@@ -83,7 +83,7 @@ def test_what_a_record_changes_has_no_bound():
 
 @every("sigma", [SIGMA, 1e6])
 def test_noise_misses_weights_that_one_record_alone_moves(sigma):
-    """So the worlds are told apart each time. The control: DP-SGD's noise reaches every weight."""
+    """So the worlds are always distinguished. The control: DP-SGD's noise reaches every weight."""
     private = DPSGD(sigma, sample_rate=1.0, steps=1, max_grad_norm=1.0, learning_rate=RATE)
     for seed in range(20):
         for inputs, seen in ((USED, True), (UNUSED, False)):
@@ -108,7 +108,7 @@ def test_a_prediction_of_zero_is_no_hindrance():
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
-def test_its_card_claims_nothing_and_says_why(small):
+def test_its_card_claims_nothing_and_gives_the_reason(small):
     experiment = small(*DIRECT)
     card = privacy_card(experiment, plan_of(experiment))
     assert {row["epsilon"] for row in card["proven"]} == {"inf"}

@@ -61,7 +61,7 @@ def test_the_choice_of_records_does_not_depend_on_other_patients():
     for seed in range(50):
         draw = rng(seed)
         patients = draw.integers(0, 6, 30)
-        records = np.arange(100, 130)  # what tells a record from others
+        records = np.arange(100, 130)  # what distinguishes records
         for most in (1, 3, 8):
             before = {tuple(records[row]) for row in places_of(patients, most)}
             kept = np.flatnonzero(patients != patients[0])
@@ -174,7 +174,7 @@ def test_no_patient_of_random_data_leaves_the_bound_however_many_places():
 
 @every("linear", [True, False])
 def test_a_patients_gradient_is_the_mean_over_their_records_with_their_own_labels(linear):
-    """Beside autograd, where nothing is clipped."""
+    """Compared with autograd where nothing is clipped."""
     inputs, labels = some_patients(2)
     labels[1] = torch.tensor([0, 1, 2, 9])
     model = model_of(linear)
@@ -237,7 +237,7 @@ def largest_moves(count):
 
 
 def test_a_patient_moves_the_counts_as_the_events_say():
-    """All patients of three places in three classes, beside noise of 1e-9."""
+    """All patients of three places in three classes, with noise of 1e-9."""
     mechanism = counting(1e-9, records_per_patient=3)
     moves = largest_moves(lambda labels: mechanism.count(labels, 3, rng()))
     assert moves == pytest.approx({"add_remove": 1, "replace_one": math.sqrt(2)})
@@ -251,7 +251,7 @@ def test_a_patient_moves_the_counts_as_the_events_say():
 
 @every("noise", [10.0, 2.0**24, 2.0**26, 1e9, 1e12])
 @every("most", [1, 3, 16])
-def test_counts_beside_a_coarse_lattice_move_by_what_their_event_says(noise, most, monkeypatch):
+def test_counts_on_a_coarse_lattice_move_as_their_event_states(noise, most, monkeypatch):
     """The worst classes: each just below a step of the lattice, and passing it."""
     mechanism = counting(noise, records_per_patient=most)
     charged = ideal(mechanism.count_event("patient", "add_remove"))

@@ -41,7 +41,7 @@ def unmask(members, masked, helpers, tag=TAG, named=None):
 
 @every("lost_first", range(3))
 @every("lost_later", range(3))
-def test_the_sum_is_exact_whoever_drops_out(lost_first, lost_later):
+def test_the_sum_is_exact_if_parties_drop_out(lost_first, lost_later):
     """Up to as many as leave `threshold` to open shares; the control: one more, and nothing is."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
@@ -87,7 +87,7 @@ def test_what_is_opened_leaves_another_partys_value_masked():
         combine(late, opened, 5, 3)
 
 
-def test_a_server_that_tells_parties_different_names_opens_nothing():
+def test_a_server_that_sends_parties_different_names_opens_nothing():
     """Each name set is heard by fewer than the threshold."""
     members = parties()
     masked = {number: members[number].mask(values(number), TAG) for number in range(5)}
@@ -165,7 +165,7 @@ COPIES = {
 
 @every("copy", COPIES.values())
 @every("numbered", [True, False])
-def test_who_gives_out_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
+def test_a_party_that_publishes_a_copy_of_anothers_key_exposes_nobody(copy, numbered, monkeypatch):
     """Party 2 says that 0's key is its own, and stays away: its masks' keys are opened.
 
     The control: were the two numbers not in a mask's key, they would be those of 0's masks.

@@ -111,7 +111,7 @@ def _exact(values, scale, rng):
 
 @every("training", ["plain", "dp_sgd"])
 @every("answers", ["gradient", "votes"])
-def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_with(
+def test_a_client_with_or_without_records_moves_a_sum_no_further_than_its_event(
     small, training, answers
 ):
     """Private teachers of no records answer at full length; plain ones answer zero."""
@@ -141,7 +141,7 @@ def test_a_client_moves_a_sum_no_further_than_its_event_says_without_records_or_
 
 
 @every("noise", [1.0, 1e3, 2.0**26, 1e12, 1e30])
-def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
+def test_votes_are_exact_or_zero_under_large_noise(silent, noise):
     """A vote that its noise's grid is coarser than is no vote: it moves a count by at most one."""
     votes = NoisyVotes(7, noise, shards=Shards(200))
     encoded = np.stack(
@@ -154,8 +154,8 @@ def test_votes_are_exact_or_nothing_beside_large_noise(silent, noise):
 
 
 @every("noise", [10.0, 2.0**26, 1e9, 1e12])
-def test_a_record_moves_counts_by_what_their_event_says(silent, noise):
-    """In units of the noise, beside a count that is just below a step of a coarse grid."""
+def test_a_record_moves_counts_as_their_event_states(silent, noise):
+    """In units of the noise, for a count just below a step of a coarse grid."""
     mechanism = DPSGD(1.0, 1.0, 1, 1.0, 0.1, count_fraction=1.0)
     mechanism = replace(mechanism, count_fraction=(mechanism.count_noise / noise) ** 2)
     charged, _ = mechanism.count_event("record", "add_remove").events

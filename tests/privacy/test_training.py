@@ -116,7 +116,7 @@ def test_a_layer_that_mixes_records_is_refused():
 
 
 def test_trainings_that_no_bound_here_covers_are_refused():
-    """So many draws that their precision would tell, and sums that the noise's grid cuts off."""
+    """So many draws that precision matters, and sums that the noise's grid truncates."""
     layer, inputs, labels = nn.Linear(6, 3), torch.zeros(1, 1, 6), torch.zeros(1, dtype=torch.long)
     steps = MOST_DRAWS // 1_600
     with pytest.raises(ValueError, match="42,949,672 steps of 21 parameters draw more than"):
@@ -164,7 +164,7 @@ def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
 
 
 def test_a_record_moves_the_counts_as_the_events_say():
-    """All small data sets and all changes of one record, beside noise of 1e-9."""
+    """All small data sets and all changes of one record, with noise of 1e-9."""
     mechanism = counting(1e-9)
     largest = {"add_remove": 0.0, "replace_one": 0.0}
     for labels in ([0], [0, 1], [2, 2, 1]):
@@ -257,13 +257,13 @@ def test_a_training_on_all_records_is_one_gaussian(sigma, steps, counts, add_rem
         stages = [Stage(mechanism, 1, 0)]
         stages += [Stage(ClassCounts(mechanism), 1, 0)] if mechanism.counts_classes else []
         claim = prove(stages, 1e-5, "record", relation)
-        # Besides, what the finite precision of all draws may tell.
+        # In addition, the loss due to the finite precision of all draws.
         assert claim.value == pytest.approx(closed_form(mu, 1e-5) + PRECISION_LOSS, rel=1e-6)
         assert claim.value == pytest.approx(golden, rel=1e-4)
         assert claim.accountant == "gdp_exact"
 
 
-def test_counts_beside_sampled_steps_cost_more_than_either():
+def test_counts_and_sampled_steps_cost_more_than_either():
     mechanism = counting(10.0, sample_rate=0.02, steps=10)
     events = [m.event("record", "replace_one") for m in (mechanism, ClassCounts(mechanism))]
     alone = [epsilon(ideal(event), 1e-5).epsilon for event in events]

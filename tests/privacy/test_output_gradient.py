@@ -1,4 +1,4 @@
-"""Noise on the outputs' gradients: the printed steps, and why nothing is proven of them."""
+"""Noise on the outputs' gradients: the printed steps, and why nothing is proven for them."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def network(scale=1.0):
     return model
 
 
-# Contexts that are one record apart: in the first alone, a record has the second pixel.
+# Worlds that are one record apart: only in the first, a record has the second pixel.
 USED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.0, 1.0]])
 UNUSED = torch.tensor([[1.0, 0.0], [0.5, 0.0], [0.7, 0.0]])
 LABELS = torch.tensor([0, 1, 2])
@@ -72,7 +72,7 @@ def test_a_step_is_that_of_algorithm_3(mean_over):
 
 
 def test_what_a_record_changes_has_no_bound():
-    """Outputs' gradients stay below the bound; what they do to the weights follows the network."""
+    """Outputs' gradients stay below the bound; their effect on weights depends on the network."""
     differences = [
         (moved(training(), USED, scale=scale) - moved(training(), UNUSED, scale=scale)).norm()
         for scale in (1.0, 10.0, 100.0, 1000.0)

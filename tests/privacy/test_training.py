@@ -44,7 +44,7 @@ def counting(noise, **fields):
 
 @pytest.fixture
 def _plain_steps(monkeypatch):
-    """Steps that are the noisy sum itself, so that it can be seen."""
+    """Steps equal to the noisy sum, to make it visible."""
     monkeypatch.setattr(torch.optim, "Adam", torch.optim.SGD)
 
 
@@ -79,7 +79,7 @@ def test_training_noise_has_tails():
 @pytest.mark.usefixtures("_plain_steps")
 @every("copies", [1, 3])
 def test_a_record_moves_a_step_by_its_bound_at_most_whatever_it_holds(copies):
-    """Noise of 1e-6 of the bound lets the sum be seen; what is not finite counts as zero."""
+    """Noise of 1e-6 of the bound makes the sum visible; non-finite gradients count as zero."""
     mechanism = dp_sgd(noise_multiplier=1e-6, sample_rate=1.0, copies=copies)
     for value in (1e-3, 1.0, 1e18, 1e38, math.inf, math.nan):
         moved = np.linalg.norm(trained(mechanism, torch.full((1, 1, 1, 4_000), value), 0))
@@ -129,7 +129,7 @@ def test_trainings_that_no_bound_here_covers_are_refused():
 
 
 def stepped(mechanism, inputs, labels, seed, opacus=False):
-    """A linear layer of fixed weights after a training; opacus gets it inside another module."""
+    """A linear layer with fixed weights after a training; Opacus gets it inside another module."""
     layer = nn.Linear(inputs.shape[2], 3)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(rng(1).normal(size=layer.weight.shape)))
@@ -147,7 +147,7 @@ def some_records(count=40, features=6, copies=1):
 @every("copies", [1, 3])
 @every("rate", [0.4, 1.0])
 def test_a_linear_layer_takes_the_same_steps_as_by_opacus(rate, copies):
-    """Sampling, clipping (some records are, some are not), noise and Adam, for 20 steps."""
+    """Sampling, clipping (of some records), noise and Adam, for 20 steps."""
     inputs, labels = some_records(copies=copies)
     inputs[:5] /= 16
     inputs = torch.round(inputs * 16) / 16
@@ -181,7 +181,7 @@ def test_a_record_moves_the_counts_as_the_events_say():
 
 
 def test_another_number_of_copies_is_refused():
-    """Clipped to a third each, one copy too many would pass the bound."""
+    """Clipped to a third each, one copy too many would exceed the bound."""
     with pytest.raises(ValueError, match="4 copies of each record instead of 3"):
         stepped(dp_sgd(copies=3), *some_records(copies=4), 0)
 

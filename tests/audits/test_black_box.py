@@ -126,7 +126,7 @@ def test_a_signal_that_drowns_gives_no_bound():
     ],
 )
 def test_every_variant_of_the_gradient_leaks_the_same(fields):
-    """A right implementation exceeds an upper end with probability at most 0.001."""
+    """A correct implementation exceeds an upper end with probability at most 0.001."""
     mechanism = dataclasses.replace(GRADIENT, **fields)
     runs = 12_000 if "normalise" in fields else 20_000  # each release needs a request of its own
     result = audit(mechanism, 4, runs, DELTA, 0.001, 0)
@@ -268,7 +268,7 @@ def more_epsilon(mechanism):
 def test_votes_and_responses_are_audited_closely_and_broken_ones_are_caught(
     claim, queries, least, broken
 ):
-    """A right implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
+    """A correct implementation exceeds its proof, 1.8 to 2.5, with probability at most 0.001."""
     proven = proof(claim, queries).value
     result = audit(claim, queries, 20_000, DELTA, 0.001, 0, report_mu=False)
     assert least * proven < result.lower_bound < proven

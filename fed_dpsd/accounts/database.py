@@ -63,7 +63,7 @@ class Content:
 
     @property
     def state(self) -> tuple[bytes, bytes]:
-        """The hashes that stand for all charges, and for all answers and notes."""
+        """The hashes of all charges, and of all answers and notes."""
         return self.head, self.kept.to_bytes(32)
 
     def keep(self, table: str, name: str, seal: bytes) -> None:

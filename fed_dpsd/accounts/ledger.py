@@ -140,7 +140,7 @@ class FileLedger(Ledger):
     def transaction(self) -> Iterator[None]:
         """Lock out other processes and threads; the kernel releases the locks of dead processes.
 
-        A damaged ledger lets nobody in, not even to read. Ctrl-C waits for the end.
+        A damaged ledger cannot even be read. Ctrl-C waits for the end.
         """
         with uninterrupted():
             with usable(self._path):

@@ -109,7 +109,7 @@ class Proof:
     Args:
         epsilon: of the audited answers or training.
         mu: of its Gaussian differential privacy; None if it is not a Gaussian mechanism.
-        advantage: the total variation distance that it allows; None where it was not computed.
+        advantage: the total variation distance that it allows; None if it was not computed.
     """
 
     epsilon: Epsilon

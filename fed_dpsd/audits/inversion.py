@@ -278,7 +278,7 @@ class Judge:
         """Return the judge of a run, with equally many members and others of each class.
 
         A class with more members has better pictures, and more of them are near a member in any
-        case. A teacher's records are those that its client holds or would hold.
+        case. A teacher's records are the ones its client holds or would hold.
         """
         records, included = run.data.train, run.included
         streams = Streams(run.experiment.config.seed)

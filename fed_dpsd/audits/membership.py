@@ -1,6 +1,6 @@
 """Membership inference on the runs of a sweep, compared with what proofs allow.
 
-A failed attack proves nothing. One that succeeds beyond the cap of a proof refutes the proof.
+A failed attack proves nothing. An attack that succeeds beyond a proof's cap refutes the proof.
 """
 
 import functools
@@ -169,12 +169,12 @@ def _check(row: Row, path: Path) -> None:
     partitions = [run.experiment.partition for run in row.runs]
     if len({partition.coins for partition in partitions}) < number:
         raise UserError(
-            f"{path}: {row.name} has runs with the same partition.coins, so that its shadow runs "
+            f"{path}: {row.name} has runs with the same partition.coins, so its shadow runs "
             "reveal the targets' coins; leave partition.coins as it is, which follows the seed"
         )
     if len({partition.seed for partition in partitions}) > 1:
         raise UserError(
-            f"{path}: {row.name} has runs with several values of partition.seed, so that not only "
+            f"{path}: {row.name} has runs with several values of partition.seed, so not only "
             "coins decide who holds a record; sweep with one"
         )
 

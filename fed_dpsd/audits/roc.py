@@ -114,7 +114,7 @@ def cap(fpr: float, claims: Sequence[Claim]) -> float:
     """
     bound = 1.0
     for epsilon, delta in claims:
-        if epsilon > 700:  # its exponential is beyond double precision
+        if epsilon > 700:  # its exponential overflows double precision
             continue
         ratio = math.exp(epsilon)
         bound = min(bound, ratio * fpr + delta, 1 - (1 - delta - fpr) / ratio)

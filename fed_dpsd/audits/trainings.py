@@ -92,7 +92,7 @@ def _steps(
     yield Attack(
         "check",
         "the training's steps (worst-case records of all classes, no class counts, weights that "
-        "stand still)",
+        "do not move)",
         close,
         conclude(sums, delta, failure, 0, WHITE_BOX, audited, unit, kind.groups),
         proof,

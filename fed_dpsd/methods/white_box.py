@@ -204,10 +204,9 @@ class Discriminating(Method):
 class Distilling(WhiteBox):
     """A method that adds a batch of new images each round, then distils on all images so far.
 
-    Subclasses define where the images come from. The optimiser restarts in each round, so that a
-    run can be resumed from the student's weights and the buffer. The ensemble answers each image
-    once, and the answer is stored; the papers' code bases query it again whenever the student sees
-    the image.
+    Subclasses define where the images come from. The optimiser restarts in each round, so a run can
+    be resumed from the student's weights and the buffer. The ensemble answers each image once, and
+    the answer is stored; the papers' code bases query it again whenever the student sees the image.
 
     Args:
         student_learning_rate: learning rate of SGD with momentum 0.9, > 0.

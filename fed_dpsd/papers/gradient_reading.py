@@ -68,7 +68,7 @@ class GradientReading(NormalizedGradient):
         return np.asarray(exact + noise)
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return f"{self._gradients}, with noise as the paper may be read, which proves nothing"
 
     def event(self, unit: Unit, relation: Relation) -> DpEvent:

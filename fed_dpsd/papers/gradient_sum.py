@@ -18,7 +18,7 @@ class GradientSum(NormalizedGradient):
     """The sum of a request's normalised gradients plus one Gaussian draw, in its first row.
 
     Guarantee: a changed teacher changes all B gradients of a request together, so their sum moves
-    by 2 * bound * B, or by 2 * bound * sqrt(B) where the whole batch has norm below `bound`. That
+    by 2 * bound * B, or by 2 * bound * sqrt(B) if the whole batch has norm below `bound`. That
     is one Gaussian mechanism of noise multiplier noise_multiplier / (2 B), or / (2 sqrt(B)): as
     much as B^2, or B, of multiplier noise_multiplier / 2 (docs/privacy.md, Theorem 17). A request
     is charged as that many releases. DPDFD's Theorem 3 counts B.
@@ -36,7 +36,7 @@ class GradientSum(NormalizedGradient):
         check_noise(self.noise_multiplier, self.noise_at, self.shards.teachers * MOST_IMAGES)
         if self.k is not None and self.mask == "public":
             raise ValueError(
-                f"k={self.k} with mask='public': the images of a sum have masks of their own; "
+                f"k={self.k} with mask='public': the images of a sum have their own masks; "
                 "use mask=private or signed, or k=null"
             )
 
@@ -88,7 +88,7 @@ class GradientSum(NormalizedGradient):
         return problems
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return f"the sum of a round's {self._gradients}, with {self._noise}"
 
     def releases(self, requests: int, queries: int) -> int:

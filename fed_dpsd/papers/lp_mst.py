@@ -24,8 +24,8 @@ class LPMST(LabelPrivate):
     """Multi-stage training (Algorithm 3) on randomised responses with a prior (Algorithm 2).
 
     Guarantee: each label is randomised once, in the stage of its record, by a response that is
-    epsilon-private whatever the prior is. Priors, and the network, are functions of images and of
-    responses. So a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
+    epsilon-private for any prior. Priors and the network are functions of images and responses. So
+    a label is epsilon-private at delta 0 (docs/privacy.md, Theorem 18).
 
     Args:
         num_classes: K, >= 2.

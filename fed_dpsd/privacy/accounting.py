@@ -116,7 +116,7 @@ class Bound:
 
     Args:
         epsilon: proven, >= 0.
-        delta: the delta that the bound needs; 0 where a pure bound is as good.
+        delta: the delta that the bound needs; 0 if a pure bound is just as good.
         accountant: the name of the proof.
     """
 
@@ -212,7 +212,7 @@ def unchanged_epsilon(event: DpEvent, delta: float) -> float:
     """Return the smallest budget with which `within_budget` admits `event`, settings unchanged."""
     counts, loss = _leaves(_budgeted(event))
     ideal = _smallest_bound(_parts(counts), _for_ideal_noise(delta)).epsilon
-    largest = PRECISION_MOST / PRECISION_FRACTION  # beyond, PRECISION_MOST is reserved
+    largest = PRECISION_MOST / PRECISION_FRACTION  # above, PRECISION_MOST is reserved
     needed = ideal / (1 - PRECISION_FRACTION)
     needed = needed if needed <= largest else ideal + PRECISION_MOST
     proven = loss <= PRECISION_MOST and not (loss and delta < SMALLEST_DELTA)

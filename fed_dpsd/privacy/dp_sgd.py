@@ -33,13 +33,13 @@ from fed_dpsd.privacy.noise import GAUSSIAN_LOSS, UNIFORM_STEP, Rng, noisy_sum
 from fed_dpsd.privacy.training import TrainedUnit, TrainingMechanism
 
 SPACING = 2.0**-25  # of the noise's lattice at most, over its scale; sums are truncated to it
-# The loss of a whole training's event, where all its steps draw at most MOST_DRAWS numbers.
+# The loss of a whole training's event, if all its steps draw at most MOST_DRAWS numbers.
 PRECISION_LOSS, MOST_DRAWS = 2.0**-17, 2**36
 # The loss of class counts: at most 128 of them change, by a replaced patient of 64 records.
 COUNTS_LOSS = 128 * GAUSSIAN_LOSS
 RECORDS_AT_ONCE = 32  # in each part of a network's batch, filled up with zeros
 GRADIENTS_AT_ONCE = 2**28  # numbers in the records' gradients of a part
-MOST_COPIES = 9  # an image as it is, and moved by a pixel in eight directions
+MOST_COPIES = 9  # an unchanged image, and moved by a pixel in eight directions
 # Images of a patient: their (N, A, A) inner products take no more memory than 128 inputs.
 MOST_PLACES = 64
 
@@ -141,7 +141,7 @@ class DPSGD(TrainingMechanism):
         return f"{type(self).__qualname__}({', '.join(values)})"
 
     def describe(self, trainings: int = 1) -> str:
-        """Say how teachers are trained, `trainings` times."""
+        """Describe how teachers are trained, `trainings` times."""
         repeated = f"{trainings:,} trainings of " if trainings > 1 else ""
         taken = f"about {100 * self.sample_rate:.3g} % of the records"
         return (

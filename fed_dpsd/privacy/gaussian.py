@@ -202,7 +202,7 @@ class NormalizedGradient(Mechanism):
         return np.asarray(inside & (norm <= longest)[:, 0])
 
     def releases(self, requests: int, queries: int) -> int:
-        """Count one for each query, or for each request that is normalised as a whole."""
+        """Return one per query, or per request that is normalised as a whole."""
         return requests * (queries if self.normalise == "sample" else 1)
 
     def sensitivity(self, unit: Unit, relation: Relation) -> float:
@@ -223,7 +223,7 @@ class NormalizedGradient(Mechanism):
         )
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         of = "each image" if self.normalise == "sample" else "a round's images together"
         return f"{self._gradients} for {of}, with {self._noise}"
 
@@ -238,7 +238,7 @@ class NormalizedGradient(Mechanism):
         return f"Gaussian noise of {self.noise_multiplier:g} times that norm"
 
     def clarity(self, clients: int, teachers: int) -> float:
-        """Return the squared ratio of signal to noise of a query's answers."""
+        """Return the squared signal-to-noise ratio of a query's answers."""
         return additive_clarity(self.noise_multiplier, self.noise_at, clients, teachers)
 
     def worst_case(self) -> tuple[Values, Values]:

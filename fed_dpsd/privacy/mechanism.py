@@ -254,7 +254,7 @@ def quorum_of(mechanism: Mechanism) -> Quorum | None:
 
 @dataclass(frozen=True)
 class Clear(Mechanism):
-    """A release without noise of its own, for which nothing is proven by itself.
+    """A release without its own noise, for which nothing is proven by itself.
 
     What it reveals about teachers trained with DP is post-processing of their training.
     """
@@ -294,7 +294,7 @@ class Probabilities(Clear):
     reason: ClassVar[str] = "probabilities leave the clients without noise"
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "the teachers' probabilities, without noise"
 
     def constrain_sensitivity(self, sensitive_value: Values, predictions: Values) -> Values:
@@ -312,7 +312,7 @@ class Weights(Clear):
     reason: ClassVar[str] = "the teachers' own weights leave the clients"
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "the teachers' own weights"
 
 
@@ -333,7 +333,7 @@ class ExactCounts(Clear):
     of_records: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         return "exact class counts"
 
 

@@ -113,7 +113,7 @@ class NoisyMax(Mechanism):
         return BoundedRangeDpEvent(moved / self.noise_multiplier * (1 + 2.0**-50))
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         noise = noise_in_votes(self.noise_law, self.noise_multiplier)
         return f"the class with the most votes of a client's teachers, counted with {noise}"
 

@@ -40,7 +40,7 @@ def published_of_training(
 ) -> float:
     """Return what the formula of a training's paper gives for everything its teachers release.
 
-    It is `inf` where the paper claims nothing.
+    It is `inf` if the paper claims nothing.
     """
     if isinstance(training, CustomTraining):
         return training.published(trainings, num_classes, delta)

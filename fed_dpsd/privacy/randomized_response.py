@@ -219,7 +219,7 @@ class TopKRandomizedResponse(Mechanism):
         return FinitePrecisionDpEvent(2 * off)
 
     def describe(self) -> str:
-        """Say what leaves a client."""
+        """Describe what leaves a client."""
         every = self.k is self.threshold is None
         return (
             "a label for each image, by chance the teacher's or a random one of "
